@@ -1,0 +1,110 @@
+"""The base of every JSON document that a person or a program may hand to us: strict, frozen, with readable errors.
+
+Owns reading, checking and writing of documents; it never interprets one. What it parses is hostile until checked.
+"""
+
+import hashlib
+import json
+import os
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import UsageError
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, lt=1 << 60)]
+Count = Annotated[int, Field(ge=1, lt=1 << 40)]
+Index = Annotated[int, Field(ge=0, lt=1 << 32)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+MAX_DOCUMENT_BYTES = 64 << 20
+
+
+class Part(BaseModel):
+    """A piece of a document: immutable, and an unknown key in it is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, ser_json_inf_nan="null")
+
+
+class Document(Part):
+    """A whole file. Subclasses set `KIND`, the word that errors use for it, and `SCHEMA`, what its `schema` must say."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read and check `path`. Raises UsageError, one line: the file, the field and what is wrong with it."""
+        kind = cls.__name__.lower()
+        try:
+            if path.stat().st_size > MAX_DOCUMENT_BYTES:
+                raise UsageError(f"{path}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB, so not a {kind}")
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot read this {kind}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path}: not a {kind}: not UTF-8 text") from error
+        try:
+            raw = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UsageError(f"{path}: not a {kind}: {error}") from error
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise UsageError(f"{path}: not a valid {kind}: {describe(error, cls)}") from error
+
+    def save(self, path: Path) -> None:
+        """Write atomically: a temporary sibling, then a rename."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(self.text(), encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UsageError(f"{path}: cannot write: {error.strerror}") from error
+
+    def text(self) -> str:
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+
+def describe(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first problem of a failed validation in one line, with the nearest known name for an unknown key."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "(top level)"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(str(first["loc"][-1]), sorted(_field_names(model)), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{where}: unknown key{hint}{more}"
+    if first["type"] == "missing":
+        return f"{where}: this field is missing{more}"
+    value = repr(first["input"])
+    return f"{where} = {value if len(value) < 60 else value[:57] + '...'}: {first['msg']}{more}"
+
+
+def _field_names(model: type[BaseModel]) -> set[str]:
+    names: set[str] = set()
+    todo: list[type[BaseModel]] = [model]
+    seen: set[type[BaseModel]] = set()
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for name, field in current.model_fields.items():
+            names.add(field.alias or name)
+            for inner in _models_in(field.annotation):
+                todo.append(inner)
+    return names
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]

@@ -1,0 +1,53 @@
+"""The errors that people see, each with the exit code that its command ends with.
+
+Owns the meaning of exit codes (docs/architecture.md). Every message names the thing, the value and the way out; it
+never carries a traceback's worth of detail. Broken invariants are asserts, not these.
+"""
+
+
+class SsdplanError(Exception):
+    """Something the user can act on. `exit_code` is what the command returns."""
+
+    exit_code = 1
+
+
+class UsageError(SsdplanError, ValueError):
+    """Wrong usage: an option, a file or a value that cannot be what was meant."""
+
+    exit_code = 2
+
+
+class InfeasibleError(SsdplanError):
+    """No plan satisfies the budgets; the message names the constraint and the least budget that would do."""
+
+    exit_code = 3
+
+
+class MemoryBudgetError(SsdplanError):
+    """A memory budget cannot be kept on this machine."""
+
+    exit_code = 4
+
+
+class DiskFullError(SsdplanError):
+    """A volume has no space for what must be written."""
+
+    exit_code = 5
+
+
+class IoFailure(SsdplanError):
+    """A read, write or flush failed, or a volume cannot do direct I/O."""
+
+    exit_code = 6
+
+
+class StoreError(SsdplanError):
+    """A store that is corrupt, foreign, incomplete or in use by another run."""
+
+    exit_code = 7
+
+
+class MismatchError(SsdplanError):
+    """A plan, profile, model or data that do not belong together, or a model that cannot be trained exactly."""
+
+    exit_code = 8

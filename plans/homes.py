@@ -1,0 +1,164 @@
+"""Homes: where every element of every state lives between uses, from a plan's fractions.
+
+Owns the rounding of fractions to whole ranges. A state's elements are in the order prompt then delayed; within each, each
+of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd. A home is a range in which
+none of these changes, no longer than one update op takes.
+"""
+
+from dataclasses import dataclass
+
+from .plan import Decision
+from .profile import ELEMENT_BYTES, Model
+from .schedule import Buffer, Home, Region, Tier
+
+GRAIN = 2048
+"""Elements; every home starts at a multiple, which makes all of its byte ranges multiples of a page."""
+OPTIMIZER_BYTES = 12
+"""fp32 master, first and second moment."""
+GRADIENT_BYTES = 4
+
+
+class Buffers:
+    """The buffers of a schedule while it is built: made once by name, looked up afterwards."""
+
+    def __init__(self) -> None:
+        self.all: list[Buffer] = []
+        self._by_name: dict[str, int] = {}
+
+    def get(self, name: str, tier: Tier, nbytes: int, role: str, pool: str = "", turn: int = -1) -> int:
+        """The index of the buffer of that name. The same name must mean the same buffer."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = len(self.all)
+            self.all.append(Buffer(found, name, tier, nbytes, role, pool, turn))
+        assert self.all[found].nbytes == nbytes, f"two buffers named {name}"
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements [start, stop) of a state whose parameters lie together at `region`."""
+
+    start: int
+    stop: int
+    delayed: bool
+    on_ssd: bool
+    region: Region
+
+
+def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home, ...]:
+    """Cut every state into homes and make the buffers that they lie in.
+
+    A delayed gradient on host shares its memory with the checkpoints of its layer (`Buffer.turn`), which are consumed
+    before it arrives and made after it is used (GreedySnake 4.4); those of layers without a checkpoint keep their place.
+    """
+    homes: list[Home] = []
+    parameter_bytes = ELEMENT_BYTES[decision.precision]
+    blocks = range(1, len(model.layers) - 1)
+    for index, state in enumerate(model.states):
+        placement = decision.placement[state.state_class]
+        delayed_start = _round(1.0 - decision.delay_ratio, state.elements)
+
+        def host_ends(prompt: float, delayed: float, n: int = state.elements, d: int = delayed_start) -> tuple[int, int]:
+            return min(_round(prompt, n), d), min(d + _round(delayed, n), n)
+
+        optimizer = host_ends(placement.optimizer_prompt_host, placement.optimizer_delayed_host)
+        parameters = host_ends(placement.parameters_prompt_host, placement.parameters_delayed_host)
+        gradient = host_ends(0.0, placement.delayed_gradient_host)
+        cuts = sorted({0, delayed_start, state.elements, *optimizer, *parameters, *gradient})
+        pieces = [
+            piece
+            for start, stop in zip(cuts, cuts[1:], strict=False)
+            for piece in _even(start, stop, decision.update_chunk_elements)
+        ]
+        first_layer = model.uses(index)[0]
+        turn = first_layer if first_layer in blocks else -1
+        sides = [
+            ("optimizer", OPTIMIZER_BYTES, [_on_host(start, delayed_start, optimizer) for start, _ in pieces]),
+            ("parameters", parameter_bytes, [_on_host(start, delayed_start, parameters) for start, _ in pieces]),
+        ]
+        regions = {role: _lay(pieces, state.name, role, each, host, buffers) for role, each, host in sides}
+        waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
+        on_host = [start < gradient[1] for start, _ in waiting]
+        gradients = dict(
+            zip(
+                waiting,
+                _lay(waiting, state.name, "delayed gradient", GRADIENT_BYTES, on_host, buffers, turn),
+                strict=True,
+            )
+        )
+        for piece, home_optimizer, home_parameters in zip(
+            pieces, regions["optimizer"], regions["parameters"], strict=True
+        ):
+            start, stop = piece
+            delayed = start >= delayed_start
+            homes.append(Home(index, start, stop, delayed, home_optimizer, home_parameters, gradients.get(piece)))
+    return tuple(homes)
+
+
+def parameter_spans(homes: tuple[Home, ...], buffers: Buffers) -> dict[int, tuple[Span, ...]]:
+    """State -> its parameters as the fewest spans that lie together, in element order."""
+    spans: dict[int, list[Span]] = {}
+    for home in homes:
+        mine = spans.setdefault(home.state, [])
+        region = home.parameters
+        if mine:
+            last = mine[-1]
+            if (
+                last.region.buffer == region.buffer
+                and last.region.stop == region.start
+                and last.delayed == home.delayed
+                and last.stop == home.start
+            ):
+                joined = Region(region.buffer, last.region.start, region.stop)
+                mine[-1] = Span(last.start, home.stop, last.delayed, last.on_ssd, joined)
+                continue
+        on_ssd = buffers.all[region.buffer].tier == "ssd"
+        mine.append(Span(home.start, home.stop, home.delayed, on_ssd, region))
+    return {state: tuple(mine) for state, mine in spans.items()}
+
+
+def _round(fraction: float, elements: int) -> int:
+    return min(max(round(fraction * elements / GRAIN), 0) * GRAIN, elements)
+
+
+def _on_host(start: int, delayed_start: int, host_ends: tuple[int, int]) -> bool:
+    return start < host_ends[1 if start >= delayed_start else 0]
+
+
+def _even(start: int, stop: int, most: int) -> list[tuple[int, int]]:
+    """Cut [start, stop) into the fewest ranges of at most `most` elements, as equal as the grain allows."""
+    grains = (stop - start) // GRAIN
+    count = -(-(stop - start) // most)
+    cuts = [start + grains * part // count * GRAIN for part in range(count + 1)] if count else []
+    return list(zip(cuts, cuts[1:], strict=False))
+
+
+def _lay(
+    pieces: list[tuple[int, int]],
+    state: str,
+    role: str,
+    each: int,
+    on_host: list[bool],
+    buffers: Buffers,
+    turn: int = -1,
+) -> list[Region]:
+    """Lay `pieces` one after the other in a host buffer or an ssd buffer, whichever each is for."""
+    totals = {True: 0, False: 0}
+    places: list[tuple[bool, int, int]] = []
+    for (start, stop), host in zip(pieces, on_host, strict=True):
+        begin = totals[host]
+        totals[host] += (stop - start) * each
+        places.append((host, begin, totals[host]))
+    made = {
+        host: buffers.get(
+            f"{role}/{state}/{'host' if host else 'ssd'}",
+            "host" if host else "ssd",
+            total,
+            role,
+            turn=turn if host else -1,
+        )
+        for host, total in totals.items()
+        if total
+    }
+    return [Region(made[host], begin, end) for host, begin, end in places]

@@ -1,0 +1,153 @@
+"""Plan: every decision of a run and what it predicts, as plain data. The planner writes it, all others read it.
+
+Owns the fields of plan.json (docs/plan-format.md) and the checks that make an edited plan safe to open. A plan alone is
+enough to build its schedule (`schedule.build_schedule`).
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from .documents import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
+from .profile import Machine, Model
+
+TOLERANCE = 1e-6
+
+
+class Placement(Part):
+    """Where the states of one class live, as fractions of their elements (DESIGN: the four-way split).
+
+    optimizer_* and parameters_* each sum to 1; their delayed parts sum to the plan's delay ratio, as do the two
+    delayed_gradient_* fractions.
+    """
+
+    optimizer_prompt_host: Fraction
+    optimizer_prompt_ssd: Fraction
+    optimizer_delayed_host: Fraction
+    optimizer_delayed_ssd: Fraction
+    parameters_prompt_host: Fraction
+    parameters_prompt_ssd: Fraction
+    parameters_delayed_host: Fraction
+    parameters_delayed_ssd: Fraction
+    delayed_gradient_host: Fraction
+    delayed_gradient_ssd: Fraction
+
+
+class Decision(Part):
+    """What the run will do."""
+
+    schedule: Literal["vertical"]
+    optimizer: Literal["adamw"]
+    optimizer_states: Literal["fp32"]
+    precision: Literal["bf16", "fp32"]
+    micro_batch_size: Count
+    micro_batches: Count
+    sequence_length: Count
+    delay_ratio: Fraction
+    placement: dict[Name, Placement]
+    """State class -> placement."""
+    checkpoint_host: Fraction
+    """The fraction of each block's input, for each micro-batch, that stays on host; the rest is written to ssd."""
+    recompute: Literal["all"]
+    """What backward recomputes of a layer's forward."""
+    update_chunk_elements: Count
+    """The largest range of elements that one update op takes."""
+    update_lookahead: Count
+    """How many chunks' optimizer states are on their way between ssd and host at once."""
+    host_budget_bytes: Bytes
+    device_budget_bytes: Bytes
+
+    @model_validator(mode="after")
+    def _sums(self) -> Self:
+        alpha = self.delay_ratio
+        for name, p in self.placement.items():
+            rows = {
+                "optimizer_prompt_*": (p.optimizer_prompt_host + p.optimizer_prompt_ssd, 1 - alpha),
+                "optimizer_delayed_*": (p.optimizer_delayed_host + p.optimizer_delayed_ssd, alpha),
+                "parameters_prompt_*": (p.parameters_prompt_host + p.parameters_prompt_ssd, 1 - alpha),
+                "parameters_delayed_*": (p.parameters_delayed_host + p.parameters_delayed_ssd, alpha),
+                "delayed_gradient_*": (p.delayed_gradient_host + p.delayed_gradient_ssd, alpha),
+            }
+            for row, (total, wanted) in rows.items():
+                if abs(total - wanted) > TOLERANCE:
+                    raise ValueError(f"placement.{name}.{row} sum to {total:g}, not {wanted:g} (delay_ratio {alpha:g})")
+        if self.update_chunk_elements % 2048:
+            raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of 2048")
+        return self
+
+
+class Prediction(Part):
+    """What one steady step will take. Peaks are exact; seconds come from the simulator at the profile's rates."""
+
+    step_seconds: Positive
+    tokens_per_second: Positive
+    peak_host_bytes: Bytes
+    """The host arena: every buffer on host."""
+    peak_device_bytes: Bytes
+    """The device arena plus the largest compute workspace and the step's context."""
+    host_arena_bytes: Bytes
+    device_arena_bytes: Bytes
+    ssd_bytes: Bytes
+    """The size of the store."""
+    ssd_read_bytes: Bytes
+    ssd_write_bytes: Bytes
+    h2d_bytes: Bytes
+    d2h_bytes: Bytes
+    bound_by: str
+    """The resource that bounds a steady step, in words."""
+    busy: dict[str, Fraction]
+    """Resource -> share of the step in which it works."""
+    program_seconds: Seconds
+    """The linear program's own optimum: a lower bound without fill and drain."""
+
+
+class Alternative(Part):
+    """One candidate of the outer search."""
+
+    micro_batch_size: Count
+    micro_batches: Count
+    tokens_per_second: Positive
+    delay_ratio: Fraction
+    program_seconds: Positive
+    compute_tokens_per_second: Positive
+    """Roofline: compute alone."""
+    io_tokens_per_second: Positive
+    """Roofline: everything but compute."""
+    simulated: bool
+    """True when tokens_per_second is the simulator's figure, False when the program's bound."""
+
+
+class Sensitivity(Part):
+    """One dual of the linear program: what a unit more of something would bring."""
+
+    resource: str
+    unit: str
+    seconds_per_unit: float
+    throughput_gain: float
+    """Relative tokens/s gained by one more unit; 0.09 is +9%."""
+
+
+class Plan(Document):
+    """plan.json."""
+
+    schema_: Literal["ssdplan.plan/1"] = Field("ssdplan.plan/1", alias="schema")
+    profile_sha256: str
+    model: Model
+    machine: Machine
+    decision: Decision
+    prediction: Prediction
+    alternatives: tuple[Alternative, ...]
+    sensitivity: tuple[Sensitivity, ...]
+
+    @model_validator(mode="after")
+    def _belongs(self) -> Self:
+        classes = {state.state_class for state in self.model.states}
+        if set(self.decision.placement) != classes:
+            raise ValueError(f"decision.placement must name exactly the state classes {sorted(classes)}")
+        if self.decision.precision != self.model.precision:
+            raise ValueError("decision.precision differs from the model's")
+        if self.decision.sequence_length != self.model.sequence_length:
+            raise ValueError("decision.sequence_length differs from the one the model was profiled at")
+        if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
+            raise ValueError("decision.micro_batch_size was not profiled")
+        return self

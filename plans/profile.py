@@ -1,0 +1,173 @@
+"""Profile: what was measured of one machine and one model. The profiler writes it, the planner reads it.
+
+Owns the fields and their units: bytes, seconds, bytes a second, elements a second. It measures and decides nothing.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from .documents import Bytes, Count, Document, Index, Name, Part, Positive, Seconds
+
+Precision = Literal["bf16", "fp32"]
+ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4}
+
+
+class MixedBandwidth(Part):
+    """What a volume sustains when it reads and writes at once, bytes/s each; (r, 0) reads only, (0, w) writes only."""
+
+    read: float = Field(ge=0.0, allow_inf_nan=False)
+    write: float = Field(ge=0.0, allow_inf_nan=False)
+
+
+class Volume(Part):
+    """One place that a store may stripe over."""
+
+    path: str
+    free_bytes: Bytes
+    engine: Literal["io_uring", "threads"]
+    frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
+    """From reads only to writes only; the two ends are required, points between them are optional."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        first, last = self.frontier[0], self.frontier[-1]
+        if not (first.read > 0 and first.write == 0 and last.write > 0 and last.read == 0):
+            raise ValueError("frontier must start at reads only and end at writes only")
+        return self
+
+
+class Machine(Part):
+    """Rates and memory of the machine that a plan is for."""
+
+    name: str
+    cores: Count
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    host_memory_bytes: Bytes
+    host_available_bytes: Bytes
+    device_memory_bytes: Bytes
+    """For the emulated device, a share of DRAM."""
+    compute_shares_cpu: bool
+    """True when compute, updates and link copies run on the same cores (no GPU)."""
+    h2d_bandwidth: Positive
+    d2h_bandwidth: Positive
+    update_rate: Positive
+    """Elements a second of the fused optimizer on all threads, fp32 states, low-precision copy included."""
+    update_threads: Count
+    compute_threads: Count
+    volumes: tuple[Volume, ...] = Field(min_length=1)
+
+
+class State(Part):
+    """A flat vector of parameters that streams as one: its elements, and the class that shares a placement."""
+
+    name: Name
+    state_class: Name
+    elements: Count
+    """Padded to a multiple of 2048."""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        if self.elements % 2048:
+            raise ValueError(f"elements = {self.elements} is not a multiple of 2048")
+        return self
+
+
+class Layer(Part):
+    """A unit of streaming; `states` are indices into the model's states, own first, tied ones after."""
+
+    name: Name
+    layer_class: Name
+    states: tuple[Index, ...] = Field(min_length=1)
+
+
+class Timing(Part):
+    """One layer class at one micro-batch size. Backward includes the recomputation of the layer's forward."""
+
+    micro_batch_size: Count
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+    forward_workspace_bytes: Bytes
+    """Peak device bytes that compute itself takes beyond weights, hidden states and gradients."""
+    backward_workspace_bytes: Bytes
+    saved_activation_bytes: Bytes
+    """What autograd would keep if nothing were recomputed."""
+
+
+class LayerClass(Part):
+    """Layers of one shape."""
+
+    name: Name
+    timings: tuple[Timing, ...] = Field(min_length=1)
+
+
+class Model(Part):
+    """The model as the planner sees it: layers, states and what each class costs."""
+
+    name: str
+    path: str = ""
+    """The directory that was profiled; empty when there was none."""
+    architecture: str
+    fingerprint: str
+    parameters: Count
+    """Distinct parameters, padding not counted."""
+    hidden_size: Count
+    vocab_size: Count
+    precision: Precision
+    sequence_length: Count
+    context_bytes: dict[int, Bytes]
+    """Micro-batch size -> device bytes a micro-batch keeps for the whole step (masks, rotary tables, token ids)."""
+    states: tuple[State, ...] = Field(min_length=1)
+    layers: tuple[Layer, ...] = Field(min_length=3)
+    """embedding, blocks in order, head."""
+    classes: tuple[LayerClass, ...] = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        classes = {entry.name for entry in self.classes}
+        for layer in self.layers:
+            if layer.layer_class not in classes:
+                raise ValueError(f"layer {layer.name} has unknown class {layer.layer_class}")
+            if any(index >= len(self.states) for index in layer.states):
+                raise ValueError(f"layer {layer.name} names a state that does not exist")
+        used = {index for layer in self.layers for index in layer.states}
+        if used != set(range(len(self.states))):
+            raise ValueError("a state belongs to no layer")
+        for layer in self.layers[1:-1]:
+            if any(len(self.uses(index)) != 1 for index in layer.states):
+                raise ValueError(f"block {layer.name} shares a state with another layer")
+        sizes = [tuple(timing.micro_batch_size for timing in entry.timings) for entry in self.classes]
+        if len(set(sizes)) != 1 or len(set(sizes[0])) != len(sizes[0]):
+            raise ValueError("every class must be measured once at the same micro-batch sizes")
+        if set(self.context_bytes) != set(sizes[0]):
+            raise ValueError("context_bytes must name the measured micro-batch sizes")
+        return self
+
+    def uses(self, state: int) -> tuple[int, ...]:
+        """The layers that use a state, in order; two for tied embeddings."""
+        return tuple(index for index, layer in enumerate(self.layers) if state in layer.states)
+
+    def timing(self, layer_class: str, micro_batch_size: int) -> Timing:
+        """The measurement of a class at a micro-batch size. Raises KeyError when it was not measured."""
+        for entry in self.classes:
+            if entry.name == layer_class:
+                for timing in entry.timings:
+                    if timing.micro_batch_size == micro_batch_size:
+                        return timing
+        raise KeyError((layer_class, micro_batch_size))
+
+    @property
+    def micro_batch_sizes(self) -> tuple[int, ...]:
+        return tuple(timing.micro_batch_size for timing in self.classes[0].timings)
+
+
+class Profile(Document):
+    """profile.json: one machine, one model, measured together."""
+
+    schema_: Literal["ssdplan.profile/1"] = Field("ssdplan.profile/1", alias="schema")
+    created: str
+    machine: Machine
+    model: Model
+    notes: tuple[str, ...] = ()
+    """What a reader should know: fallbacks taken, unstable measurements."""

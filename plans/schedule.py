@@ -1,0 +1,249 @@
+"""Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
+
+Owns the vocabulary (buffers, regions, operations) and nothing else: `vertical.py` emits the operations, `memory.py` gives
+buffers their places, `waits.py` derives what waits for what, `verify.py` refuses a graph that is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+Tier = Literal["device", "host", "ssd"]
+Resource = Literal["read", "write", "h2d", "d2h", "compute", "cpu"]
+RESOURCES: tuple[Resource, ...] = ("read", "write", "h2d", "d2h", "compute", "cpu")
+"""One worker each in the executor, one lane each in the simulator; read and write share the drive."""
+
+PAGE = 4096
+"""Every host and device buffer, and every range on ssd, starts and ends at a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A block of one tier's memory, for part of a step or for the whole run."""
+
+    index: int
+    name: str
+    tier: Tier
+    nbytes: int
+    role: str
+    """What it holds, in the field's words; `show` sums memory by it."""
+    pool: str
+    """Buffers of one pool take turns in slots of one size; empty for a buffer that keeps its place for the whole run."""
+    turn: int = -1
+    """A layer whose checkpoints and delayed gradients share one block, because they are never alive together; else -1."""
+    offset: int = -1
+    """Byte offset in the tier's arena (or store); -1 before assignment."""
+    slot: int = -1
+    """Byte offset of the slot or block that the buffer lies in: only buffers of one slot can overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A byte range of a buffer."""
+
+    buffer: int
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What every operation has. `stage` numbers the stages of a step from 0; `waits` are indices of earlier ops."""
+
+    index: int
+    stage: int
+    waits: tuple[int, ...]
+
+    @property
+    def resource(self) -> Resource:
+        raise AssertionError("abstract")
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        raise AssertionError("abstract")
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        raise AssertionError("abstract")
+
+    def placed(self, index: int, waits: tuple[int, ...]) -> Self:
+        return replace(self, index=index, waits=waits)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer(Op):
+    """read, write, h2d or d2h: copies `source` to `target`, equally long. `what` says of what, for people."""
+
+    kind: Resource
+    source: Region
+    target: Region
+    what: str
+
+    @property
+    def resource(self) -> Resource:
+        return self.kind
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.target,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward(Op):
+    """One layer's forward of one micro-batch; in evaluation the head's, which yields the loss."""
+
+    layer: int
+    layer_class: str
+    micro_batch: int
+    weights: tuple[Region, ...]
+    hidden: Region | None
+    out: Region | None
+
+    @property
+    def resource(self) -> Resource:
+        return "compute"
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.weights + ((self.hidden,) if self.hidden else ())
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.out,) if self.out else ()
+
+    def __str__(self) -> str:
+        return f"forward {self.layer_class} {self.layer}, micro-batch {self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward(Op):
+    """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, zeroing those in `fresh` first."""
+
+    layer: int
+    layer_class: str
+    micro_batch: int
+    weights: tuple[Region, ...]
+    hidden: Region | None
+    out_gradient: Region | None
+    in_gradient: Region | None
+    gradients: tuple[Region, ...]
+    fresh: tuple[bool, ...]
+
+    @property
+    def resource(self) -> Resource:
+        return "compute"
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        given = tuple(region for region in (self.hidden, self.out_gradient) if region)
+        kept = tuple(region for region, fresh in zip(self.gradients, self.fresh, strict=True) if not fresh)
+        return self.weights + given + kept
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return self.gradients + ((self.in_gradient,) if self.in_gradient else ())
+
+    def __str__(self) -> str:
+        return f"backward {self.layer_class} {self.layer}, micro-batch {self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Op):
+    """The fused optimizer on elements [start, stop) of a state.
+
+    `optimizer` holds master, first and second moment one after the other (fp32), `gradient` fp32; `parameters` takes the
+    low-precision copy. `delayed`: the gradient is the previous step's.
+    """
+
+    state: int
+    start: int
+    stop: int
+    delayed: bool
+    optimizer: Region
+    gradient: Region
+    parameters: Region
+
+    @property
+    def resource(self) -> Resource:
+        return "cpu"
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.optimizer, self.gradient)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.optimizer, self.parameters)
+
+    def __str__(self) -> str:
+        return f"{'delayed ' if self.delayed else ''}update state {self.state} [{self.start}, {self.stop})"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where elements [start, stop) of a state live between uses: the unit of an update, of loading and of export."""
+
+    state: int
+    start: int
+    stop: int
+    delayed: bool
+    optimizer: Region
+    """12 bytes an element: master, first moment, second moment, each contiguous."""
+    parameters: Region
+    gradient: Region | None
+    """Where a delayed gradient waits for the next step; None for the prompt part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One run through some operations, in an order that is also valid to execute one by one."""
+
+    name: str
+    ops: tuple[Op, ...]
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that a plan expands into."""
+
+    buffers: tuple[Buffer, ...]
+    arenas: dict[Tier, int]
+    """Tier -> bytes; for ssd, the size of the store."""
+    homes: tuple[Home, ...]
+    first: Graph
+    """A step with no delayed updates pending: the first one, or one after `flush`."""
+    steady: Graph
+    """A step that finishes the previous step's delayed updates in its forward."""
+    flush: Graph
+    """Only the pending delayed updates. After it, parameters are those of the last step."""
+    evaluate: Graph
+    """Forward of all layers and the loss; nothing may be pending."""
+
+    def traffic(self, graph: Graph) -> dict[Resource, int]:
+        """Bytes moved by each of read, write, h2d and d2h in one run of `graph`."""
+        total: dict[Resource, int] = {"read": 0, "write": 0, "h2d": 0, "d2h": 0}
+        for op in graph.ops:
+            if isinstance(op, Transfer):
+                total[op.kind] += op.nbytes
+        return total
