@@ -51,3 +51,7 @@ class MismatchError(SsdplanError):
     """A plan, profile, model or data that do not belong together, or a model that cannot be trained exactly."""
 
     exit_code = 8
+
+
+class NumericalError(SsdplanError):
+    """A loss or gradient that is not finite: training cannot go on."""

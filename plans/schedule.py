@@ -83,6 +83,8 @@ class Transfer(Op):
     source: Region
     target: Region
     what: str
+    final_gradient: bool = False
+    """True when it takes a whole step's gradient off the device, the moment to see its norm."""
 
     @property
     def resource(self) -> Resource:

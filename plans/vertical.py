@@ -416,7 +416,7 @@ class _Program:
                 optimizer = self._load_optimizer(home, _When.ALWAYS)
                 target = self._gradient_chunk(home)
                 what = f"gradient of {self._name(home.state)}"
-                self._move("d2h", _cut(gradient, _bytes(home, GRADIENT_BYTES)), target, what)
+                self._move("d2h", _cut(gradient, _bytes(home, GRADIENT_BYTES)), target, what, final_gradient=True)
                 loaded[ahead] = (optimizer, target)
         home = homes[number]
         optimizer, host_gradient = loaded[number]
@@ -432,10 +432,10 @@ class _Program:
         source = _cut(gradient, _bytes(home, GRADIENT_BYTES))
         if self._on_ssd(home.gradient):
             target = self._gradient_chunk(home)
-            self._move("d2h", source, target, what)
+            self._move("d2h", source, target, what, final_gradient=True)
             self._move("write", target, home.gradient, what)
         else:
-            self._move("d2h", source, home.gradient, what)
+            self._move("d2h", source, home.gradient, what, final_gradient=True)
 
     def _delayed_updates(self, use: int) -> None:
         """Finish the previous step's updates of the states whose first use is stage `use` of this step."""
@@ -519,9 +519,18 @@ class _Program:
     def _name(self, state: int) -> str:
         return self.model.states[state].name
 
-    def _move(self, kind: Resource, source: Region, target: Region, what: str, when: _When = _When.ALWAYS) -> None:
+    def _move(
+        self,
+        kind: Resource,
+        source: Region,
+        target: Region,
+        what: str,
+        when: _When = _When.ALWAYS,
+        *,
+        final_gradient: bool = False,
+    ) -> None:
         assert source.nbytes == target.nbytes > 0
-        self._emit(Transfer(NOWHERE, self.stage, (), kind, source, target, what), when)
+        self._emit(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient), when)
 
     def _emit(self, op: Op, when: _When = _When.ALWAYS) -> None:
         self.emitted.append(_Emitted(op, when))

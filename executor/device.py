@@ -1,0 +1,210 @@
+"""The device: a GPU's memory and streams, or an emulated one with a memory and copies of its own.
+
+The only module of the project that touches CUDA. It owns where arenas live, how bytes cross the link, and which ops run on
+one lane; it knows nothing of layers, states or plans.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ssdplan import native
+from ssdplan.plans.errors import MemoryBudgetError, UsageError
+from ssdplan.plans.schedule import Resource
+
+Result = TypeVar("Result")
+
+
+class HostArena:
+    """One block of page-locked host memory and its bytes as a torch tensor. Close it when no view is left."""
+
+    def __init__(self, nbytes: int, *, lock: bool = True) -> None:
+        try:
+            self._arena = native.Arena(nbytes, lock=lock)
+        except MemoryError as error:
+            raise MemoryBudgetError(f"host memory: cannot allocate an arena of {nbytes} bytes: {error}") from error
+        self.bytes: torch.Tensor = torch.from_dlpack(self._arena)
+        self.address = self._arena.address
+        self.nbytes = nbytes
+        self.note = "" if self._arena.locked or not lock else self._arena.lock_error
+
+    def close(self) -> None:
+        """Give the memory back: now, or when the last view is dropped."""
+        del self.bytes
+        if not self._arena.exports:
+            self._arena.close()
+
+
+class Device(Protocol):
+    """What the executor and the profiler need of a device."""
+
+    kind: str
+    name: str
+    torch_device: torch.device
+    lanes: dict[Resource, str]
+    """Resource -> the worker that runs its ops; resources of one worker never run together."""
+
+    def memory_bytes(self) -> int: ...
+    def allocate(self, nbytes: int) -> torch.Tensor: ...
+    def host_arena(self, nbytes: int) -> HostArena: ...
+    def release(self, arena: HostArena) -> None: ...
+    def lane(self, resource: Resource) -> contextlib.AbstractContextManager[None]: ...
+    def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
+    def copy_d2h(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
+    def synchronize(self) -> None: ...
+    def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...
+
+
+_LANES: dict[Resource, str] = {name: name for name in ("read", "write", "h2d", "d2h", "compute", "cpu")}
+
+
+class EmulatedDevice:
+    """A device made of DRAM: an arena of its own and real copies over a link of one core."""
+
+    kind = "cpu"
+    name = "emulated device in DRAM"
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.lanes: dict[Resource, str] = {**_LANES, "cpu": "compute"}
+        self._arenas: list[HostArena] = []
+
+    def memory_bytes(self) -> int:
+        """Half of what DRAM is free now: the other half is the host's."""
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        return available // 2
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """uint8 [nbytes] of the device's memory, kept until the process ends or the tensor is dropped."""
+        return torch.from_dlpack(native.Arena(nbytes, lock=False))
+
+    def host_arena(self, nbytes: int) -> HostArena:
+        return HostArena(nbytes)
+
+    def release(self, arena: HostArena) -> None:
+        arena.close()
+
+    @contextlib.contextmanager
+    def lane(self, resource: Resource) -> Iterator[None]:
+        yield
+
+    def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """uint8 to uint8, equally long, contiguous; done when it returns. Lets other threads run."""
+        native.copy(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+    copy_d2h = copy_h2d
+
+    def synchronize(self) -> None:
+        pass
+
+    def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]:
+        """Run `work`; returns its result and the most bytes that torch held during it beyond those of before."""
+        with _LiveBytes() as live:
+            result = work()
+        return result, live.peak
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of every storage that torch makes while it is active, for as long as the storage lives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+                storage = leaf.untyped_storage()
+                if storage._cdata not in given:
+                    self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(nbytes for _, nbytes in self._live.values()))
+        return result
+
+
+class CudaDevice:
+    """A GPU: one stream for each of compute and the two link directions, host memory registered for them."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        if not torch.cuda.is_available():
+            raise UsageError("--device cuda: torch sees no GPU here; use --device cpu, or a CUDA build of torch")
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self.name = torch.cuda.get_device_name(index)
+        self.lanes: dict[Resource, str] = dict(_LANES)
+        self._streams = {name: torch.cuda.Stream(self.torch_device) for name in ("h2d", "d2h", "compute")}
+
+    def memory_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise MemoryBudgetError(f"device memory: cannot allocate an arena of {nbytes} bytes on {self.name}") from error
+
+    def host_arena(self, nbytes: int) -> HostArena:
+        """Page-locked by registering it, which costs no byte more than asked for (MemAscend 4.3)."""
+        arena = HostArena(nbytes, lock=False)
+        status = torch.cuda.cudart().cudaHostRegister(arena.address, nbytes, 0)
+        if int(status) != 0:
+            arena.note = f"cudaHostRegister failed with {status}; copies go through pageable memory"
+        return arena
+
+    def release(self, arena: HostArena) -> None:
+        self.synchronize()
+        if not arena.note:
+            torch.cuda.cudart().cudaHostUnregister(arena.address)
+        arena.close()
+
+    @contextlib.contextmanager
+    def lane(self, resource: Resource) -> Iterator[None]:
+        """Work of `resource` in the calling thread goes to its stream."""
+        torch.cuda.set_device(self.torch_device)
+        stream = self._streams.get(resource)
+        if stream is None:
+            yield
+            return
+        with torch.cuda.stream(stream):
+            yield
+            stream.synchronize()
+
+    def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+
+    copy_d2h = copy_h2d
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]:
+        """As the emulated device's, by the caching allocator's own peak (bytes of live tensors)."""
+        torch.cuda.synchronize(self.torch_device)
+        before = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        result = work()
+        torch.cuda.synchronize(self.torch_device)
+        return result, max(torch.cuda.max_memory_allocated(self.torch_device) - before, 0)
+
+
+def open_device(kind: str) -> Device:
+    """`cpu` or `cuda`. Raises UsageError for another word, or where there is no GPU."""
+    if kind == "cpu":
+        return EmulatedDevice()
+    if kind == "cuda":
+        return CudaDevice()
+    raise UsageError(f"--device {kind}: must be cpu or cuda")

@@ -1,0 +1,264 @@
+"""Models out: a stream of tensors becomes a Hugging Face model directory.
+
+Owns the safetensors files, their index and the files copied from the source model. It holds one tensor at a time, and
+it never leaves a half-written model where a whole one is expected: everything is written into a temporary directory
+beside the destination, flushed, and renamed.
+"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+_COPIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+_WRITE_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor, as it will be written. A tied tensor is listed once, under the name that its model saves."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A safetensors file: its name, and each tensor's place, in bytes from the start of the data."""
+
+    name: str
+    entries: tuple[TensorEntry, ...]
+    offsets: Mapping[str, int]
+
+    def header(self) -> bytes:
+        """The little-endian length of the JSON header, then the header, padded with spaces to 8 bytes."""
+        places: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        for entry in sorted(self.entries, key=lambda entry: (self.offsets[entry.name], entry.nbytes)):
+            start = self.offsets[entry.name]
+            places[entry.name] = {
+                "dtype": _DTYPE_NAMES[entry.dtype],
+                "shape": list(entry.shape),
+                "data_offsets": [start, start + entry.nbytes],
+            }
+        text = json.dumps(places, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+
+def export_model(
+    destination: Path,
+    *,
+    source: Path,
+    entries: Sequence[TensorEntry],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes the model directory `destination`: weights from `tensors`, configuration and tokenizer from `source`.
+
+    `entries` lists every tensor; `tensors` yields exactly these, one at a time and in the same order, on any device. A
+    shard holds consecutive entries of at most `max_shard_bytes` (a larger tensor gets a shard of its own).
+
+    Raises UsageError when `destination` exists and is not an empty directory or `source` is not a model directory,
+    DiskFullError when there is no space, IoFailure when writing fails otherwise. After these, and after whatever
+    `tensors` raises, nothing is left behind.
+    """
+    destination = Path(os.path.realpath(destination))
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(f"{destination}: exists already and is not an empty directory; name another, or remove it")
+    config = _config(source, entries)
+    shards = _shards(entries, max_shard_bytes)
+    with _write_errors(destination.parent):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(destination.parent, sum(entry.nbytes for entry in entries))
+        partial = destination.parent / f".{destination.name}.partial-{secrets.token_hex(6)}"
+        partial.mkdir()
+    try:
+        _write_weights(partial, shards, tensors)
+        with _write_errors(partial):
+            _write_json(partial / "config.json", config)
+            for name in _COPIED:
+                if (source / name).is_file():
+                    _write_bytes(partial / name, (source / name).read_bytes())
+            _flush_directory(partial)
+            partial.rename(destination)
+            _flush_directory(destination.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _config(source: Path, entries: Sequence[TensorEntry]) -> dict[str, Any]:
+    """The source's config.json, saying the dtype that most of the written elements have."""
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{source}: not a model directory (it has no config.json)") from None
+    except ValueError as error:
+        raise UsageError(f"{source / 'config.json'}: not valid JSON ({error})") from error
+    elements: dict[torch.dtype, int] = {}
+    for entry in entries:
+        elements[entry.dtype] = elements.get(entry.dtype, 0) + prod(entry.shape)
+    name = str(max(elements, key=lambda dtype: elements[dtype])).removeprefix("torch.")
+    parts = [config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))]
+    for part in parts:
+        for key in ("dtype", "torch_dtype"):  # the second is the first's name before transformers 4.56
+            if key in part:
+                part[key] = name
+    if "torch_dtype" not in config:
+        config["dtype"] = name
+    return dict(config)
+
+
+def _shards(entries: Sequence[TensorEntry], max_shard_bytes: int) -> list[_Shard]:
+    names = [entry.name for entry in entries]
+    assert names and len(set(names)) == len(names), "every tensor is listed once"
+    groups: list[list[TensorEntry]] = [[]]
+    used = 0
+    for entry in entries:
+        if groups[-1] and used + entry.nbytes > max_shard_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(entry)
+        used += entry.nbytes
+    if len(groups) == 1:
+        return [_Shard("model.safetensors", tuple(groups[0]), _offsets(groups[0]))]
+    return [
+        _Shard(f"model-{i:05d}-of-{len(groups):05d}.safetensors", tuple(group), _offsets(group))
+        for i, group in enumerate(groups, start=1)
+    ]
+
+
+def _offsets(entries: Sequence[TensorEntry]) -> dict[str, int]:
+    """Places without holes, wide types first, so that each tensor is aligned to its type (readers map the file)."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for entry in sorted(entries, key=lambda entry: -entry.dtype.itemsize):
+        offsets[entry.name] = end
+        end += entry.nbytes
+    return offsets
+
+
+def _write_weights(folder: Path, shards: Sequence[_Shard], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    remaining = iter(tensors)
+    for shard in shards:
+        path = folder / shard.name
+        with _write_errors(path):
+            stream = path.open("wb", buffering=0)  # so that closing has nothing left to write, and to fail at
+        with stream:
+            header = shard.header()
+            with _write_errors(path):
+                _write(stream, memoryview(header))
+            for entry in shard.entries:
+                tensor = _next(remaining, entry)
+                with _write_errors(path):
+                    stream.seek(len(header) + shard.offsets[entry.name])
+                    _write(stream, tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            with _write_errors(path):
+                os.fsync(stream.fileno())
+    extra = next(remaining, None)
+    assert extra is None, f"more tensors than were listed, the first is {extra[0]}"
+    if len(shards) > 1:
+        listed = [entry for shard in shards for entry in shard.entries]
+        index = {
+            "metadata": {
+                "total_parameters": sum(prod(entry.shape) for entry in listed),
+                "total_size": sum(entry.nbytes for entry in listed),
+            },
+            "weight_map": {entry.name: shard.name for shard in shards for entry in shard.entries},
+        }
+        with _write_errors(folder):
+            _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _next(tensors: Iterator[tuple[str, torch.Tensor]], entry: TensorEntry) -> torch.Tensor:
+    name, tensor = next(tensors, ("nothing", torch.empty(0)))
+    assert name == entry.name, f"the next tensor is {entry.name}, got {name}"
+    found = (tuple(tensor.shape), tensor.dtype)
+    assert found == (tuple(entry.shape), entry.dtype), f"{name}: listed as {entry.shape} {entry.dtype}, got {found}"
+    return tensor
+
+
+def _write(stream: FileIO, data: memoryview) -> None:
+    start = 0
+    while start < len(data):
+        start += stream.write(data[start : start + _WRITE_BYTES])
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    _write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with path.open("wb", buffering=0) as stream:
+        _write(stream, memoryview(data))
+        os.fsync(stream.fileno())
+
+
+def _require_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DiskFullError(f"{folder}: the model takes {needed} bytes, {free} are free; free some or export elsewhere")
+
+
+def _flush_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turns what the operating system says of writing below `path` into the error that a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"{path}: no space left for the model; free some or export elsewhere") from error
+        raise IoFailure(f"{error.filename or path}: {error.strerror} (while exporting)") from error

@@ -1,0 +1,344 @@
+"""Runs one layer of one micro-batch with streamed weights: its forward, its backward, and the loss.
+
+Owns everything that autograd sees. Weights, hidden states and gradients come and go as flat arrays that belong to
+someone else (views of an arena): no graph, gradient or reference to one outlives a call. The code of a layer, and of
+what the model does around its layers, is the Hugging Face model's own, run as a stateless template. It schedules
+nothing, moves nothing between tiers and calls no CUDA.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from ssdplan.executor.model import StreamedModel
+from ssdplan.executor.standins import LayerCall, split_call, stand_ins
+from ssdplan.plans.errors import MismatchError
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """input_ids, labels: int64 [b, s]; labels are unshifted (the loss shifts them), -100 is not counted.
+
+    attention_mask: int64 or bool [b, s], rows padded on the right; None where nothing is padded.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+
+    def label_tokens(self) -> int:
+        """How many tokens the loss counts: the first of each row is predicted from nothing."""
+        return int((self.labels[:, 1:] != IGNORED_LABEL).sum())
+
+
+class _Stop(Exception):
+    """Ends the model's own forward once all that was asked of it is known."""
+
+
+class Layers:
+    """The layers of an opened model on one device, for one step at a time.
+
+    Layer numbers are the model's `layers`: 0 the embedding, then the blocks, then the head. `weights` are 1-D tensors
+    of the model's dtype, one for each of the layer's states, at least as long. `hidden` and the inter-layer gradients
+    are 1-D tensors of the model's dtype whose first b * s * hidden_size elements are a [b, s, hidden_size] array.
+    Every forward and backward seeds torch's generators from (seed, step, layer, micro-batch): dropout is the same in
+    a forward and its recomputation, in any order of execution.
+    """
+
+    def __init__(self, model: StreamedModel, device: torch.device, *, seed: int = 0) -> None:
+        self._model = model
+        self._device = device
+        self._seed = seed
+        self._head = len(model.layers) - 1
+        self._blocks = model.blocks
+        for child in model.module.modules():
+            for name, buffer in child._buffers.items():
+                child._buffers[name] = buffer if buffer is None else buffer.to(device)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._micro_batches: list[MicroBatch] = []
+        self._calls: dict[int, tuple[LayerCall, ...]] = {}
+        self._losses: dict[int, torch.Tensor] = {}
+        self._shared: dict[tuple[int, ...], tuple[LayerCall, ...]] = {}
+
+    def begin_step(
+        self,
+        step: int,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        training: bool = True,
+        normaliser: int | None = None,
+        loss_scale: float = 1.0,
+    ) -> int:
+        """Takes the inputs of a step, which may lie on any device; returns its valid label tokens.
+
+        `training` chooses train() or eval(), that is dropout. The loss is divided by `normaliser`: the tokens returned
+        here unless given (several ranks give their sum). Gradients, not losses, are multiplied by `loss_scale`.
+        Errors: MismatchError where token numbers or lengths are not the model's, or no label is valid.
+        """
+        self._forget()
+        tokens = sum(micro_batch.label_tokens() for micro_batch in micro_batches)
+        for index, micro_batch in enumerate(micro_batches):
+            self._check(index, micro_batch)
+        if not (tokens if normaliser is None else normaliser):
+            raise MismatchError(f"step {step} has no token to predict: every label is {IGNORED_LABEL}")
+        self._step = step
+        self._normaliser = tokens if normaliser is None else normaliser
+        self._loss_scale = loss_scale
+        self._micro_batches = [
+            MicroBatch(
+                m.input_ids.to(self._device),
+                m.labels.to(self._device),
+                None if m.attention_mask is None else m.attention_mask.to(self._device),
+            )
+            for m in micro_batches
+        ]
+        if self._model.module.training != training:
+            self._model.module.train(training)
+        return tokens
+
+    def _check(self, index: int, micro_batch: MicroBatch) -> None:
+        ids = micro_batch.input_ids
+        limit = self._model.max_sequence_length
+        if limit is not None and ids.shape[1] > limit:
+            raise MismatchError(
+                f"micro-batch {index} has sequences of {ids.shape[1]} tokens, {self._model.name} takes {limit}"
+            )
+        rows = self._model.module.get_input_embeddings().weight.shape[0]
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= rows:
+            wrong = low if low < 0 else high
+            raise MismatchError(f"micro-batch {index} has token {wrong}, {self._model.name} has tokens 0 to {rows - 1}")
+
+    def end_step(self) -> float:
+        """The mean loss over the step's valid tokens, summed in micro-batch order in float64; forgets the step."""
+        missing = [i for i in range(len(self._micro_batches)) if i not in self._losses]
+        assert not missing, f"the head has not run for micro-batches {missing}"
+        loss = sum(float(self._losses[i]) for i in range(len(self._micro_batches)))
+        self._forget()
+        return loss
+
+    def context_bytes(self) -> int:
+        """Bytes held for the step by the recorded arguments of the layers: masks, rotary tables and the like."""
+        storages = {}
+        for calls in self._calls.values():
+            for leaf in tree_leaves([(call.args, call.kwargs) for call in calls]):
+                if isinstance(leaf, torch.Tensor):
+                    storages[leaf.untyped_storage().data_ptr()] = leaf.untyped_storage().nbytes()
+        return sum(storages.values())
+
+    def forward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """The embedding or a block: writes the layer's output for one micro-batch into `out`.
+
+        The embedding (hidden None) also records what the model calls each block with; it runs before the blocks.
+        """
+        assert layer != self._head, "the head runs in backward or loss"
+        with torch.no_grad():
+            parameters = self._parameters(layer, weights, trained=False)
+            self._seed_generators(layer, micro_batch)
+            if layer == 0:
+                assert hidden is None
+                result = self._embed(micro_batch, parameters, record=True)
+            else:
+                assert hidden is not None
+                result = self._block(layer, micro_batch, parameters, self._view(hidden, micro_batch))
+            self._view(out, micro_batch).copy_(result)
+
+    def backward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out_gradient: torch.Tensor | None,
+        in_gradient: torch.Tensor | None,
+        gradients: Sequence[torch.Tensor],
+    ) -> None:
+        """Recomputes a layer for one micro-batch and runs its backward.
+
+        hidden: the layer's input (None for the embedding). out_gradient: of the layer's output (None for the head,
+        which computes the loss). in_gradient: where the gradient of the input goes (None for the embedding).
+        gradients: one fp32 1-D tensor for each of the layer's states, to which this micro-batch's is added, tensor by
+        tensor, each in one addition. Errors: MismatchError where a tensor has no part in the loss.
+        """
+        with torch.enable_grad():
+            parameters = self._parameters(layer, weights, trained=True)
+            pending = self._accumulate_into(layer, parameters, gradients)
+            self._seed_generators(layer, micro_batch)
+            if layer == 0:
+                assert hidden is None and in_gradient is None and out_gradient is not None
+                result = self._embed(micro_batch, parameters, record=False)
+                result.backward(self._view(out_gradient, micro_batch))
+            else:
+                assert hidden is not None and in_gradient is not None
+                leaf = self._view(hidden, micro_batch).requires_grad_()
+                if layer == self._head:
+                    assert out_gradient is None
+                    result = self._loss(micro_batch, parameters, leaf)
+                    (result * self._loss_scale).backward()
+                else:
+                    assert out_gradient is not None
+                    result = self._block(layer, micro_batch, parameters, leaf)
+                    result.backward(self._view(out_gradient, micro_batch))
+                assert leaf.grad is not None
+                self._view(in_gradient, micro_batch).copy_(leaf.grad)
+        if pending:
+            raise MismatchError(
+                f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient"
+            )
+
+    def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
+        """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""
+        with torch.no_grad():
+            parameters = self._parameters(self._head, weights, trained=False)
+            self._seed_generators(self._head, micro_batch)
+            self._loss(micro_batch, parameters, self._view(hidden, micro_batch))
+
+    def _seed_generators(self, layer: int, micro_batch: int) -> None:
+        key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1)
+
+    def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
+        """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that
+        writes elsewhere in the same arena are not taken for writes to what autograd has saved."""
+        rows, length = self._micro_batches[micro_batch].input_ids.shape
+        shape = (rows, length, self._model.hidden_size)
+        assert flat.dtype == self._model.dtype and flat.dim() == 1
+        return flat.data[: rows * length * self._model.hidden_size].view(shape)
+
+    def _parameters(self, layer: int, weights: Sequence[torch.Tensor], *, trained: bool) -> dict[str, torch.Tensor]:
+        """A layer's parameters by name: views of its flat weights, leaves of autograd if `trained`."""
+        states = self._model.layers[layer].states
+        assert len(weights) == len(states), f"{self._model.layers[layer].name} has {len(states)} states"
+        parameters = {}
+        for index, flat in zip(states, weights, strict=True):
+            assert flat.dtype == self._model.dtype and flat.numel() >= self._model.states[index].elements
+            for tensor in self._model.states[index].tensors:
+                view = flat.data[tensor.offset : tensor.offset + tensor.elements].view(tensor.shape)
+                parameters[tensor.name] = view.requires_grad_() if trained else view
+        return parameters
+
+    def _accumulate_into(
+        self, layer: int, parameters: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> set[str]:
+        """Adds each parameter's gradient to its fp32 place as soon as it is there, and drops it.
+
+        Returns the names that still wait for theirs; it empties during the backward.
+        """
+        states = self._model.layers[layer].states
+        assert len(gradients) == len(states)
+        pending = set(parameters)
+        for index, flat in zip(states, gradients, strict=True):
+            assert flat.dtype == torch.float32
+            for tensor in self._model.states[index].tensors:
+                place = flat.data[tensor.offset : tensor.offset + tensor.elements].view(tensor.shape)
+                hook = _adder(place, pending, tensor.name)
+                parameters[tensor.name].register_post_accumulate_grad_hook(hook)
+        return pending
+
+    def _block(
+        self, layer: int, micro_batch: int, parameters: dict[str, torch.Tensor], hidden: torch.Tensor
+    ) -> torch.Tensor:
+        assert micro_batch in self._calls, "the embedding of this micro-batch has not run in this step"
+        index = layer - 1
+        prefix = f"{self._model.anatomy.blocks_path}.{index}."
+        own = {name.removeprefix(prefix): parameter for name, parameter in parameters.items()}
+        args, kwargs = self._calls[micro_batch][index].arguments(hidden)
+        result = functional_call(self._blocks[index], own, args, kwargs)
+        return result if isinstance(result, torch.Tensor) else result[0]
+
+    def _embed(self, micro_batch: int, parameters: dict[str, torch.Tensor], *, record: bool) -> torch.Tensor:
+        """Runs the model's own forward up to its first block, or, to record what each block is called with, its last."""
+        embedded: list[torch.Tensor] = []
+        calls: list[LayerCall] = []
+        last = len(self._blocks) - 1
+
+        def answer(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden, call = split_call(args, kwargs)
+            calls.append(call)
+            embedded.append(hidden)
+            if index == last or not record:
+                raise _Stop
+            return self._as_returned(hidden)
+
+        with stand_ins(self._blocks, answer):
+            try:
+                self._run_model(micro_batch, parameters)
+            except _Stop:
+                pass
+        if record:
+            self._keep(micro_batch, tuple(calls))
+        return embedded[0]
+
+    def _keep(self, micro_batch: int, calls: tuple[LayerCall, ...]) -> None:
+        """Keeps a micro-batch's calls; those of unpadded micro-batches of one shape are the same, and kept once."""
+        inputs = self._micro_batches[micro_batch]
+        if inputs.attention_mask is None and not self._model.anatomy.calls_depend_on_ids:
+            calls = self._shared.setdefault(tuple(inputs.input_ids.shape), calls)
+        self._calls[micro_batch] = calls
+
+    def _loss(self, micro_batch: int, parameters: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        """Runs the model's own forward with `hidden` as the last block's output; the loss over the step's tokens.
+
+        Parameters that this stage does not stream stand as zeros without memory: nothing of what they yield is used.
+        """
+        last = len(self._blocks) - 1
+        zeros = {
+            name: torch.zeros((), dtype=self._model.dtype, device=self._device).expand(shape)
+            for name, shape in self._embedding_shapes().items()
+            if name not in parameters
+        }
+
+        def answer(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._as_returned(hidden if index == last else split_call(args, kwargs)[0])
+
+        with stand_ins(self._blocks, answer):
+            logits = self._run_model(micro_batch, parameters | zeros).logits
+        labels = self._micro_batches[micro_batch].labels
+        loss: torch.Tensor = ForCausalLMLoss(logits, labels, logits.shape[-1], num_items_in_batch=self._normaliser)
+        self._losses[micro_batch] = loss.detach()
+        return loss
+
+    def _embedding_shapes(self) -> dict[str, tuple[int, ...]]:
+        states = [self._model.states[index] for index in self._model.layers[0].states]
+        return {tensor.name: tensor.shape for state in states for tensor in state.tensors}
+
+    def _run_model(self, micro_batch: int, parameters: dict[str, torch.Tensor]) -> Any:
+        inputs = self._micro_batches[micro_batch]
+        arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+        options = {"use_cache": False, "return_dict": True}
+        return functional_call(self._model.module, parameters, (), arguments | options)
+
+    def _as_returned(self, hidden: torch.Tensor) -> Any:
+        """A block's result in the form that this model's blocks return it."""
+        returned = self._model.anatomy.returned
+        return hidden if returned is None else (hidden, *(None,) * (returned - 1))
+
+
+def _adder(place: torch.Tensor, pending: set[str], name: str) -> Callable[[torch.Tensor], None]:
+    def add(leaf: torch.Tensor) -> None:
+        assert leaf.grad is not None
+        place.add_(leaf.grad)
+        leaf.grad = None
+        pending.discard(name)
+
+    return add

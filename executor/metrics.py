@@ -1,0 +1,98 @@
+"""What a run says of itself: metrics.jsonl while it runs, report.json when it ends.
+
+Owns the two formats (DESIGN section 10). Every prediction of the plan stands beside its measurement.
+"""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ssdplan.plans.plan import Prediction
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One line of metrics.jsonl. `eval_loss` only in lines where the held-out text was evaluated after the step."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    step_seconds: float
+    tokens_per_second: float
+    ssd_read_bytes: int
+    ssd_write_bytes: int
+    host_peak_bytes: int
+    device_peak_bytes: int
+
+
+class MetricsFile:
+    """metrics.jsonl, appended line by line; a line is whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, metrics: StepMetrics, **more: float) -> None:
+        self._file.write(json.dumps({**asdict(metrics), **more}) + "\n")
+
+    def write_evaluation(self, step: int, eval_loss: float) -> None:
+        """A line of its own for an evaluation after `step` steps."""
+        self._file.write(json.dumps({"step": step, "eval_loss": eval_loss}) + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A prediction beside its measurement; the error is (measured - predicted) / predicted."""
+
+    quantity: str
+    unit: str
+    predicted: float
+    measured: float
+
+    @property
+    def relative_error(self) -> float:
+        if self.predicted == self.measured:
+            return 0.0
+        return (self.measured - self.predicted) / self.predicted if self.predicted else float("inf")
+
+
+def compare(prediction: Prediction, steady: list[StepMetrics], arenas: dict[str, int]) -> list[Compared]:
+    """Each predicted figure beside the median of the steady steps; `arenas` are the bytes in use, by tier."""
+    if not steady:
+        return []
+    seconds = statistics.median(metrics.step_seconds for metrics in steady)
+    return [
+        Compared("step_seconds", "s", prediction.step_seconds, seconds),
+        Compared(
+            "tokens_per_second",
+            "tokens/s",
+            prediction.tokens_per_second,
+            statistics.median(metrics.tokens_per_second for metrics in steady),
+        ),
+        Compared("host_arena_bytes", "B", prediction.host_arena_bytes, arenas["host"]),
+        Compared("device_arena_bytes", "B", prediction.device_arena_bytes, arenas["device"]),
+        Compared("peak_host_bytes", "B", prediction.peak_host_bytes, max(m.host_peak_bytes for m in steady)),
+        Compared("peak_device_bytes", "B", prediction.peak_device_bytes, max(m.device_peak_bytes for m in steady)),
+        Compared(
+            "ssd_read_bytes", "B", prediction.ssd_read_bytes, statistics.median(m.ssd_read_bytes for m in steady)
+        ),
+        Compared(
+            "ssd_write_bytes", "B", prediction.ssd_write_bytes, statistics.median(m.ssd_write_bytes for m in steady)
+        ),
+    ]
+
+
+def write_report(path: Path, compared: list[Compared], more: dict[str, object]) -> None:
+    """report.json: `predictions`, and what else is worth keeping of the run."""
+    rows = [{**asdict(row), "relative_error": row.relative_error} for row in compared]
+    path.write_text(json.dumps({"predictions": rows, **more}, indent=1) + "\n", encoding="utf-8")

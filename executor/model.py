@@ -1,0 +1,312 @@
+"""What a Hugging Face causal language model is made of: its layers, their states, and where each tensor lies in a state.
+
+Owns opening a model directory, deciding whether the model can be streamed exactly, and the layout that the store, the
+planner and the executor share. It reads no weights (persistent buffers excepted), trains nothing and touches no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from torch.utils._pytree import tree_map_only, treespec_dumps, tree_flatten
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from ssdplan.executor.checkpoint import Checkpoint, weight_files
+from ssdplan.executor.inspection import Anatomy, Refusal, inspect
+from ssdplan.plans.errors import MismatchError, UsageError
+
+STATE_ALIGNMENT = 2048  # elements; state lengths are multiples of it
+TENSOR_ALIGNMENT = 64  # elements; each tensor starts at a multiple of it within its state, gaps are zero
+
+# Fields of a configuration that change neither what a model computes nor its tensors.
+_VOLATILE_FIELDS = frozenset(
+    "_name_or_path name_or_path transformers_version dtype torch_dtype architectures auto_map use_cache return_dict "
+    "output_attentions output_hidden_states id2label label2id task_specific_params problem_type "
+    "bos_token_id eos_token_id sep_token_id attn_implementation _attn_implementation "
+    "_attn_implementation_autoset _attn_implementation_internal _experts_implementation _commit_hash".split()
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor: `name` as in the model's own state dict, `offset` in elements within its state."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """Tensors that are stored and moved as one flat array of `elements`, padded to STATE_ALIGNMENT."""
+
+    name: str
+    elements: int
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A unit of streaming; `states` index the model's states, its own first, then the tied one."""
+
+    name: str
+    layer_class: str
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedModel:
+    """A model opened for streaming: its parts and layout, and the model itself without weights.
+
+    `layers` are the embedding, block.0 to block.L-1 and the head. `module` has its parameters on the meta device and
+    its buffers real. `max_sequence_length` is the longest sequence that the model computes exactly, None if any.
+    """
+
+    path: Path
+    name: str
+    architecture: str
+    config: PretrainedConfig
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype
+    layers: tuple[LayerSpec, ...]
+    states: tuple[StateSpec, ...]
+    fingerprint: str
+    module: PreTrainedModel
+    anatomy: Anatomy
+    max_sequence_length: int | None
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The model's own decoder layers."""
+        blocks = self.module.get_submodule(self.anatomy.blocks_path)
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
+
+    @property
+    def persistent_buffers(self) -> dict[str, torch.Tensor]:
+        """Tensors of the model's state dict that are not trained, from the checkpoint; an export writes them too."""
+        return _persistent_buffers(self.module)
+
+
+def open_model(path: Path, dtype: torch.dtype) -> StreamedModel:
+    """Opens a model directory (config.json and safetensors) without memory for weights.
+
+    Errors: UsageError where the directory is not a model's, MismatchError where the model cannot be streamed exactly.
+    """
+    path = Path(path)
+    config = _read_config(path)
+    weight_files(path)
+    module = _build(path, config, dtype)
+    _refuse_experts(module)
+    anatomy = inspect(module)
+    _load_persistent_buffers(module, path)
+    layers, states = _lay_out(module, anatomy)
+    return StreamedModel(
+        path=path,
+        name=path.resolve().name,
+        architecture=type(module).__name__,
+        config=module.config,
+        hidden_size=anatomy.hidden_size,
+        vocab_size=anatomy.vocab_size,
+        dtype=dtype,
+        layers=layers,
+        states=states,
+        fingerprint=_fingerprint(module, states),
+        module=module,
+        anatomy=anatomy,
+        max_sequence_length=_max_sequence_length(module, anatomy),
+    )
+
+
+def _read_config(path: Path) -> PretrainedConfig:
+    if not path.is_dir():
+        raise UsageError(f"{path}: not a directory; a model is a directory with config.json and {'*.safetensors'}")
+    file = path / "config.json"
+    if not file.is_file():
+        raise UsageError(f"{path}: no config.json, so this is not a Hugging Face model directory")
+    try:
+        raw = json.loads(file.read_text())
+        model_type = raw.get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"{file}: not a model configuration ({error})") from error
+    if raw.get("quantization_config"):
+        raise MismatchError(f"{file}: the checkpoint is quantised; full training needs unquantised weights")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here
+        if raw.get("auto_map"):
+            why = f"model_type {model_type!r} needs remote code, which is never run"
+        else:
+            why = f"model_type {model_type!r} cannot be opened ({(str(error).strip().splitlines() or [''])[0]})"
+        raise MismatchError(f"{file}: {why}") from error
+    if config.is_encoder_decoder:
+        raise MismatchError(f"{file}: model_type {model_type!r} is an encoder-decoder, not a causal language model")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise MismatchError(f"{file}: model_type {model_type!r} is not a causal language model")
+    return config
+
+
+def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The Hugging Face model with parameters on meta, buffers real, weights tied."""
+    saved_as = (config.architectures or [None])[0]
+    # Where a model has no sdpa, or sdpa would leave something out (soft-capping), the library itself refuses it.
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if isinstance(causal, tuple):
+        causal = causal[0]
+    if saved_as is not None and saved_as != causal.__name__:
+        raise MismatchError(f"{path}: holds a {saved_as}, not a causal language model ({causal.__name__})")
+    attention = "sdpa" if causal._supports_sdpa else "eager"
+    try:
+        with init_empty_weights(include_buffers=False):
+            module = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            )
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
+    module.tie_weights()
+    module.config.use_cache = False
+    in_fp32 = module._keep_in_fp32_modules_strict | (
+        module._keep_in_fp32_modules if dtype == torch.float16 else set()
+    )
+    if dtype != torch.float32 and in_fp32:
+        Refusal(module)(f"it keeps {', '.join(sorted(in_fp32))} in fp32, so its parameters are not all {dtype}")
+    return module
+
+
+def _refuse_experts(module: PreTrainedModel) -> None:
+    """A mixture of experts leaves weights without a gradient and may add a loss of its own."""
+    kinds = {type(child).__name__ for child in module.modules()}
+    experts = sorted(kind for kind in kinds if re.search(r"Experts|MoE(?!.*ForCausalLM)|SparseMoe", kind))
+    if experts:
+        Refusal(module)(f"it is a mixture of experts ({', '.join(experts)})")
+
+
+def _persistent_buffers(module: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in module.state_dict(keep_vars=True).items() if not isinstance(t, nn.Parameter)}
+
+
+def _load_persistent_buffers(module: PreTrainedModel, path: Path) -> None:
+    """Buffers that belong to the checkpoint are the checkpoint's, not the constructor's."""
+    buffers = _persistent_buffers(module)
+    if not buffers:
+        return
+    checkpoint = Checkpoint(path, module)
+    for name, buffer in buffers.items():
+        entries = checkpoint.find((name,))
+        if not entries:
+            raise MismatchError(f"{path}: the checkpoint has no tensor {name}")
+        if entries[0].shape != tuple(buffer.shape):
+            raise MismatchError(
+                f"{entries[0].file}: {name} has shape {list(entries[0].shape)}, the model's is {list(buffer.shape)}"
+            )
+        checkpoint.read(entries[0], buffer)
+
+
+def _lay_out(module: PreTrainedModel, anatomy: Anatomy) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    tied = anatomy.before & anatomy.after
+    states: list[StateSpec] = []
+
+    def state(name: str, members: Iterable[str]) -> tuple[int, ...]:
+        spec = _state(name, [(member, shapes[member]) for member in shapes if member in set(members)])
+        if spec is None:
+            return ()
+        states.append(spec)
+        return (len(states) - 1,)
+
+    embedding = state("embedding", anatomy.before - tied)
+    blocks = []
+    for index in range(len(anatomy.calls)):
+        prefix = f"{anatomy.blocks_path}.{index}."
+        blocks.append(state(f"block.{index}", [name for name in shapes if name.startswith(prefix)]))
+    head = state("head", anatomy.after - tied)
+    shared = state("tied", tied)
+    classes = _block_classes(module, anatomy)
+    layers = [LayerSpec("embedding", "embedding", embedding + shared)]
+    layers += [LayerSpec(f"block.{i}", classes[i], own) for i, own in enumerate(blocks)]
+    layers.append(LayerSpec("head", "head", head + shared))
+    return tuple(layers), tuple(states)
+
+
+def _state(name: str, members: list[tuple[str, tuple[int, ...]]]) -> StateSpec | None:
+    tensors: list[TensorSpec] = []
+    offset = 0
+    for member, shape in members:
+        tensors.append(TensorSpec(member, shape, offset))
+        offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
+    if not tensors:
+        return None
+    return StateSpec(name, _round_up(offset, STATE_ALIGNMENT), tuple(tensors))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _block_classes(module: PreTrainedModel, anatomy: Anatomy) -> list[str]:
+    """One name a block; blocks of one class have the same tensors, the same kind and the same kind of arguments."""
+    config = module.config.get_text_config(decoder=True)
+    blocks: Any = module.get_submodule(anatomy.blocks_path)
+    kinds: list[Any] = [None] * len(blocks)
+    for field in ("layer_types", "attention_layers"):
+        value = getattr(config, field, None)
+        if isinstance(value, (list, tuple)) and len(value) == len(blocks):
+            kinds = list(value)
+            break
+    keys = []
+    for block, kind, call in zip(blocks, kinds, anatomy.calls, strict=True):
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+        leaves, structure = tree_flatten(
+            tree_map_only(torch.Tensor, lambda t: f"{t.dtype}{list(t.shape)}", (call.args, call.kwargs))
+        )
+        keys.append((type(block).__name__, kind, shapes, tuple(map(str, leaves)), treespec_dumps(structure)))
+    distinct = list(dict.fromkeys(keys))
+    return ["block" if len(distinct) == 1 else f"block.{distinct.index(key)}" for key in keys]
+
+
+def _max_sequence_length(module: PreTrainedModel, anatomy: Anatomy) -> int | None:
+    """Where the learned position table ends; for dynamic rotary scaling, where results begin to depend on history."""
+    config = module.config.get_text_config(decoder=True)
+    limits = [anatomy.position_rows] if anatomy.position_rows is not None else []
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope.get("rope_type"), *(v.get("rope_type") for v in rope.values() if isinstance(v, dict))]
+    if "dynamic" in kinds:
+        limits.append(config.max_position_embeddings)
+    return min(limits, default=None)
+
+
+def _fingerprint(module: PreTrainedModel, states: tuple[StateSpec, ...]) -> str:
+    """sha256 over the architecture, the configuration's fields that matter, and the table of tensors."""
+    content = {
+        "architecture": type(module).__name__,
+        "config": _stable(module.config.to_dict()),
+        "states": [[s.name, s.elements, [[t.name, t.shape, t.offset] for t in s.tensors]] for s in states],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _stable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _stable(item) for key, item in value.items() if key not in _VOLATILE_FIELDS}
+    if isinstance(value, (list, tuple)):
+        return [_stable(item) for item in value]
+    return value

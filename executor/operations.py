@@ -1,0 +1,177 @@
+"""Operations: what each op of a schedule does with this run's memory, store, layers and optimizer.
+
+Owns the arenas and the binding of a graph's regions to tensors, made once before the first step, so that a step allocates
+and computes no addresses. It decides no order; the runners do not know what it does.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from ssdplan.plans.profile import Machine
+from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
+
+from .device import Device
+from .layers import Layers
+from .optimizer import AdamW
+from .runner import Action
+from .store import Store
+
+
+class Memory:
+    """The arenas of a run. `view` gives a region as a tensor; nothing else hands out memory."""
+
+    def __init__(self, schedule: Schedule, device: Device) -> None:
+        self._schedule, self._device = schedule, device
+        self.host = device.host_arena(max(schedule.arenas["host"], 1))
+        self._device_bytes = device.allocate(max(schedule.arenas["device"], 1))
+        self.touched: dict[Tier, int] = {"host": 0, "device": 0, "ssd": 0}
+        """The highest byte of each arena that an op has been bound to."""
+
+    def view(self, region: Region, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """The bytes of a host or device region as a 1-D tensor."""
+        buffer = self._schedule.buffers[region.buffer]
+        start, stop = buffer.offset + region.start, buffer.offset + region.stop
+        arena = self.host.bytes if buffer.tier == "host" else self._device_bytes
+        self.touched[buffer.tier] = max(self.touched[buffer.tier], stop)
+        return arena[start:stop].view(dtype)
+
+    def tier(self, region: Region) -> Tier:
+        return self._schedule.buffers[region.buffer].tier
+
+    def role(self, region: Region) -> str:
+        return self._schedule.buffers[region.buffer].role
+
+    def store_offset(self, region: Region) -> int:
+        """Where an ssd region begins in the store."""
+        stop = self._schedule.buffers[region.buffer].offset + region.stop
+        self.touched["ssd"] = max(self.touched["ssd"], stop)
+        return self._schedule.buffers[region.buffer].offset + region.start
+
+    def close(self) -> None:
+        """Give the arenas back; views must be gone."""
+        del self._device_bytes
+        self._device.release(self.host)
+
+
+class Operations:
+    """Binds graphs to a run. `step` and `learning rate` of the updates are set by `begin`."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        device: Device,
+        store: Store | None,
+        layers: Layers,
+        machine: Machine,
+        dtype: torch.dtype,
+    ) -> None:
+        self._memory, self._device, self._store, self._layers = memory, device, store, layers
+        self._threads = machine.update_threads
+        self._dtype = dtype
+        self._prompt: tuple[AdamW, int] | None = None
+        self._pending: tuple[AdamW, int] | None = None
+        self._squares: list[float] = []
+        self._sampled: set[tuple[str, str]] = set()
+        self.workspace_bytes = 0
+        """The most device memory that the compute of an op has been seen to take."""
+
+    def begin(self, optimizer: AdamW, step: int) -> None:
+        """What the prompt updates from here on use (`step` counts from 1); delayed ones use what was set before."""
+        self._pending, self._prompt = self._prompt, (optimizer, step)
+        self._squares = []
+
+    def finish(self) -> None:
+        """From here on delayed updates are those of the step that has just ended."""
+        self._pending = self._prompt
+
+    def gradient_norm(self) -> float:
+        """Of all gradients of the step that has just ended, over all parameters, before any clipping."""
+        return sum(sorted(self._squares)) ** 0.5
+
+    def bind(self, graph: Graph) -> list[Action]:
+        """One action an op, ready to run any number of times."""
+        return [self._bind(op) for op in graph.ops]
+
+    def _bind(self, op: Op) -> Action:
+        match op:
+            case Transfer(kind="read"):
+                return partial(self._storage().read, *self._store_arguments(op.source, op.target))
+            case Transfer(kind="write"):
+                return partial(self._storage().write, *self._store_arguments(op.target, op.source))
+            case Transfer(kind="h2d"):
+                return partial(self._device.copy_h2d, self._memory.view(op.target), self._memory.view(op.source))
+            case Transfer(kind="d2h"):
+                copy = partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
+                if op.final_gradient:
+                    return partial(self._copy_and_measure, copy, self._memory.view(op.target, torch.float32))
+                return copy
+            case Forward():
+                return self._bind_forward(op)
+            case Backward():
+                return self._bind_backward(op)
+            case Update():
+                return partial(
+                    self._update,
+                    op.delayed,
+                    self._memory.view(op.optimizer, torch.float32),
+                    self._memory.view(op.gradient, torch.float32),
+                    self._memory.view(op.parameters, self._dtype),
+                )
+            case _:
+                raise AssertionError(f"unknown op {op}")
+
+    def _storage(self) -> Store:
+        assert self._store is not None, "the plan uses ssd but the run has no store"
+        return self._store
+
+    def _store_arguments(self, on_ssd: Region, on_host: Region) -> tuple[int, int, int]:
+        return self._memory.store_offset(on_ssd), on_ssd.nbytes, self._memory.view(on_host).data_ptr()
+
+    def _copy_and_measure(self, copy: Action, gradient: torch.Tensor) -> None:
+        copy()
+        self._squares.append(float(torch.dot(gradient, gradient)))
+
+    def _update(self, delayed: bool, states: torch.Tensor, gradient: torch.Tensor, parameters: torch.Tensor) -> None:
+        settings = self._pending if delayed else self._prompt
+        assert settings is not None, "an update before the first step"
+        settings[0].update(states, gradient, parameters, step=settings[1], threads=self._threads)
+
+    def _bind_forward(self, op: Forward) -> Action:
+        weights = [self._memory.view(region, self._dtype) for region in op.weights]
+        hidden = self._optional(op.hidden)
+        out = self._optional(op.out)
+        if out is None:
+            assert hidden is not None
+            return partial(self._layers.loss, op.micro_batch, weights, hidden)
+        work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out)
+        return partial(self._compute, ("forward", op.layer_class), work)
+
+    def _bind_backward(self, op: Backward) -> Action:
+        weights = [self._memory.view(region, self._dtype) for region in op.weights]
+        gradients = [self._memory.view(region, torch.float32) for region in op.gradients]
+        fresh = [gradient for gradient, zero in zip(gradients, op.fresh, strict=True) if zero]
+        hidden, out_gradient = self._optional(op.hidden), self._optional(op.out_gradient)
+        in_gradient = self._optional(op.in_gradient)
+
+        def work() -> None:
+            for gradient in fresh:
+                gradient.zero_()
+            self._layers.backward(
+                op.layer, op.micro_batch, weights, hidden, out_gradient, in_gradient, gradients
+            )
+
+        return partial(self._compute, ("backward", op.layer_class), work)
+
+    def _optional(self, region: Region | None) -> torch.Tensor | None:
+        return None if region is None else self._memory.view(region, self._dtype)
+
+    def _compute(self, kind: tuple[str, str], work: Callable[[], None]) -> None:
+        """Run a compute op; the first of each kind is measured for the device memory that it takes."""
+        if kind in self._sampled:
+            work()
+            return
+        self._sampled.add(kind)
+        _, peak = self._device.peak_bytes(work)
+        self.workspace_bytes = max(self.workspace_bytes, peak)

@@ -1,0 +1,377 @@
+"""A training run: build, train, close. Plan and model in; metrics, trace, report and a model directory out.
+
+Owns the order of a run's life and its directory. It schedules nothing: each step runs one graph of the plan's schedule.
+"""
+
+import contextlib
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ssdplan.plans.errors import MemoryBudgetError, MismatchError, NumericalError, UsageError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule import Graph, Schedule
+from ssdplan.plans.timeline import Timeline, write_trace
+from ssdplan.plans.vertical import build_schedule
+
+from .data import Batch, TextData, load_tokenizer
+from .device import Device
+from .export import export_model
+from .layers import Layers, MicroBatch
+from .metrics import Compared, MetricsFile, StepMetrics, compare, write_report
+from .model import StreamedModel
+from .operations import Memory, Operations
+from .optimizer import AdamW
+from .runner import Action, OverlappedRunner, Runner, SerialRunner
+from .states import States
+from .store import Store
+from .weights import Weights
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the user decides about training itself."""
+
+    steps: int
+    optimizer: AdamW
+    seed: int = 0
+    pack: bool = True
+    eval_every: int = 0
+    serial: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run found."""
+
+    losses: list[float]
+    eval_losses: dict[int, float]
+    compared: list[Compared]
+    model_directory: Path
+
+
+@dataclass
+class Watch:
+    """What a run tells whoever watches it; every hook does nothing unless given."""
+
+    loading: Callable[[float, str], None] = lambda fraction, what: None
+    step: Callable[[StepMetrics], None] = lambda metrics: None
+    evaluation: Callable[[int, float], None] = lambda step, loss: None
+    note: Callable[[str], None] = field(default=lambda text: None)
+
+
+def train(
+    plan: Plan,
+    model: StreamedModel,
+    device: Device,
+    *,
+    data: Path,
+    out: Path,
+    recipe: Recipe,
+    eval_data: Path | None = None,
+    volumes: Sequence[Path] = (),
+    watch: Watch | None = None,
+) -> Result:
+    """Replay `plan` for `recipe.steps` steps. `out` must not exist or be empty; the store lies in it unless `volumes`.
+
+    Raises MismatchError when plan and model do not belong together, and the errors of data, memory and store; what was
+    made before the first step is removed then.
+    """
+    watch = watch or Watch()
+    schedule = check(plan, model, device)
+    tokenizer = load_tokenizer(model.path)
+    texts = _Texts(plan, recipe, data, eval_data, tokenizer, model.vocab_size)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out}: exists already and is not an empty directory; choose another --out, or remove it")
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(_directory(out))
+        session = stack.enter_context(_session(plan, model, device, schedule, volumes or [run], recipe, watch))
+        return _steps(session, plan, texts, recipe, run, model, watch)
+
+
+def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
+    """Refuse a plan that is for another model, device or version of ours; else its schedule.
+
+    Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
+    """
+    if plan.model.fingerprint != model.fingerprint:
+        raise MismatchError(
+            f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "
+            f"({model.architecture}); profile and solve for it"
+        )
+    ours = [(state.name, state.elements) for state in model.states]
+    theirs = [(state.name, state.elements) for state in plan.model.states]
+    layers = [(layer.name, tuple(layer.states)) for layer in model.layers]
+    if ours != theirs or layers != [(layer.name, tuple(layer.states)) for layer in plan.model.layers]:
+        raise MismatchError("the plan's layers and states are not this model's; solve again from a new profile")
+    if plan.machine.device != device.kind:
+        raise MismatchError(f"the plan is for --device {plan.machine.device}, this run has {device.kind}; solve again")
+    schedule = build_schedule(plan.model, plan.decision)
+    arenas = (schedule.arenas["host"], schedule.arenas["device"], schedule.arenas["ssd"])
+    predicted = plan.prediction
+    if arenas != (predicted.host_arena_bytes, predicted.device_arena_bytes, predicted.ssd_bytes):
+        raise MismatchError(
+            f"the plan predicts arenas of {predicted.host_arena_bytes}, {predicted.device_arena_bytes} and "
+            f"{predicted.ssd_bytes} bytes (host, device, ssd), its decision needs {arenas[0]}, {arenas[1]} and {arenas[2]}; "
+            "it was edited or made by another version: solve again"
+        )
+    for what, needed, budget in (
+        ("host", predicted.peak_host_bytes, plan.decision.host_budget_bytes),
+        ("device", predicted.peak_device_bytes, plan.decision.device_budget_bytes),
+    ):
+        if needed > budget:
+            raise MemoryBudgetError(f"the plan needs {needed} bytes of {what} memory, its budget is {budget}; solve again")
+    if predicted.peak_device_bytes > device.memory_bytes():
+        raise MemoryBudgetError(
+            f"the plan needs {predicted.peak_device_bytes} bytes of device memory, {device.memory_bytes()} are free; "
+            "solve again with a smaller --device-memory"
+        )
+    return schedule
+
+
+@dataclass
+class _Session:
+    """What lives from the first step to the last."""
+
+    schedule: Schedule
+    memory: Memory
+    store: Store | None
+    layers: Layers
+    operations: Operations
+    states: States
+    runner: Runner
+    device: Device
+    actions: dict[str, list[Action]]
+    pending: bool = False
+
+    def run(self, graph: Graph) -> Timeline:
+        return self.runner.run(graph, self.actions[graph.name])
+
+    def train_step(self, step: int, batches: list[Batch], optimizer: AdamW) -> tuple[float, int, Timeline]:
+        """One step (from 0): loss, valid tokens, when each op ran."""
+        tokens = self.layers.begin_step(step, _on_torch(batches))
+        self.operations.begin(optimizer, step + 1)
+        timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
+        self.pending = bool(self.schedule.flush.ops)
+        return self.layers.end_step(), tokens, timeline
+
+    def flush(self) -> None:
+        """Finish the delayed updates, so that all parameters are those of the last step."""
+        if self.pending:
+            self.operations.finish()
+            self.run(self.schedule.flush)
+            self.pending = False
+
+    def evaluate(self, passes: Iterator[list[Batch]]) -> float:
+        """Mean loss over all valid tokens of the held-out text."""
+        self.flush()
+        total, count = 0.0, 0
+        for number, batches in enumerate(passes):
+            tokens = self.layers.begin_step(number, _on_torch(batches), training=False)
+            self.run(self.schedule.evaluate)
+            total += self.layers.end_step() * tokens
+            count += tokens
+        return total / count
+
+
+class _Texts:
+    """The training text, and the held-out text if there is one, as batches of the plan's size."""
+
+    def __init__(
+        self, plan: Plan, recipe: Recipe, data: Path, eval_data: Path | None, tokenizer: object, vocab_size: int
+    ) -> None:
+        self._decision, self._seed = plan.decision, recipe.seed
+
+        def text(path: Path) -> TextData:
+            return TextData(
+                path,
+                tokenizer,
+                sequence_length=plan.decision.sequence_length,
+                pack=recipe.pack,
+                vocab_size=vocab_size,
+            )
+
+        self._training = text(data)
+        self._held_out = text(eval_data) if eval_data else None
+
+    def step(self, step: int) -> list[Batch]:
+        decision = self._decision
+        return self._training.micro_batches(
+            step,
+            micro_batches=decision.micro_batches,
+            micro_batch_size=decision.micro_batch_size,
+            seed=self._seed,
+        )
+
+    def held_out(self) -> Iterator[list[Batch]] | None:
+        if self._held_out is None:
+            return None
+        return self._held_out.eval_batches(
+            self._decision.micro_batch_size, micro_batches=self._decision.micro_batches
+        )
+
+
+@contextlib.contextmanager
+def _directory(out: Path) -> Iterator[Path]:
+    """The run's directory; removed again when the run ends before its first step."""
+    try:
+        made = not out.exists()
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out}: cannot make this directory: {error.strerror}") from error
+    try:
+        yield out
+    except BaseException:
+        if not (out / "metrics.jsonl").exists():
+            for path in out.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if made:
+                out.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _session(
+    plan: Plan,
+    model: StreamedModel,
+    device: Device,
+    schedule: Schedule,
+    volumes: Sequence[Path],
+    recipe: Recipe,
+    watch: Watch,
+) -> Iterator[_Session]:
+    """Memory, store and loaded states; all of it closed again, whatever happens."""
+    dtype = DTYPES[plan.decision.precision]
+    with contextlib.ExitStack() as stack:
+        store = None
+        if schedule.arenas["ssd"]:
+            store = Store.create(volumes, schedule.arenas["ssd"], plan.sha256(), _bandwidths(plan, len(volumes)))
+            stack.callback(store.close)
+            watch.note(f"store of {schedule.arenas['ssd'] / 2**30:.2f} GiB, engine {store.engine_kind}")
+        memory = Memory(schedule, device)
+        stack.callback(memory.close)
+        if memory.host.note:
+            watch.note(f"host memory is not page-locked: {memory.host.note}")
+        weights = Weights(model)
+        states = States(model, schedule, memory, store, dtype)
+        states.load(weights, watch.loading)
+        weights.close()
+        layers = Layers(model, device.torch_device, seed=recipe.seed)
+        operations = Operations(memory, device, store, layers, plan.machine, dtype)
+        graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
+        actions = {graph.name: operations.bind(graph) for graph in graphs}
+        runner: Runner = SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, device.lanes)
+        session = _Session(schedule, memory, store, layers, operations, states, runner, device, actions)
+        try:
+            yield session
+        finally:
+            runner.close()
+            actions.clear()
+
+
+def _steps(
+    session: _Session, plan: Plan, texts: _Texts, recipe: Recipe, run: Path, model: StreamedModel, watch: Watch
+) -> Result:
+    losses: list[float] = []
+    measured: list[StepMetrics] = []
+    eval_losses: dict[int, float] = {}
+    plan.save(run / "plan.json")
+    with MetricsFile(run / "metrics.jsonl") as metrics_file:
+
+        def evaluate(step: int) -> None:
+            passes = texts.held_out()
+            if passes is not None:
+                eval_losses[step] = session.evaluate(passes)
+                metrics_file.write_evaluation(step, eval_losses[step])
+                watch.evaluation(step, eval_losses[step])
+
+        evaluate(0)
+        after_flush = True
+        for step in range(recipe.steps):
+            batches = texts.step(step)
+            read, written = _traffic(session.store)
+            start = time.perf_counter()
+            loss, tokens, timeline = session.train_step(step, batches, recipe.optimizer)
+            seconds = time.perf_counter() - start
+            if not math.isfinite(loss):
+                raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr, or train with --precision fp32")
+            now_read, now_written = _traffic(session.store)
+            metrics = StepMetrics(
+                step=step + 1,
+                loss=loss,
+                grad_norm=session.operations.gradient_norm(),
+                lr=recipe.optimizer.lr,
+                tokens=tokens,
+                step_seconds=seconds,
+                tokens_per_second=sum(batch.input_ids.size for batch in batches) / seconds,
+                ssd_read_bytes=now_read - read,
+                ssd_write_bytes=now_written - written,
+                host_peak_bytes=session.memory.touched["host"],
+                device_peak_bytes=_device_peak(session, plan),
+            )
+            losses.append(loss)
+            if not after_flush or step + 1 == recipe.steps == 1:
+                measured.append(metrics)
+            after_flush = False
+            metrics_file.write(metrics)
+            watch.step(metrics)
+            if recipe.eval_every and (step + 1) % recipe.eval_every == 0 and step + 1 < recipe.steps:
+                evaluate(step + 1)
+                after_flush = True
+        session.flush()
+        evaluate(recipe.steps)
+    compared = compare(plan.prediction, measured, {tier: session.memory.touched[tier] for tier in ("host", "device")})
+    write_trace(timeline, run / "trace.json", name=f"ssdplan run, step {recipe.steps} as measured")
+    write_report(
+        run / "report.json",
+        compared,
+        {
+            "model": plan.model.name,
+            "steps": recipe.steps,
+            "steady_steps": len(measured),
+            "losses": losses,
+            "eval_losses": {str(step): loss for step, loss in eval_losses.items()},
+            "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
+        },
+    )
+    destination = run / "model"
+    export_model(
+        destination, source=model.path, entries=session.states.entries(), tensors=session.states.parameters()
+    )
+    return Result(losses, eval_losses, compared, destination)
+
+
+def _device_peak(session: _Session, plan: Plan) -> int:
+    decision = plan.decision
+    context = decision.micro_batches * plan.model.context_bytes[decision.micro_batch_size]
+    return session.memory.touched["device"] + session.operations.workspace_bytes + context
+
+
+def _traffic(store: Store | None) -> tuple[int, int]:
+    return (store.bytes_read, store.bytes_written) if store else (0, 0)
+
+
+def _bandwidths(plan: Plan, volumes: int) -> list[float] | None:
+    """The shares of the store's volumes, when they are as many as the plan was made for."""
+    if volumes != len(plan.machine.volumes):
+        return None
+    return [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in plan.machine.volumes]
+
+
+def _on_torch(batches: list[Batch]) -> list[MicroBatch]:
+    return [
+        MicroBatch(
+            torch.from_numpy(batch.input_ids),
+            torch.from_numpy(batch.labels),
+            None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
+        )
+        for batch in batches
+    ]

@@ -1,0 +1,151 @@
+"""Plans made by hand for tiny models: any fractions, no profile, no solver. The predictions are the schedule's own."""
+
+from ssdplan.executor.model import StreamedModel
+from ssdplan.plans.plan import Decision, Placement, Plan, Prediction
+from ssdplan.plans.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
+from ssdplan.plans.vertical import build_schedule
+
+GIB = 1 << 30
+
+
+def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: int, precision: str) -> Model:
+    """The plan's view of a model, with timings that were never measured."""
+
+    def state_class(name: str) -> str:
+        return "block" if name.startswith("block") else name
+
+    timing = Timing(
+        micro_batch_size=micro_batch_size,
+        forward_seconds=0.001,
+        backward_seconds=0.003,
+        forward_workspace_bytes=0,
+        backward_workspace_bytes=0,
+        saved_activation_bytes=0,
+    )
+    classes = sorted({layer.layer_class for layer in model.layers})
+    return Model(
+        name=model.name,
+        path=str(model.path),
+        architecture=model.architecture,
+        fingerprint=model.fingerprint,
+        parameters=sum(state.elements for state in model.states),
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        precision="bf16" if precision == "bf16" else "fp32",
+        sequence_length=sequence_length,
+        context_bytes={micro_batch_size: 0},
+        states=tuple(
+            State(name=state.name, state_class=state_class(state.name), elements=state.elements)
+            for state in model.states
+        ),
+        layers=tuple(
+            Layer(name=layer.name, layer_class=layer.layer_class, states=layer.states) for layer in model.layers
+        ),
+        classes=tuple(LayerClass(name=name, timings=(timing,)) for name in classes),
+    )
+
+
+def machine() -> Machine:
+    """Round figures."""
+    frontier = (MixedBandwidth(read=2e9, write=0), MixedBandwidth(read=0, write=1e9))
+    return Machine(
+        name="made",
+        cores=2,
+        device="cpu",
+        device_name="made",
+        host_memory_bytes=GIB,
+        host_available_bytes=GIB,
+        device_memory_bytes=GIB,
+        compute_shares_cpu=True,
+        h2d_bandwidth=1e10,
+        d2h_bandwidth=1e10,
+        update_rate=1e8,
+        update_threads=2,
+        compute_threads=2,
+        volumes=(Volume(path=".", free_bytes=GIB, engine="threads", frontier=frontier),),
+    )
+
+
+def placement(
+    alpha: float, *, optimizer: float, parameters: float, gradient: float
+) -> Placement:
+    """The same fraction on host of the prompt and of the delayed part."""
+    prompt = 1.0 - alpha
+    return Placement(
+        optimizer_prompt_host=prompt * optimizer,
+        optimizer_prompt_ssd=prompt * (1 - optimizer),
+        optimizer_delayed_host=alpha * optimizer,
+        optimizer_delayed_ssd=alpha * (1 - optimizer),
+        parameters_prompt_host=prompt * parameters,
+        parameters_prompt_ssd=prompt * (1 - parameters),
+        parameters_delayed_host=alpha * parameters,
+        parameters_delayed_ssd=alpha * (1 - parameters),
+        delayed_gradient_host=alpha * gradient,
+        delayed_gradient_ssd=alpha * (1 - gradient),
+    )
+
+
+def make_plan(
+    model: StreamedModel,
+    *,
+    sequence_length: int = 16,
+    micro_batch_size: int = 2,
+    micro_batches: int = 2,
+    precision: str = "fp32",
+    alpha: float = 0.0,
+    optimizer: float = 0.0,
+    parameters: float = 0.0,
+    checkpoints: float = 0.0,
+    gradient: float = 1.0,
+    chunk: int = 1 << 14,
+    lookahead: int = 2,
+) -> Plan:
+    """A plan with these fractions on host."""
+    shape = describe(
+        model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision
+    )
+    where = placement(alpha, optimizer=optimizer, parameters=parameters, gradient=gradient)
+    decision = Decision(
+        schedule="vertical",
+        optimizer="adamw",
+        optimizer_states="fp32",
+        precision=shape.precision,
+        micro_batch_size=micro_batch_size,
+        micro_batches=micro_batches,
+        sequence_length=sequence_length,
+        delay_ratio=alpha,
+        placement={state.state_class: where for state in shape.states},
+        checkpoint_host=checkpoints,
+        recompute="all",
+        update_chunk_elements=chunk,
+        update_lookahead=lookahead,
+        host_budget_bytes=GIB,
+        device_budget_bytes=GIB,
+    )
+    schedule = build_schedule(shape, decision)
+    traffic = schedule.traffic(schedule.steady)
+    prediction = Prediction(
+        step_seconds=1.0,
+        tokens_per_second=1.0,
+        peak_host_bytes=schedule.arenas["host"],
+        peak_device_bytes=schedule.arenas["device"],
+        host_arena_bytes=schedule.arenas["host"],
+        device_arena_bytes=schedule.arenas["device"],
+        ssd_bytes=schedule.arenas["ssd"],
+        ssd_read_bytes=traffic["read"],
+        ssd_write_bytes=traffic["write"],
+        h2d_bytes=traffic["h2d"],
+        d2h_bytes=traffic["d2h"],
+        bound_by="nothing measured",
+        busy={},
+        program_seconds=0.0,
+    )
+    return Plan(
+        profile_sha256="0" * 64,
+        model=shape,
+        machine=machine(),
+        decision=decision,
+        prediction=prediction,
+        alternatives=(),
+        sensitivity=(),
+    )

@@ -1,0 +1,179 @@
+"""Streamed training of every family equals plain PyTorch's, step by step and weight by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdplan.executor.layers import Layers, MicroBatch
+from ssdplan.executor.model import StreamedModel, open_model
+from ssdplan.executor.weights import Weights
+from tests import reference
+from tests.reference import AdamW
+from tests.tiny import FAMILIES, OTHERS, make_model
+
+STEPS, ROWS, LENGTH, VOCAB = 20, 2, 14, 97
+KEY_BIASES = (
+    "self_attn.k_proj.bias",  # OPT
+    "attn.c_attn.bias",  # GPT-2: queries, keys and values in one
+    "attention.query_key_value.bias",  # BLOOM, likewise; GPT-NeoX, where rotation leaves a part of the key out
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_steps(steps: int, micro_batches: int, *, padded: bool, seed: int = 0) -> list[list[MicroBatch]]:
+    """Random micro-batches; padded: rows of different length, and micro-batches of different length too."""
+    generator = torch.Generator().manual_seed(seed)
+    result = []
+    for _ in range(steps):
+        step = []
+        for k in range(micro_batches):
+            length = LENGTH - 3 * k if padded else LENGTH
+            ids = torch.randint(3, VOCAB, (ROWS, length), generator=generator)
+            labels, mask = ids.clone(), None
+            if padded:
+                mask = torch.ones_like(ids)
+                short = 4 + k  # more padding than any family's window
+                ids[0, short:], labels[0, short:], mask[0, short:] = 0, -100, 0
+            labels[1, 2] = -100  # a token in the middle that is not counted
+            step.append(MicroBatch(ids, labels, mask))
+        result.append(step)
+    return result
+
+
+def train_streamed(
+    model: StreamedModel, steps: Sequence[Sequence[MicroBatch]], optimizer: AdamW
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Trains over `Layers` in the vertical order, all in memory; consecutive stages run their micro-batches in opposite
+    order. Returns what tests.reference.train returns."""
+    layers = Layers(model, torch.device("cpu"))
+    weights = Weights(model)
+    masters = [torch.zeros(state.elements) for state in model.states]
+    for index, master in enumerate(masters):
+        weights.read(index, master)
+    weights.close()
+    update = torch.optim.AdamW(masters, optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
+    losses = []
+    for number, micro_batches in enumerate(steps):
+        for master in masters:
+            master.grad = torch.zeros_like(master)
+        run_step(layers, model, number, micro_batches, masters)
+        losses.append(layers.end_step())
+        update.step()
+    final = {}
+    for state, master in zip(model.states, masters, strict=True):
+        used = torch.zeros(state.elements, dtype=torch.bool)
+        for tensor in state.tensors:
+            place = slice(tensor.offset, tensor.offset + tensor.elements)
+            used[place] = True
+            final[tensor.name] = master[place].view(tensor.shape)
+        assert not master[~used].any(), "gaps and padding stay zero"
+    return losses, final
+
+
+def run_step(
+    layers: Layers,
+    model: StreamedModel,
+    number: int,
+    micro_batches: Sequence[MicroBatch],
+    masters: Sequence[torch.Tensor],
+) -> None:
+    """One step's forward and backward; gradients are added to the masters' `grad`."""
+    layers.begin_step(number, micro_batches)
+    order = list(range(len(micro_batches)))
+    spans = [m.input_ids.numel() * model.hidden_size for m in micro_batches]
+    hidden: dict[tuple[int, int], torch.Tensor] = {}
+    gradient: dict[int, torch.Tensor] = {}
+    head = len(model.layers) - 1
+
+    def streamed(layer: int) -> list[torch.Tensor]:
+        return [masters[index].to(model.dtype) for index in model.layers[layer].states]
+
+    for layer in range(head):
+        for k in order:
+            hidden[layer, k] = torch.empty(spans[k] + 5, dtype=model.dtype)
+            layers.forward(layer, k, streamed(layer), hidden.get((layer - 1, k)), hidden[layer, k])
+        order.reverse()
+    for layer in range(head, -1, -1):
+        grads = [masters[index].grad for index in model.layers[layer].states]
+        for k in order:
+            into = torch.empty(spans[k], dtype=model.dtype) if layer else None
+            layers.backward(layer, k, streamed(layer), hidden.get((layer - 1, k)), gradient.get(k), into, grads)
+            gradient[k] = into
+        order.reverse()
+
+
+def vanishing(path: Path, micro_batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
+    """Which elements of the key biases have an exact gradient of zero, by parameter: softmax does not see them.
+
+    Rounding makes the gradient nonzero and Adam makes whole steps of that noise, in plain PyTorch as here; float64
+    tells such elements apart. Nowhere but in KEY_BIASES may there be any.
+    """
+    model = reference.load(path, torch.float64).train()
+    reference.step_loss(model, micro_batches, backward=True)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    bound = 1e-12 * max(float(gradient.abs().max()) for gradient in gradients.values())
+    result = {}
+    for name, gradient in gradients.items():
+        tiny = gradient.abs() < bound
+        if name.endswith(KEY_BIASES):
+            result[name] = tiny
+        assert name in result or not (tiny & (gradient != 0)).any(), f"{name} has gradients that are rounding noise"
+    return result
+
+
+def compare(
+    path: Path, steps: Sequence[Sequence[MicroBatch]], dtype: torch.dtype, loss_bound: float, weight_bound: float
+) -> None:
+    losses, weights = train_streamed(open_model(path, dtype), steps, AdamW())
+    expected_losses, expected_weights = reference.train(path, steps, AdamW(), dtype)
+    for number, (got, want) in enumerate(zip(losses, expected_losses, strict=True)):
+        assert got == pytest.approx(want, rel=loss_bound), f"step {number}"
+    assert weights.keys() == expected_weights.keys()
+    ignored = vanishing(path, steps[0])
+    for name, want in expected_weights.items():
+        difference = weights[name] - want
+        if name in ignored:
+            difference = difference[~ignored[name]]
+        assert torch.linalg.vector_norm(difference) <= weight_bound * torch.linalg.vector_norm(want), name
+
+
+@pytest.mark.parametrize(("family", "tied"), [(f, tied) for f in FAMILIES for tied in (False, True)])
+@pytest.mark.parametrize(("micro_batches", "padded"), [(1, False), (3, True)])
+def test_training_equals_plain_pytorch(
+    tmp_path: Path, family: str, tied: bool, micro_batches: int, padded: bool
+) -> None:
+    path = make_model(family, tmp_path / "model", layers=4 if family == "gemma3" else 3, tied=tied)
+    compare(path, make_steps(STEPS, micro_batches, padded=padded), torch.float32, 5e-6, 1e-3)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_are_found_by_the_same_means(tmp_path: Path, family: str) -> None:
+    path = make_model(family, tmp_path / "model")
+    compare(path, make_steps(4, 2, padded=True), torch.float32, 5e-6, 1e-3)
+
+
+@pytest.mark.parametrize(("micro_batches", "padded"), [(1, True), (3, False)])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_padding_and_micro_batches_are_independent(
+    tmp_path: Path, family: str, micro_batches: int, padded: bool
+) -> None:
+    path = make_model(family, tmp_path / "model")
+    compare(path, make_steps(STEPS, micro_batches, padded=padded), torch.float32, 5e-6, 1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_bf16_training_follows_plain_pytorch(tmp_path: Path, family: str) -> None:
+    """Both round alike except where a whole model's backward adds gradients in another order than a layer's does."""
+    path = make_model(family, tmp_path / "model")
+    compare(path, make_steps(STEPS, 3, padded=True), torch.bfloat16, 2e-3, 2e-2)

@@ -1,0 +1,79 @@
+"""Plain PyTorch training of a whole model in memory: the oracle that streamed training is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ssdplan.executor.layers import MicroBatch
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """The optimizer's settings, as torch.optim.AdamW has them; every parameter decays."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A whole model in memory, with sdpa where the family has it."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    model.config.use_cache = False
+    return model
+
+
+def step_loss(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], *, backward: bool) -> float:
+    """The mean loss over a step's valid tokens by the model's own loss; with `backward`, its gradients accumulate."""
+    tokens = torch.tensor(sum(int((m.labels[:, 1:] != -100).sum()) for m in micro_batches))
+    total = 0.0
+    for m in micro_batches:
+        out = model(
+            input_ids=m.input_ids, attention_mask=m.attention_mask, labels=m.labels, num_items_in_batch=tokens
+        )
+        if backward:
+            out.loss.backward()
+        total += float(out.loss.detach())
+    return total
+
+
+def train(
+    path: Path, steps: Sequence[Sequence[MicroBatch]], optimizer: AdamW = AdamW(), dtype: torch.dtype = torch.float32
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Trains the model in `path` on `steps` (the micro-batches of each); its losses and its final state dict.
+
+    The weights, the optimizer and its states are in fp32; with another `dtype` forward and backward run in a model of
+    that dtype, which gets a copy of the weights before each step, and its gradients go to the fp32 weights summed over
+    micro-batches in fp32.
+    """
+    model = load(path, dtype).train()
+    masters = {name: p.detach().float().clone().requires_grad_() for name, p in load(path).named_parameters()}
+    parameters = dict(model.named_parameters())
+    update = torch.optim.AdamW(masters.values(), optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
+    losses = []
+    for micro_batches in steps:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(masters[name])
+        update.zero_grad()
+        tokens = torch.tensor(sum(int((m.labels[:, 1:] != -100).sum()) for m in micro_batches))
+        total = 0.0
+        for m in micro_batches:
+            model.zero_grad()
+            out = model(
+                input_ids=m.input_ids, attention_mask=m.attention_mask, labels=m.labels, num_items_in_batch=tokens
+            )
+            out.loss.backward()
+            total += float(out.loss.detach())
+            for name, parameter in parameters.items():
+                gradient = parameter.grad.float()
+                masters[name].grad = gradient if masters[name].grad is None else masters[name].grad + gradient
+        update.step()
+        losses.append(total)
+    return losses, {name: master.detach() for name, master in masters.items()}
