@@ -1,0 +1,413 @@
+"""The command line: arguments in, calls out, nothing else.
+
+Each command imports the parts it needs when it runs, so that planning starts without torch. Results go to standard
+output, progress to standard error; an error is one line and the exit code of docs/architecture.md.
+"""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ssdplan import __version__
+from ssdplan.plans.documents import Document
+from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Profile
+from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from ssdplan.executor.metrics import StepMetrics
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+        return code
+    except SsdplanError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        code = DiskFullError.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else IoFailure.exit_code
+        return _fail(str(error), code)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"ssdplan: error: {message}", file=sys.stderr)
+    return code
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults beside the options that have one; what an option without one means is in its own words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False or action.default == {}:
+            return action.help
+        return super()._get_help_string(action)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as the other commands' errors: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(UsageError.exit_code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ssdplan", description="Train language models in SSD, DRAM and GPU memory, by a plan.")
+    parser.add_argument("--version", action="version", version=f"ssdplan {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _profile_options(commands.add_parser("profile", **_about("measure this machine and a model -> profile.json")))
+    _solve_options(commands.add_parser("solve", **_about("find the best plan for a profile -> plan.json")))
+    _show_options(commands.add_parser("show", **_about("what a plan decides and predicts, what a profile measured")))
+    _run_options(commands.add_parser("run", **_about("train by a plan -> a Hugging Face model directory")))
+    return parser
+
+
+def _about(text: str) -> dict[str, object]:
+    return {
+        "help": text,
+        "description": text[0].upper() + text[1:] + ".",
+        "formatter_class": _Help,
+        "allow_abbrev": False,
+    }
+
+
+# profile
+
+
+def _profile_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_profile)
+    parser.add_argument("--model", required=True, metavar="DIR|NAME", help="a Hugging Face model directory, or a name")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
+    parser.add_argument(
+        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
+    )
+    parser.add_argument("--sequence-length", type=_count, default=1024, metavar="S", help="tokens a row")
+    parser.add_argument(
+        "--micro-batch-sizes", type=_counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
+    )
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="of the parameters in compute")
+    parser.add_argument("--json", action="store_true", help="print the profile as JSON")
+    parser.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from ssdplan.executor.device import open_device
+    from ssdplan.executor.layers import Layers, MicroBatch
+    from ssdplan.executor.hub import find_model
+    from ssdplan.executor.model import open_model
+    from ssdplan.executor.train import DTYPES
+    from ssdplan.executor.weights import Weights
+    from ssdplan.plans.text import describe_profile
+    from ssdplan.profiler.profile import profile
+
+    _writable(options.output)
+    device = open_device(options.device)
+    model = open_model(find_model(options.model), DTYPES[options.precision])
+    line = ProgressLine("profile")
+    weights = Weights(model)
+    try:
+        measured = profile(
+            model,
+            lambda: Layers(model, device.torch_device),
+            MicroBatch,
+            weights,
+            device,
+            options.volume or [Path()],
+            sequence_length=options.sequence_length,
+            micro_batch_sizes=options.micro_batch_sizes,
+            progress=line,
+        )
+    finally:
+        line.done()
+        weights.close()
+    measured.save(options.output)
+    _print(measured, describe_profile(measured), options.json)
+    line.note(f"written to {options.output}; next: ssdplan solve {options.output} --host-memory 8GiB")
+    return 0
+
+
+# solve
+
+
+def _solve_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_solve)
+    parser.add_argument("profile", type=Path, metavar="PROFILE", help="what ssdplan profile wrote")
+    parser.add_argument(
+        "--host-memory", type=_bytes, metavar="SIZE", help="most that the host arena may take [a half of what was free]"
+    )
+    parser.add_argument(
+        "--device-memory", type=_bytes, metavar="SIZE", help="most that the device may take [what was free]"
+    )
+    parser.add_argument("--global-batch", type=_count, metavar="N", help="rows a step, exactly [the best]")
+    parser.add_argument("--optimizer", choices=["adamw"], default="adamw", help="the optimizer")
+    parser.add_argument("--optimizer-states", choices=["fp32"], default="fp32", help="of master weights and moments")
+    parser.add_argument("--max-ssd-write-per-step", type=_bytes, metavar="SIZE", help="wear bound [none]")
+    fixed = parser.add_argument_group("each fixes one decision")
+    fixed.add_argument("--schedule", choices=["vertical", "single"], default="vertical", help="single is one micro-batch")
+    fixed.add_argument("--micro-batch-size", type=_count, metavar="B", help="rows a micro-batch [the best]")
+    fixed.add_argument("--micro-batches", type=_count, metavar="N", help="micro-batches a step [the best]")
+    fixed.add_argument("--delay-ratio", type=_fraction, metavar="A", help="alpha, 0 to 1 [the best]")
+    fixed.add_argument(
+        "--residency",
+        type=_residency,
+        default={},
+        metavar="parameters=F,optimizer=F,checkpoints=F",
+        help="fractions that stay on host, any of them [the best]",
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("-o", "--output", type=Path, default=Path("plan.json"), metavar="FILE", help="where to")
+
+
+def _solve(options: argparse.Namespace) -> int:
+    from ssdplan.plans.text import describe_plan
+    from ssdplan.plans.vertical import build_schedule
+    from ssdplan.planner.solve import SolveRequest, solve
+
+    _writable(options.output)
+    measured = Profile.load(options.profile)
+    plan = solve(
+        measured,
+        SolveRequest(
+            host_memory_bytes=options.host_memory or measured.machine.host_available_bytes // 2,
+            device_memory_bytes=options.device_memory,
+            global_batch=options.global_batch,
+            micro_batch_size=options.micro_batch_size,
+            micro_batches=options.micro_batches,
+            delay_ratio=options.delay_ratio,
+            residency=options.residency,
+            max_ssd_write_bytes=options.max_ssd_write_per_step,
+            schedule=options.schedule,
+        ),
+    )
+    plan.save(options.output)
+    _print(plan, describe_plan(plan, build_schedule(plan.model, plan.decision)), options.json)
+    ProgressLine("solve").note(f"written to {options.output}; next: ssdplan run {options.output} --data FILE --steps N")
+    return 0
+
+
+# show
+
+
+def _show_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_show)
+    parser.add_argument("document", type=Path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="also write plots (PNG) of the plan here")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="also write the plan's step as a Chrome trace")
+    parser.add_argument("--json", action="store_true", help="print the document as JSON")
+
+
+def _show(options: argparse.Namespace) -> int:
+    from ssdplan.plans.report import describe_report
+    from ssdplan.plans.text import describe_plan, describe_profile
+    from ssdplan.plans.timeline import write_trace
+    from ssdplan.plans.vertical import build_schedule
+
+    path: Path = options.document
+    report = path / "report.json" if path.is_dir() else None
+    document = _open_document(path / "plan.json" if report else path)
+    if isinstance(document, Profile):
+        if options.plots or options.trace:
+            raise UsageError(f"{path}: a profile has no plots or trace; give them a plan")
+        _print(document, describe_profile(document), options.json)
+        return 0
+    schedule = build_schedule(document.model, document.decision)
+    text = describe_plan(document, schedule)
+    if report and report.exists():
+        text += "\n" + describe_report(report)
+    _print(document, text, options.json)
+    if options.plots or options.trace:
+        from ssdplan.planner.simulator import simulate
+
+        timeline = simulate(
+            schedule.steady, document.model, document.machine, document.decision.micro_batch_size
+        )
+        if options.plots:
+            from ssdplan.plans.plots import write_plots
+
+            for plot in write_plots(document, schedule, timeline, options.plots):
+                print(f"written to {plot}", file=sys.stderr)
+        if options.trace:
+            write_trace(timeline, options.trace, name=f"ssdplan plan for {document.model.name}, a step as predicted")
+            print(f"written to {options.trace}; open it in Perfetto", file=sys.stderr)
+    return 0
+
+
+def _open_document(path: Path) -> Plan | Profile:
+    """A plan or a profile, by what its `schema` says."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read: {error.strerror}") from error
+    kind: type[Plan] | type[Profile] = Profile if '"ssdplan.profile/' in start else Plan
+    return kind.load(path)
+
+
+# run
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_run)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="what ssdplan solve wrote")
+    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help="text: .txt, .jsonl, or a directory")
+    parser.add_argument("--steps", type=_count, required=True, metavar="N", help="optimizer updates")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="a new directory for the run")
+    parser.add_argument("--model", metavar="DIR|NAME", help="the model, if it moved since it was profiled")
+    parser.add_argument("--volume", type=Path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]")
+    parser.add_argument("--lr", type=_positive, default=1e-5, metavar="X", help="learning rate")
+    parser.add_argument("--weight-decay", type=_nonnegative, default=0.01, metavar="X", help="decoupled weight decay")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of samples, and of dropout")
+    parser.add_argument(
+        "--pack",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="lay texts end to end in full rows, or one text a row",
+    )
+    parser.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out text, evaluated first and last")
+    parser.add_argument("--eval-every", type=_count, metavar="N", help="and after every N steps")
+    parser.add_argument("--serial", action="store_true", help="one operation at a time: slow, and easy to believe")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.eval_every and not options.eval_data:
+        raise UsageError("--eval-every needs --eval-data")
+    plan = Plan.load(options.plan)
+    from ssdplan.executor.device import open_device
+    from ssdplan.executor.hub import find_model
+    from ssdplan.executor.model import open_model
+    from ssdplan.executor.optimizer import AdamW
+    from ssdplan.executor.train import DTYPES, Recipe, Watch, train
+    from ssdplan.plans.report import describe_report
+
+    if not (options.model or plan.model.path):
+        raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
+    line = ProgressLine("run")
+    recipe = Recipe(
+        steps=options.steps,
+        optimizer=AdamW(lr=options.lr, weight_decay=options.weight_decay),
+        seed=options.seed,
+        pack=options.pack,
+        eval_every=options.eval_every or 0,
+        serial=options.serial,
+    )
+
+    def step(metrics: "StepMetrics") -> None:
+        left = (options.steps - metrics.step) * metrics.step_seconds
+        line.say(
+            f"run: step {metrics.step}/{options.steps}  loss {metrics.loss:.4f}  {metrics.tokens_per_second:.0f} tokens/s"
+            f"  {format_seconds(left)} left"
+        )
+
+    def evaluation(number: int, loss: float) -> None:
+        line.note(f"held-out loss after {number} steps: {loss:.4f}")
+
+    try:
+        result = train(
+            plan,
+            open_model(find_model(options.model or plan.model.path), DTYPES[plan.decision.precision]),
+            open_device(plan.machine.device),
+            data=options.data,
+            out=options.out,
+            recipe=recipe,
+            eval_data=options.eval_data,
+            volumes=options.volume or (),
+            watch=Watch(loading=line, step=step, evaluation=evaluation, note=line.note),
+        )
+    finally:
+        line.done()
+    report = options.out / "report.json"
+    print(report.read_text(encoding="utf-8") if options.json else describe_report(report))
+    line.note(f"the model is in {result.model_directory}")
+    return 0
+
+
+# what options mean
+
+
+def _print(document: Document, text: str, as_json: bool) -> None:
+    print(document.text() if as_json else text)
+
+
+def _writable(path: Path) -> None:
+    """Refuse an output before the work, not after it."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with -o")
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not abs(value) < 1e30:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range")
+    return value
+
+
+def _nonnegative(text: str) -> float:
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _nonnegative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = _nonnegative(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction from 0 to 1")
+    return value
+
+
+def _residency(text: str) -> dict[str, float]:
+    known = ("parameters", "optimizer", "checkpoints")
+    chosen: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in known or not value or name in chosen:
+            raise argparse.ArgumentTypeError(f"{part!r}: write {'=F,'.join(known)}=F, any of them, F from 0 to 1")
+        chosen[name] = _fraction(value)
+    return chosen
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,54 @@
+"""The line on standard error that says how far a command is. Results go to standard output, never through here."""
+
+import sys
+import time
+from typing import TextIO
+
+from .units import format_seconds
+
+SELDOM_SECONDS = 5.0
+"""Between lines where standard error is no terminal."""
+
+
+class ProgressLine:
+    """One line, rewritten in place on a terminal, printed now and then elsewhere."""
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title, self._stream = title, stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._start = time.monotonic()
+        self._last = 0.0
+        self._width = 0
+
+    def __call__(self, fraction: float, what: str) -> None:
+        """`fraction` of all work is done, `what` is going on. Cheap enough to call often."""
+        now = time.monotonic()
+        if now - self._last < (0.1 if self._live else SELDOM_SECONDS) and fraction < 1:
+            return
+        spent = now - self._start
+        left = f", {format_seconds(spent / fraction - spent)} left" if 0.02 < fraction < 1 else ""
+        self.say(f"{self._title}: {fraction:4.0%} {what}{left}")
+        self._last = now
+
+    def say(self, text: str) -> None:
+        """Show `text` as the line."""
+        if self._live:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if self._live and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+        self._stream.write(f"{self._title}: {text}\n")
+        self._width = 0
+        self._stream.flush()
+
+    def done(self) -> None:
+        """End the line."""
+        if self._live and self._width:
+            self._stream.write("\n")
+            self._width = 0

@@ -1,0 +1,41 @@
+"""A run's report as text: each prediction beside what was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+from .units import format_bytes, format_seconds
+
+
+def describe_report(path: Path) -> str:
+    """The text of a report.json. Raises UsageError when it is not one."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        lines = [f"{report['steps']} steps of {report['model']}, {report['steady_steps']} of them measured"]
+        if report["predictions"]:
+            lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
+            lines += [_row(row) for row in report["predictions"]]
+        if report["losses"]:
+            lines += ["", f"  training loss  {report['losses'][0]:.4f} first, {report['losses'][-1]:.4f} last"]
+        held_out = list(report["eval_losses"].items())
+        if held_out:
+            each = ", ".join(f"{loss:.4f} after {step}" for step, loss in held_out)
+            lines += [f"  held-out loss  {each} steps"]
+        return "\n".join(lines)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: not a run's report: {error}") from error
+
+
+def _row(row: dict[str, Any]) -> str:
+    name = row["quantity"].removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
+    predicted, measured = (_value(row[side], row["unit"]) for side in ("predicted", "measured"))
+    return f"  {name:20} {predicted:>12} {measured:>12} {row['relative_error']:>+8.1%}"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "s":
+        return format_seconds(value)
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
