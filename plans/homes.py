@@ -56,15 +56,21 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     parameter_bytes = ELEMENT_BYTES[decision.precision]
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
-        placement = decision.placement[state.state_class]
-        delayed_start = _round(1.0 - decision.delay_ratio, state.elements)
+        delayed_start = _share((1.0 - decision.delay_ratio, decision.delay_ratio), state.elements)
 
-        def host_ends(prompt: float, delayed: float, n: int = state.elements, d: int = delayed_start) -> tuple[int, int]:
-            return min(_round(prompt, n), d), min(d + _round(delayed, n), n)
-
-        optimizer = host_ends(placement.optimizer_prompt_host, placement.optimizer_delayed_host)
-        parameters = host_ends(placement.parameters_prompt_host, placement.parameters_delayed_host)
-        gradient = host_ends(0.0, placement.delayed_gradient_host)
+        p = decision.placement[state.state_class]
+        lengths = (delayed_start, state.elements - delayed_start)
+        optimizer = _host_ends(
+            lengths,
+            (p.optimizer_prompt_host, p.optimizer_prompt_ssd),
+            (p.optimizer_delayed_host, p.optimizer_delayed_ssd),
+        )
+        parameters = _host_ends(
+            lengths,
+            (p.parameters_prompt_host, p.parameters_prompt_ssd),
+            (p.parameters_delayed_host, p.parameters_delayed_ssd),
+        )
+        gradient = _host_ends(lengths, (0.0, 0.0), (p.delayed_gradient_host, p.delayed_gradient_ssd))
         cuts = sorted({0, delayed_start, state.elements, *optimizer, *parameters, *gradient})
         pieces = [
             piece
@@ -118,8 +124,19 @@ def parameter_spans(homes: tuple[Home, ...], buffers: Buffers) -> dict[int, tupl
     return {state: tuple(mine) for state, mine in spans.items()}
 
 
-def _round(fraction: float, elements: int) -> int:
-    return min(max(round(fraction * elements / GRAIN), 0) * GRAIN, elements)
+def _share(fractions: tuple[float, float], elements: int) -> int:
+    """The first of two shares of `elements`, in whole grains; a share of nothing is nothing."""
+    first, second = fractions
+    if first + second <= 0.0:
+        return 0
+    return round(first / (first + second) * (elements // GRAIN)) * GRAIN
+
+
+def _host_ends(
+    lengths: tuple[int, int], prompt: tuple[float, float], delayed: tuple[float, float]
+) -> tuple[int, int]:
+    """Where what stays on host ends, in the prompt and in the delayed part, from (host, ssd) fractions."""
+    return _share(prompt, lengths[0]), lengths[0] + _share(delayed, lengths[1])
 
 
 def _on_host(start: int, delayed_start: int, host_ends: tuple[int, int]) -> bool:

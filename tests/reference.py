@@ -34,9 +34,7 @@ def step_loss(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], *, ba
     tokens = torch.tensor(sum(int((m.labels[:, 1:] != -100).sum()) for m in micro_batches))
     total = 0.0
     for m in micro_batches:
-        out = model(
-            input_ids=m.input_ids, attention_mask=m.attention_mask, labels=m.labels, num_items_in_batch=tokens
-        )
+        out = model(input_ids=m.input_ids, attention_mask=m.attention_mask, labels=m.labels, num_items_in_batch=tokens)
         if backward:
             out.loss.backward()
         total += float(out.loss.detach())

@@ -1,0 +1,473 @@
+"""What a plan or a profile says, as plain text for a person: at most 100 columns, no colour, the same everywhere.
+
+Owns words and layout. Every figure comes from the document or its schedule; nothing is decided or predicted here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import log10
+from textwrap import wrap
+
+from rich.cells import cell_len, set_cell_size
+
+from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from .plan import Alternative, Decision, Placement, Plan, Sensitivity
+from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
+from .schedule import RESOURCES, Region, Schedule, Tier
+from .units import format_bytes, format_seconds
+from .usage import label, reserved
+
+COLUMNS = 100
+NAME_COLUMNS = 24
+"""The most of a name that a table shows."""
+BAR_COLUMNS = 30
+MOST_ROWS = 12
+"""Alternatives shown of one micro-batch size; all are in plan.json."""
+RESOURCE_LABELS = {
+    "read": "ssd read",
+    "write": "ssd write",
+    "h2d": "host to device",
+    "d2h": "device to host",
+    "compute": "compute",
+    "cpu": "cpu updates",
+}
+_DAY_SECONDS = 86400
+_LONG_SECONDS = 1e7
+
+Row = Sequence[str]
+
+
+def describe_plan(plan: Plan, schedule: Schedule) -> str:
+    """What `plan` decides, predicts, and why. `schedule` is the plan's own."""
+    model, prediction = plan.model, plan.prediction
+    title = f"Plan: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(plan.machine.name, 34)}"
+    bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
+    return _page(
+        title,
+        [bound, *_wrapped(f"What bounds it: {_clean(prediction.bound_by)}.")],
+        ("What it decides", _decision(plan.decision)),
+        ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
+        ("What it predicts of a steady step", _prediction(plan)),
+        ("How busy each resource is", _busy(plan)),
+        ("Host memory, by what it is reserved for", _split(schedule, "host")),
+        ("Device memory, by what it is reserved for", _device(plan, schedule)),
+        ("What else was looked at (* is this plan)", _alternatives(plan)),
+        ("What one unit more of something would bring", _sensitivity(plan.sensitivity)),
+    )
+
+
+def describe_profile(profile: Profile) -> str:
+    """What was measured of a machine and of a model."""
+    model, machine = profile.model, profile.machine
+    title = (
+        f"Profile: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(machine.name, 34)}"
+    )
+    return _page(
+        title,
+        [f"Measured {_short(profile.created, 60)}."],
+        ("Machine", _machine(machine)),
+        ("Drives, in bytes a second: alone, and both at once", _volumes(machine.volumes)),
+        ("Model", _model(model)),
+        ("Layers", _layers(model)),
+        ("One layer, one micro-batch", _timings(model)),
+        ("Notes", [line for note in profile.notes for line in _wrapped(_clean(note))]),
+    )
+
+
+# A plan's parts.
+
+
+def _decision(decision: Decision) -> list[str]:
+    n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
+    alpha = exact_percent(decision.delay_ratio)
+    delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
+    return _pairs(
+        ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
+        ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        ("precision", decision.precision),
+        ("batch", f"{_times(n, 'micro-batch', 'micro-batches')} of {_times(size, 'sequence')} of {length:,} tokens"),
+        ("", f"{n * size * length:,} tokens a step"),
+        ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
+        ("checkpoints on host", exact_percent(decision.checkpoint_host)),
+        ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
+    )
+
+
+def _residency(plan: Plan, schedule: Schedule) -> list[str]:
+    """One row a class and state; percentages are the decision's, bytes are the schedule's (whole pages)."""
+    rows: list[Row] = []
+    classes = {state.state_class: None for state in plan.model.states}
+    counts = Counter(state.state_class for state in plan.model.states)
+    class_of = [state.state_class for state in plan.model.states]
+    held: Counter[tuple[str, str, Tier]] = Counter()
+    for home in schedule.homes:
+        regions: dict[str, Region | None] = {"p": home.parameters, "o": home.optimizer, "g": home.gradient}
+        for what, region in regions.items():
+            if region:
+                held[class_of[home.state], what, schedule.buffers[region.buffer].tier] += region.nbytes
+    for name in classes:
+        placement = plan.decision.placement[name]
+        for number_of_row, (what, words, shares) in enumerate(_shares(placement)):
+            title = _short(name, NAME_COLUMNS - 8) + (f" x{counts[name]}" if counts[name] > 1 else "")
+            sizes = [held[name, what, "host"], held[name, what, "ssd"]]
+            rows.append((title if number_of_row == 0 else "", words, *map(percent, shares), *map(_bytes, sizes)))
+    checkpoints: Counter[Tier] = Counter()
+    for buffer in schedule.buffers:
+        if buffer.role == "checkpoints":
+            checkpoints[buffer.tier] += buffer.nbytes
+    on_host = plan.decision.checkpoint_host if checkpoints else 0.0
+    on_ssd = 1.0 - plan.decision.checkpoint_host if checkpoints else 0.0
+    rows.append(
+        ("all blocks", "checkpoints", percent(on_host), "", percent(on_ssd), "")
+        + (_bytes(checkpoints["host"]), _bytes(checkpoints["ssd"]))
+    )
+    head = ("", "", "host", "delayed", "ssd", "delayed", "on host", "on ssd")
+    lines = _table(head, rows)
+    return [*lines, "", "  'delayed' is the part whose update waits for the next step; the column before it is the rest."]
+
+
+def _shares(placement: Placement) -> list[tuple[str, str, tuple[float, float, float, float]]]:
+    """(key, words, (prompt on host, delayed on host, prompt on ssd, delayed on ssd)) of each state."""
+    p = placement
+    parameters = (p.parameters_prompt_host, p.parameters_delayed_host, p.parameters_prompt_ssd, p.parameters_delayed_ssd)
+    optimizer = (p.optimizer_prompt_host, p.optimizer_delayed_host, p.optimizer_prompt_ssd, p.optimizer_delayed_ssd)
+    gradient = (0.0, p.delayed_gradient_host, 0.0, p.delayed_gradient_ssd)
+    return [
+        ("p", "parameters", parameters),
+        ("o", "optimizer states", optimizer),
+        ("g", "delayed gradients", gradient),
+    ]
+
+
+def _prediction(plan: Plan) -> list[str]:
+    p, d = plan.prediction, plan.decision
+    lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
+    free = sum(volume.free_bytes for volume in plan.machine.volumes)
+    volumes = _times(len(plan.machine.volumes), "volume")
+    a_day = p.ssd_write_bytes / p.step_seconds * _DAY_SECONDS
+    written = f"{format_bytes(p.ssd_write_bytes)}, in a day {_wear(a_day)}" if p.ssd_write_bytes else "nothing"
+    facts = _pairs(
+        ("step", f"{duration(p.step_seconds)} ({lower})"),
+        ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
+        ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
+        ("written to ssd", written),
+        ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
+    )
+    budgets = [
+        ("peak host memory", p.peak_host_bytes, d.host_budget_bytes, "budget"),
+        ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget"),
+        ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
+    ]
+    return facts + _aligned(
+        [
+            (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")
+            for name, used, most, words in budgets
+        ],
+        least=20,
+    )
+
+
+def _busy(plan: Plan) -> list[str]:
+    busy = plan.prediction.busy
+    names = [*(name for name in RESOURCES if name in busy), *sorted(set(busy) - set(RESOURCES))]
+    return _aligned(
+        [
+            (f"  {_short(RESOURCE_LABELS.get(name, name), NAME_COLUMNS)}", f"{bar(busy[name], 1)} {busy[name]:4.0%}")
+            for name in names
+        ],
+        least=20,
+    )
+
+
+def _split(schedule: Schedule, tier: Tier) -> list[str]:
+    split = reserved(schedule)[tier]
+    arena = schedule.arenas[tier]
+    rows = [
+        (label(role), format_bytes(nbytes), percent(nbytes / arena))
+        for role, nbytes in sorted(split.items(), key=lambda entry: (-entry[1], entry[0]))
+    ]
+    return _table(("", "", ""), [*rows, ("all", format_bytes(arena), "")]) if arena else []
+
+
+def _device(plan: Plan, schedule: Schedule) -> list[str]:
+    prediction = plan.prediction
+    extra = prediction.peak_device_bytes - prediction.device_arena_bytes
+    words = "  and for compute itself (its workspace, masks and tables, at most): "
+    return [*_split(schedule, "device"), words + format_bytes(extra)] if schedule.arenas["device"] else []
+
+
+def _alternatives(plan: Plan) -> list[str]:
+    """Throughput against n. Of each micro-batch size at most MOST_ROWS, the plan's own among them."""
+    most = max((entry.tokens_per_second for entry in plan.alternatives), default=1.0)
+    sizes = sorted({entry.micro_batch_size for entry in plan.alternatives})
+    rows: list[Row] = []
+    left_out = 0
+    for size in sizes[-MOST_ROWS:]:
+        mine = sorted((e for e in plan.alternatives if e.micro_batch_size == size), key=lambda e: e.micro_batches)
+        shown = _spread(mine, [is_chosen(plan, entry) for entry in mine])
+        left_out += len(mine) - len(shown)
+        rows += [_alternative(plan, entry, most) for entry in shown]
+    left_out += sum(entry.micro_batch_size in sizes[:-MOST_ROWS] for entry in plan.alternatives)
+    if not rows:
+        return []
+    head = ("", "size", "n", "tokens/s", "", "alpha", "if only compute", "if only I/O", "")
+    rest = [f"  and {left_out} more, in plan.json"] if left_out else []
+    return [*_table(head, rows, left=(4, 8)), *rest]
+
+
+def is_chosen(plan: Plan, entry: Alternative) -> bool:
+    """Whether `entry` is the candidate that the plan is for."""
+    decision = plan.decision
+    return (entry.micro_batch_size, entry.micro_batches) == (decision.micro_batch_size, decision.micro_batches)
+
+
+def _alternative(plan: Plan, entry: Alternative, most: float) -> Row:
+    return (
+        "*" if is_chosen(plan, entry) else "",
+        str(entry.micro_batch_size),
+        str(entry.micro_batches),
+        number(entry.tokens_per_second),
+        bar(entry.tokens_per_second, most, 16),
+        f"{entry.delay_ratio:.3g}",
+        number(entry.compute_tokens_per_second),
+        number(entry.io_tokens_per_second),
+        "simulated" if entry.simulated else "bound",
+    )
+
+
+def _spread(entries: list[Alternative], chosen: list[bool]) -> list[Alternative]:
+    """At most MOST_ROWS of `entries`: both ends, what is chosen, and the rest evenly between."""
+    if len(entries) <= MOST_ROWS:
+        return entries
+    picks = MOST_ROWS - 1
+    wanted = {round(i * (len(entries) - 1) / (picks - 1)) for i in range(picks)}
+    if True in chosen:
+        wanted.add(chosen.index(True))
+    return [entries[index] for index in sorted(wanted)]
+
+
+def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
+    table: list[Row] = []
+    for row in sorted(rows, key=lambda row: -row.throughput_gain):
+        saved = abs(row.seconds_per_unit)
+        change = f"{100 * row.throughput_gain:+.3g}% tokens/s" if abs(row.throughput_gain) >= 5e-5 else "nothing"
+        step = ""
+        if change != "nothing":
+            step = f"a step {duration(saved)} {'shorter' if row.throughput_gain > 0 else 'longer'}"
+        table.append((f"{_short(row.unit, 16)} more of", _short(row.resource, NAME_COLUMNS), change, step))
+    return _table(("", "", "", ""), table, left=(0, 1, 3)) if table else []
+
+
+# A profile's parts.
+
+
+def _machine(machine: Machine) -> list[str]:
+    share = ", a share of host memory" if machine.device == "cpu" else ""
+    cores = "compute, updates and copies share them" if machine.compute_shares_cpu else "for updates"
+    device = f"{_short(machine.device_name, 40)} ({machine.device}), {format_bytes(machine.device_memory_bytes)}"
+    host = f"{format_bytes(machine.host_memory_bytes)}, {format_bytes(machine.host_available_bytes)} available"
+    return _pairs(
+        ("cores", f"{machine.cores} ({cores})"),
+        ("host memory", host),
+        ("device", device + share),
+        ("host to device", f"{_rate(machine.h2d_bandwidth)}, back {_rate(machine.d2h_bandwidth)}"),
+        ("optimizer update", f"{number(machine.update_rate)} elements/s on {_times(machine.update_threads, 'thread')}"),
+    )
+
+
+def _volumes(volumes: Sequence[Volume]) -> list[str]:
+    lines = []
+    for volume in volumes:
+        alone = f"reads {_rate(volume.frontier[0].read)}, writes {_rate(volume.frontier[-1].write)}"
+        mixes = [f"{_rate(point.read)} and {_rate(point.write)}" for point in volume.frontier[1:-1]]
+        shown = mixes[len(mixes) // 2] if mixes else "not measured"
+        lines.append(f"  {_short(volume.path, 70)}")
+        lines.append(f"    {format_bytes(volume.free_bytes)} free, {volume.engine}; {alone}; together {shown}")
+    return lines
+
+
+def _model(model: Model) -> list[str]:
+    element = ELEMENT_BYTES[model.precision]
+    elements = sum(state.elements for state in model.states)
+    whole = elements * (element + OPTIMIZER_BYTES)
+    return _pairs(
+        ("architecture", _short(model.architecture, 60)),
+        ("directory", _short(model.path, 70) if model.path else "none, a what-if"),
+        ("parameters", f"{model.parameters:,} in {model.precision}"),
+        ("hidden size", f"{model.hidden_size:,}; vocabulary {model.vocab_size:,}"),
+        ("sequence length", f"{model.sequence_length:,} tokens"),
+        ("training state", f"{format_bytes(whole)}, and {format_bytes(elements * GRADIENT_BYTES)} of fp32 gradients"),
+    )
+
+
+def _layers(model: Model) -> list[str]:
+    counts = Counter(layer.layer_class for layer in model.layers)
+    first = {layer.layer_class: layer for layer in reversed(model.layers)}
+    element = ELEMENT_BYTES[model.precision]
+    rows: list[Row] = []
+    for entry in model.classes:
+        if entry.name in first:
+            elements = sum(model.states[index].elements for index in first[entry.name].states)
+            shared = any(len(model.uses(index)) > 1 for index in first[entry.name].states)
+            rows.append(
+                (
+                    _short(entry.name, NAME_COLUMNS),
+                    f"{counts[entry.name]:,}",
+                    f"{elements:,}",
+                    format_bytes(elements * element),
+                    format_bytes(elements * OPTIMIZER_BYTES),
+                    "tied" if shared else "",
+                )
+            )
+    return _table(("", "layers", "elements each", "parameters", "optimizer states", ""), rows)
+
+
+def _timings(model: Model) -> list[str]:
+    rows: list[Row] = []
+    for entry in model.classes:
+        for index, timing in enumerate(entry.timings):
+            rows.append(
+                (
+                    _short(entry.name, NAME_COLUMNS) if index == 0 else "",
+                    str(timing.micro_batch_size),
+                    duration(timing.forward_seconds),
+                    duration(timing.backward_seconds),
+                    format_bytes(max(timing.forward_workspace_bytes, timing.backward_workspace_bytes)),
+                    format_bytes(timing.saved_activation_bytes),
+                )
+            )
+    return _table(("", "size", "forward", "backward", "workspace", "activations"), rows)
+
+
+# Quantities.
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: microseconds below a millisecond, never more than a dozen characters."""
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    return format_seconds(seconds) if seconds < _LONG_SECONDS else f"{seconds:.2e} s"
+
+
+def number(value: float) -> str:
+    """A rate or a count with at least three digits: `0.0123`, `12.3`, `12,345`, `1.23e+15`."""
+    if value == 0:
+        return "0"
+    if 100 <= value < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def count(value: int) -> str:
+    """A large count in words: `1.34 billion`."""
+    for words, scale in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {words}"
+    return f"{value:,}"
+
+
+def percent(share: float) -> str:
+    """`12.3%`; a share that is not quite none or all never looks as if it were; none is `-`."""
+    if share <= 0:
+        return "-"
+    if share < 0.0005:
+        return "<0.1%"
+    if 0.9995 <= share < 1:
+        return ">99.9%"
+    return f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
+def exact_percent(share: float) -> str:
+    """All digits that a decision has: `31.2547%`."""
+    return f"{100 * share:.4f}".rstrip("0").rstrip(".") + "%"
+
+
+def bar(value: float, most: float, columns: int = BAR_COLUMNS) -> str:
+    """`value` of `most` as `[####....]`; more than `most` fills it."""
+    share = min(value / most, 1.0) if most > 0 else 1.0
+    full = round(share * columns)
+    if share > 0:
+        full = max(full, 1)
+    return f"[{'#' * full}{'.' * (columns - full)}]"
+
+
+def _bytes(nbytes: int) -> str:
+    return format_bytes(nbytes) if nbytes else "-"
+
+
+def _wear(nbytes: float) -> str:
+    """Bytes a day, also in the decimal terabytes of a drive's endurance."""
+    if nbytes >= 1e18:
+        return f"{nbytes:.2e} bytes"
+    decimal = 10 ** (int(log10(nbytes)) // 3 * 3) if nbytes >= 1 else 1
+    unit = {10**12: "TB", 10**9: "GB", 10**6: "MB", 10**3: "kB", 10**15: "PB"}.get(decimal, "bytes")
+    return f"{format_bytes(nbytes)} ({nbytes / decimal:.3g} {unit})"
+
+
+def _rate(bytes_per_second: float) -> str:
+    for unit, scale in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_second >= scale:
+            return f"{bytes_per_second / scale:.3g} {unit}"
+    return f"{bytes_per_second:.3g} B/s"
+
+
+def _times(number_of: int, one: str, many: str = "") -> str:
+    return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"
+
+
+# Layout.
+
+
+def _page(title: str, opening: list[str], *sections: tuple[str, list[str]]) -> str:
+    """Lines that never exceed COLUMNS, whatever the documents say; sections without lines are left out."""
+    lines = [title, "=" * min(cell_len(title), COLUMNS), *opening]
+    for heading, body in sections:
+        if body:
+            lines += ["", heading, *body]
+    return "\n".join(_short(line, COLUMNS).rstrip() for line in lines) + "\n"
+
+
+def _pairs(*pairs: tuple[str, str]) -> list[str]:
+    return _aligned([(f"  {name}", value) for name, value in pairs], least=20)
+
+
+def _aligned(pairs: Iterable[tuple[str, str]], least: int = 0) -> list[str]:
+    pairs = list(pairs)
+    width = max([least, *(cell_len(name) for name, _ in pairs)])
+    return [f"{set_cell_size(name, width)}  {value}" for name, value in pairs]
+
+
+def _table(head: Row, rows: Sequence[Row], left: Sequence[int] = (0, 1)) -> list[str]:
+    """Columns as wide as their widest cell; those in `left` to the left, numbers to the right."""
+    if all(len(row) > 1 and _is_number(row[1]) for row in rows):
+        left = [column for column in left if column != 1]
+    whole = [head, *rows] if any(head) else list(rows)
+    widths = [max(cell_len(row[column]) for row in whole) for column in range(len(head))]
+    lines = []
+    for row in whole:
+        cells = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            pad = " " * (width - cell_len(cell))
+            cells.append(cell + pad if column in left else pad + cell)
+        lines.append("  " + "  ".join(cells))
+    return lines
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit()
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines that fit, when no character is wide; the page cuts those that do not."""
+    return wrap(text, COLUMNS - 4, initial_indent="", subsequent_indent="  ") or [""]
+
+
+def _clean(text: str) -> str:
+    """Without what could move a terminal's cursor: documents come from anywhere."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _short(text: str, columns: int) -> str:
+    """Clean, and cut to `columns` with an ellipsis."""
+    text = _clean(text)
+    return text if cell_len(text) <= columns else set_cell_size(text, columns - 3).rstrip() + "..."

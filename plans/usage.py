@@ -1,0 +1,163 @@
+"""Usage: what a schedule's memory holds, by role: reserved for the whole run, and alive at each moment of a step.
+
+Owns the accounting that text and plots show. It follows bytes, not buffers, as the waits do: the head of a buffer may
+belong to the next one while its tail is still being read. Plain data; it assigns nothing and draws nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from .schedule import Buffer, Schedule, Tier
+from .timeline import Timeline
+
+LABELS = {"optimizer": "optimizer states", "delayed gradient": "delayed gradients"}
+"""What people call a role, where that is not the role itself."""
+_EITHER = " or "
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The bytes of one tier that hold something which is still needed, over a step."""
+
+    tier: Tier
+    arena_bytes: int
+    """What is reserved, whether it holds something or not."""
+    times: tuple[float, ...]
+    """Seconds from the start of the step at which something changes, with the step's start and end."""
+    alive: dict[str, tuple[int, ...]]
+    """Role -> bytes alive from times[i] to times[i + 1]: one value fewer than times."""
+
+    @property
+    def total(self) -> tuple[int, ...]:
+        """Bytes alive of all roles together."""
+        return tuple(map(sum, zip(*self.alive.values(), strict=True))) if self.alive else (0,) * (len(self.times) - 1)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.total, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """An op (its position in the graph) that touches bytes [start, stop) of a buffer."""
+
+    start: int
+    stop: int
+    op: int
+    overwrites: bool
+    """It writes without reading: what was there is gone."""
+
+
+def label(role: str) -> str:
+    """The role in a person's words."""
+    return _EITHER.join(LABELS.get(part, part) for part in role.split(_EITHER))
+
+
+def reserved(schedule: Schedule) -> dict[Tier, dict[str, int]]:
+    """Tier -> role -> bytes of the arena that are set aside for it; each tier's roles sum exactly to its arena.
+
+    Where roles take turns in one block (checkpoints, then delayed gradients), the part that both use is a role of its
+    own, "checkpoints or delayed gradient", and the rest belongs to the larger.
+    """
+    split: dict[Tier, dict[str, int]] = {}
+    for tier, arena in schedule.arenas.items():
+        slots: dict[int, dict[str, int]] = {}
+        for buffer in schedule.buffers:
+            if buffer.tier == tier:
+                extents = slots.setdefault(buffer.slot, {})
+                extents[buffer.role] = max(extents.get(buffer.role, 0), buffer.offset + buffer.nbytes - buffer.slot)
+        total: dict[str, int] = defaultdict(int)
+        for slot, stop in pairwise([*sorted(slots), arena]):
+            by_extent = sorted(slots[slot].items(), key=lambda entry: (-entry[1], entry[0]))
+            shared = by_extent[1][1] if len(by_extent) > 1 else 0
+            if shared:
+                total[_EITHER.join(sorted(slots[slot]))] += shared
+            if stop - slot > shared:
+                total[by_extent[0][0]] += stop - slot - shared
+        assert sum(total.values()) == arena, f"the {tier} arena has bytes that belong to no buffer"
+        split[tier] = dict(total)
+    return split
+
+
+def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:
+    """What is alive on host and on device while `timeline.graph`, one of `schedule`'s graphs, runs.
+
+    Bytes of a pool are alive from the start of the first op that touches them to the end of the last. States that keep a
+    place of their own are alive throughout. Checkpoints are alive from their writing to their last reading; delayed
+    gradients from their writing, across the step's boundary, to the next step's update.
+    """
+    accesses = _accesses(timeline)
+    changes: dict[Tier, dict[str, dict[float, int]]] = {"host": {}, "device": {}}
+    end = timeline.seconds
+    for buffer in schedule.buffers:
+        if buffer.tier in changes:
+            change = changes[buffer.tier].setdefault(buffer.role, defaultdict(int))
+            for nbytes, first, last in _lives(buffer, accesses.get(buffer.index, []), timeline, end):
+                change[first] += nbytes
+                change[last] -= nbytes
+    return {tier: _usage(tier, schedule.arenas[tier], changes[tier], end) for tier in changes}
+
+
+def _usage(tier: Tier, arena: int, changes: dict[str, dict[float, int]], end: float) -> Usage:
+    moments = {time for change in changes.values() for time, delta in change.items() if delta}
+    times = sorted({0.0, end, *moments})
+    alive = {
+        role: tuple(accumulate(change.get(time, 0) for time in times[:-1])) for role, change in changes.items() if change
+    }
+    return Usage(tier, arena, tuple(times), {role: values for role, values in alive.items() if any(values)})
+
+
+def _accesses(timeline: Timeline) -> dict[int, list[_Access]]:
+    """Buffer -> who touches what of it, in the graph's order."""
+    found: dict[int, list[_Access]] = defaultdict(list)
+    for position, op in enumerate(timeline.graph.ops):
+        reads = set(op.reads)
+        for region in reads:
+            found[region.buffer].append(_Access(region.start, region.stop, position, False))
+        for region in op.writes:
+            if region not in reads:
+                found[region.buffer].append(_Access(region.start, region.stop, position, True))
+    return found
+
+
+def _lives(
+    buffer: Buffer, accesses: Sequence[_Access], timeline: Timeline, end: float
+) -> list[tuple[int, float, float]]:
+    """(bytes, from, to) of all that the buffer holds in the course of the step."""
+    if not buffer.pool and buffer.turn < 0:
+        return [(buffer.nbytes, 0.0, end)]
+    lives = []
+    cuts = sorted({cut for access in accesses for cut in (access.start, access.stop)})
+    for start, stop in pairwise(cuts):
+        mine = [access for access in accesses if access.start <= start and stop <= access.stop]
+        if not mine:
+            continue
+        if buffer.pool:
+            spans = [(min(timeline.starts[a.op] for a in mine), max(timeline.ends[a.op] for a in mine))]
+        else:
+            spans = _across_boundary(mine, timeline, end)
+        lives += [(stop - start, first, last) for first, last in spans]
+    return lives
+
+
+def _across_boundary(accesses: Sequence[_Access], timeline: Timeline, end: float) -> list[tuple[float, float]]:
+    """When bytes of a place that outlives the step hold something: from a writing to the last reading before the next.
+
+    What is read before it is written was left by the step before; what is written and not read is for the step after.
+    """
+    spans: list[tuple[float, float]] = []
+    was_read = True
+    for access in accesses:
+        first, last = timeline.starts[access.op], timeline.ends[access.op]
+        if access.overwrites and was_read:
+            spans.append((first, last))
+        elif not spans:
+            spans.append((0.0, last))
+        else:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], last))
+        was_read = not access.overwrites
+    if spans and not was_read:
+        spans[-1] = (spans[-1][0], end)
+    return spans

@@ -1,0 +1,502 @@
+"""Text becomes the tokenizer's own tokens, a sample comes once an epoch, and what cannot be text is refused by name."""
+
+import itertools
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers, processors
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from ssdplan.executor import data
+from ssdplan.executor.data import Batch, TextData, load_tokenizer, read_documents
+from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
+from tests.tiny import EOS, make_tokenizer
+
+DOCUMENTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "What is stored is read again.\n\nAnd what is read again is the same.",
+    "Über naïve Schichten: 0123456789 中文字 🙂",
+    "a",
+    "  spaces   before, between and after  \n",
+]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def tokenizer(model_dir: Path) -> Any:
+    return load_tokenizer(model_dir)
+
+
+def write_rows(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def whole(tokenizer: Any, text: str) -> list[int]:
+    """The oracle: what the tokenizer itself says, then the end-of-sequence token."""
+    return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+
+
+def packed(tokenizer: Any, texts: list[str], length: int) -> list[list[int]]:
+    stream = list(itertools.chain.from_iterable(whole(tokenizer, text) for text in texts))
+    return [stream[i : i + length] for i in range(0, len(stream) - length + 1, length)]
+
+
+def rows_of(batches: list[Batch]) -> list[list[int]]:
+    """The rows without their padding."""
+    rows = []
+    for batch in batches:
+        mask = np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
+        rows += [ids[kept == 1].tolist() for ids, kept in zip(batch.input_ids, mask, strict=True)]
+    return rows
+
+
+def rows_in_order(samples: TextData) -> list[list[int]]:
+    return rows_of([batch for batches in samples.eval_batches(1) for batch in batches])
+
+
+# Reading
+
+
+def test_a_directory_is_read_in_the_order_of_its_sorted_paths(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.txt").write_text("third")
+    (tmp_path / "c.TXT").write_text("fourth\n")
+    write_rows(tmp_path / "a.jsonl", ["first", "second"])
+    (tmp_path / "notes.md").write_text("not text to train on")
+    assert list(read_documents(tmp_path)) == ["first", "second", "third", "fourth\n"]
+
+
+def test_text_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    text = "\r\none\ttwo\r\n\u2028ünï 🙂\n\n"
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert list(read_documents(tmp_path / "a.txt")) == [text]
+    rows = json.dumps({"text": text}, ensure_ascii=False)
+    (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{rows}\n\n  \n{rows}".encode())
+    assert list(read_documents(tmp_path / "b.jsonl")) == [text, text]
+
+
+def test_characters_may_straddle_what_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_READ_BYTES", 3)
+    text = "aé中🙂" * 20
+    (tmp_path / "a.txt").write_text(text)
+    assert list(read_documents(tmp_path)) == [text]
+
+
+def bad_text(content: bytes, suffix: str = "jsonl") -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / f"bad.{suffix}").write_bytes(content)
+        return folder / f"bad.{suffix}"
+
+    return make
+
+
+GOOD_ROW = b'{"text": "good"}\n'
+
+
+@pytest.mark.parametrize(
+    ("make", "where", "why"),
+    [
+        (lambda folder: folder / "absent.txt", "absent.txt: ", "no such file or directory"),
+        (lambda folder: folder, "", "no .txt or .jsonl file"),
+        (bad_text(b"a,b", "csv"), "bad.csv: ", "neither .txt nor .jsonl"),
+        (bad_text(b"", "txt"), "bad.txt: ", "empty"),
+        (bad_text(b""), "bad.jsonl: ", "empty"),
+        (bad_text(b"one\ntwo\nthr\xffee\n", "txt"), "bad.txt:3: ", "not valid UTF-8"),
+        (bad_text(b"one\ncut off \xe4\xb8", "txt"), "bad.txt:2: ", "not valid UTF-8"),
+        (bad_text(GOOD_ROW + b'{"text": "\xff"}\n'), "bad.jsonl:2: ", "not valid UTF-8"),
+        (bad_text(GOOD_ROW + b"\n{text}\n"), "bad.jsonl:3: ", "not a JSON row"),
+        (bad_text(b"[" * 100_000), "bad.jsonl:1: ", "not a JSON row"),
+        (bad_text(b'["text"]'), "bad.jsonl:1: ", "the row is a list; it must be an object with a field `text`"),
+        (bad_text(b"null"), "bad.jsonl:1: ", "the row is null"),
+        (
+            bad_text(GOOD_ROW + b'{"prompt": "p", "n": 1}'),
+            "bad.jsonl:2: ",
+            "no field `text` (its fields: `prompt`, `n`)",
+        ),
+        (bad_text(b"{}"), "bad.jsonl:1: ", "no field `text` (its fields: none)"),
+        (bad_text(b'{"text": 3}'), "bad.jsonl:1: ", "the field `text` is a number; it must be a string"),
+        (bad_text(b'{"text": null}'), "bad.jsonl:1: ", "the field `text` is null"),
+        (bad_text(b'{"text": "\\ud83d"}'), "bad.jsonl:1: ", "half of a surrogate pair"),
+    ],
+)
+def test_what_is_not_text_is_refused_with_its_place(
+    tmp_path: Path, tokenizer: Any, make: Callable[[Path], Path], where: str, why: str
+) -> None:
+    path = make(tmp_path)
+    for attempt in (
+        lambda: list(read_documents(path)),
+        lambda: TextData(path, tokenizer, sequence_length=4, cache=tmp_path / "cache"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            attempt()
+        message = str(refused.value)
+        assert message.startswith(f"{tmp_path}/{where}" if where else str(tmp_path))
+        assert why in message
+        assert "\n" not in message
+    assert not list(tmp_path.glob("cache/*"))
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.txt", " \n\t\n"), ("a.jsonl", '\n\n{"text": ""}\n{"text": " "}\n')])
+def test_white_space_alone_is_no_text(tmp_path: Path, tokenizer: Any, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    for pack in (True, False):
+        with pytest.raises(UsageError, match="no text at all"):
+            TextData(tmp_path, tokenizer, sequence_length=2, pack=pack)
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("length", [2, 5, 16])
+def test_packed_rows_are_the_tokens_of_all_documents_end_to_end(tmp_path: Path, tokenizer: Any, length: int) -> None:
+    samples = TextData(write_rows(tmp_path / "a.jsonl", DOCUMENTS), tokenizer, sequence_length=length)
+    expected = packed(tokenizer, DOCUMENTS, length)
+    assert rows_in_order(samples) == expected
+    assert (samples.samples, samples.documents) == (len(expected), len(DOCUMENTS))
+    assert samples.tokens == sum(len(whole(tokenizer, text)) for text in DOCUMENTS)
+
+
+def test_unpacked_rows_are_documents_cut_and_padded_to_their_micro_batch(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
+    samples = TextData(path, tokenizer, sequence_length=20, pack=False)
+    expected = [whole(tokenizer, text)[:20] for text in DOCUMENTS]
+    assert samples.samples == len(DOCUMENTS)
+    assert rows_in_order(samples) == expected
+    [[first, second, _]] = samples.eval_batches(2, micro_batches=3)
+    assert first.input_ids.shape == (2, 20)
+    assert first.attention_mask is None  # both are longer than that
+    lengths = [len(row) for row in expected]
+    assert second.input_ids.shape == (2, max(lengths[2:4]))
+    assert second.attention_mask is not None
+    assert second.attention_mask.sum(axis=1).tolist() == lengths[2:4]
+    padding = second.attention_mask == 0
+    assert (second.labels[padding] == -100).all()
+    assert (second.labels[~padding] == second.input_ids[~padding]).all()
+    assert second.input_ids.dtype == second.labels.dtype == second.attention_mask.dtype == np.int64
+
+
+def test_a_padding_token_in_the_text_still_counts(tmp_path: Path, tokenizer: Any) -> None:
+    """The end of a sequence is often the padding token too: what tells them apart is their place, not their id."""
+    tokenizer.pad_token = tokenizer.eos_token
+    samples = TextData(write_rows(tmp_path / "a.jsonl", ["a", "a b"]), tokenizer, sequence_length=20, pack=False)
+    [[batch]] = samples.eval_batches(2)
+    assert batch.attention_mask is not None
+    assert (batch.labels[batch.attention_mask == 1] == tokenizer.eos_token_id).sum() == 2
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_tokenizer_that_frames_texts_keeps_its_frame(tmp_path: Path, tokenizer: Any, pack: bool) -> None:
+    start = (tokenizer.convert_ids_to_tokens(5), 5)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start[0]} $A", special_tokens=[start]
+    )
+    samples = TextData(
+        write_rows(tmp_path / "a.jsonl", DOCUMENTS), tokenizer, sequence_length=3 if pack else 99, pack=pack
+    )
+    expected = packed(tokenizer, DOCUMENTS, 3) if pack else [whole(tokenizer, text) for text in DOCUMENTS]
+    assert expected[0][0] == 5
+    assert rows_in_order(samples) == expected
+
+
+def test_a_tokenizer_that_ends_texts_by_itself_gets_no_second_end(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.eos_token_id)]
+    )
+    samples = TextData(write_rows(tmp_path / "a.jsonl", DOCUMENTS), tokenizer, sequence_length=99, pack=False)
+    assert rows_in_order(samples) == [tokenizer(text)["input_ids"] for text in DOCUMENTS]
+
+
+def test_a_tokenizer_that_cannot_be_cut_gets_documents_whole(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    assert not data._Cutter(tokenizer).possible
+    samples = TextData(write_rows(tmp_path / "a.jsonl", DOCUMENTS), tokenizer, sequence_length=99, pack=False)
+    assert rows_in_order(samples) == [whole(tokenizer, text) for text in DOCUMENTS]
+
+
+def test_a_tokenizer_without_a_fast_form_serves_too(tmp_path: Path) -> None:
+    bytes_only = ByT5Tokenizer()  # pure Python, and ends every text by itself
+    assert not bytes_only.is_fast
+    path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
+    for _ in range(2):
+        samples = TextData(path, bytes_only, sequence_length=99, pack=False, cache=cache)
+        expected = [[*(byte + 3 for byte in text.encode()), bytes_only.eos_token_id] for text in DOCUMENTS]
+        assert rows_in_order(samples) == expected
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_document_too_long_to_be_given_whole_is_refused(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "_WHOLE_CHARACTERS", 50)
+    path = write_rows(tmp_path / "a.jsonl", ["short", "long " * 20])
+    assert TextData(path, tokenizer, sequence_length=4).samples > 0  # this one can be cut
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    with pytest.raises(UsageError, match=r"a\.jsonl:2: a document of 100 characters.*split it"):
+        TextData(path, tokenizer, sequence_length=4)
+
+
+PRE_TOKENIZERS = {
+    "GPT-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "SmolLM": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    "Llama 3": lambda: split_by(data._KNOWN_SPLITS[0]),
+    "Qwen 2": lambda: split_by(data._KNOWN_SPLITS[1]),
+}
+
+
+def split_by(expression: str) -> Any:
+    split = pre_tokenizers.Split(Regex(expression), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+@pytest.mark.parametrize("kind", PRE_TOKENIZERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_cutting_a_long_document_changes_no_token(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
+    monkeypatch.setattr(data, "_PIECE_CHARACTERS", 200)
+    monkeypatch.setattr(data._Cutter, "LOOK_AHEAD", 40)
+    tokenizer.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[kind]()
+    cutter = data._Cutter(tokenizer)
+    assert cutter.possible
+    parts = ["\n", " ", "  ", "\n\n", "\t", "\r\n", "a", "word", "It's", "'s", "is read", "123", "4567890", ".", "!!"]
+    parts += ["é", "中文", "\u00a0", "\x1c", "🙂", "_", EOS, EOS[:5], "x" * 300, " " * 90]
+    generator = random.Random(f"{kind} {seed}")
+    cuts = 0
+    for _ in range(20):
+        weights = [generator.random() ** 3 for _ in parts]
+        text = "".join(generator.choices(parts, weights, k=400))
+        step = generator.randint(1, 500)
+        pieces = list(cutter.pieces(text[i : i + step] for i in range(0, len(text), step)))
+        cuts += len(pieces) - 1
+        assert "".join(pieces) == text
+        tokens = [token for piece in pieces for token in tokenizer(piece)["input_ids"]]
+        assert tokens == tokenizer(text)["input_ids"], repr(text)
+    assert cuts > 20
+
+
+def test_a_long_document_with_a_framing_tokenizer_is_framed_once(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "_PIECE_CHARACTERS", 2000)
+    start = (tokenizer.convert_ids_to_tokens(5), 5)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start[0]} $A", special_tokens=[start]
+    )
+    texts = ["\n".join(DOCUMENTS * 200), "short"]
+    samples = TextData(write_rows(tmp_path / "a.jsonl", texts), tokenizer, sequence_length=10**6, pack=False)
+    assert rows_in_order(samples) == [whole(tokenizer, text) for text in texts]
+
+
+# What cannot be trained on
+
+
+def test_too_little_text_for_one_row_says_what_would_do(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", ["a", "b"])
+    with pytest.raises(
+        UsageError, match=r"4 tokens in all, fewer than one row of 64; .*--sequence-length of 4 or less"
+    ):
+        TextData(path, tokenizer, sequence_length=64)
+    assert TextData(path, tokenizer, sequence_length=4).samples == 1
+
+
+def test_a_row_with_nothing_to_predict_is_refused_unless_packed(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n\n{"text": "x"}\n{"text": ""}\n{"text": "good"}\n')
+    with pytest.raises(UsageError, match=r"a\.jsonl:4: the row has fewer than 2 tokens"):
+        TextData(tmp_path, tokenizer, sequence_length=8, pack=False)
+    texts = ["good", "x", "", "good"]
+    assert rows_in_order(TextData(tmp_path, tokenizer, sequence_length=2)) == packed(tokenizer, texts, 2)
+
+
+def test_a_sequence_of_one_token_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(UsageError, match="2 or more"):
+        TextData(write_rows(tmp_path / "a.jsonl", DOCUMENTS), tokenizer, sequence_length=1)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
+    size = max(tokenizer.get_vocab().values()) + 1
+    assert TextData(path, tokenizer, sequence_length=4, vocab_size=size).samples > 0
+    with pytest.raises(MismatchError, match=f"ids up to {size - 1}, the model's vocab_size is {size - 1}"):
+        TextData(path, tokenizer, sequence_length=4, vocab_size=size - 1)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    endless = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(UsageError, match="no end-of-sequence token"):
+        TextData(write_rows(tmp_path / "a.jsonl", DOCUMENTS), endless, sequence_length=4)
+
+
+def test_a_model_without_a_readable_tokenizer_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    with pytest.raises(UsageError, match="no such model directory"):
+        load_tokenizer(tmp_path / "absent")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UsageError, match=r"no tokenizer here.*tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UsageError, match="the tokenizer cannot be read") as refused:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+# The cache
+
+
+def test_the_second_time_nothing_is_tokenised(
+    tmp_path: Path, tokenizer: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
+    first = TextData(path, tokenizer, sequence_length=4, cache=cache)
+    [file] = cache.iterdir()
+    monkeypatch.setattr(data, "_write_cache", None)  # would fail if it were called
+    again = TextData(path, load_tokenizer(model_dir), sequence_length=6, cache=cache)
+    assert again.tokens == first.tokens
+    assert rows_in_order(again) == packed(tokenizer, DOCUMENTS, 6)
+    assert list(cache.iterdir()) == [file]
+
+
+def test_other_text_or_another_tokenizer_is_another_cache(tmp_path: Path, tokenizer: Any) -> None:
+    cache = tmp_path / "cache"
+    path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
+    TextData(path, tokenizer, sequence_length=4, cache=cache)
+    changed = [*DOCUMENTS[:-1], "changed"]
+    write_rows(path, changed)
+    assert rows_in_order(TextData(path, tokenizer, sequence_length=4, cache=cache)) == packed(tokenizer, changed, 4)
+    tokenizer.add_tokens(["read again"])
+    assert rows_in_order(TextData(path, tokenizer, sequence_length=4, cache=cache)) == packed(tokenizer, changed, 4)
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:-8], lambda whole: whole[:5], lambda _: b"", lambda _: b"x" * 99]
+)
+def test_a_damaged_cache_is_made_again(tmp_path: Path, tokenizer: Any, damage: Callable[[bytes], bytes]) -> None:
+    path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
+    TextData(path, tokenizer, sequence_length=4, cache=cache)
+    [file] = cache.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    assert rows_in_order(TextData(path, tokenizer, sequence_length=4, cache=cache)) == packed(tokenizer, DOCUMENTS, 4)
+
+
+def test_a_full_disk_leaves_no_cache_behind(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
+    monkeypatch.setattr(data, "_write_tokens", full)
+    with pytest.raises(DiskFullError, match="no space for the tokenised text"):
+        TextData(path, tokenizer, sequence_length=4, cache=cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_progress_ends_at_all_of_the_bytes(tmp_path: Path, tokenizer: Any) -> None:
+    text = "".join(DOCUMENTS)
+    (tmp_path / "a.txt").write_text(text)
+    calls: list[tuple[int, int]] = []
+    TextData(tmp_path, tokenizer, sequence_length=4, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (len(text.encode()), len(text.encode()))
+
+
+# Samples
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> TextData:
+    """Thirteen samples, each of other tokens."""
+    folder = tmp_path_factory.mktemp("numbered")
+    texts = ["abcdefghijklm"[i] * (i + 1) for i in range(13)]
+    return TextData(write_rows(folder / "a.jsonl", texts), load_tokenizer(model_dir), sequence_length=32, pack=False)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    micro_batches=st.integers(1, 5), size=st.integers(1, 4), seed=st.integers(0, 2**64 - 1), epochs=st.integers(1, 4)
+)
+def test_every_epoch_has_every_sample_once_in_an_order_of_its_own(
+    numbered: TextData, micro_batches: int, size: int, seed: int, epochs: int
+) -> None:
+    needed = epochs * numbered.samples
+    rows: list[list[int]] = []
+    step = 0
+    while len(rows) < needed:
+        batches = numbered.micro_batches(step, micro_batches=micro_batches, micro_batch_size=size, seed=seed)
+        assert [len(batch.input_ids) for batch in batches] == [size] * micro_batches
+        rows += rows_of(batches)
+        step += 1
+    everything = sorted(rows_in_order(numbered))
+    orders = [rows[i : i + numbered.samples] for i in range(0, needed, numbered.samples)]
+    assert all(sorted(order) == everything for order in orders)
+    assert all(a != b for a, b in itertools.combinations(orders, 2))  # by chance once in 13! times
+
+
+@settings(max_examples=50, deadline=None)
+@given(step=st.integers(0, 10**6), split=st.sampled_from([(1, 6), (2, 3), (3, 2), (6, 1)]), seed=st.integers(0, 99))
+def test_a_step_depends_on_nothing_but_its_arguments(
+    numbered: TextData, step: int, split: tuple[int, int], seed: int
+) -> None:
+    def rows(micro_batches: int, size: int) -> list[list[int]]:
+        return rows_of(numbered.micro_batches(step, micro_batches=micro_batches, micro_batch_size=size, seed=seed))
+
+    expected = rows(1, 6)
+    numbered.micro_batches(step + 1, micro_batches=2, micro_batch_size=2, seed=seed + 1)
+    data._shuffle.cache_clear()
+    assert rows(*split) == expected  # however the same batch is cut into micro-batches
+
+
+def test_seeds_give_orders_that_are_evenly_spread() -> None:
+    samples, seeds = 5, 4000
+    counts = np.zeros((samples, samples), int)
+    for seed in range(seeds):
+        counts[np.arange(samples), data._shuffle(seed, 0, samples)] += 1
+    assert np.abs(counts / seeds - 1 / samples).max() < 0.03  # 4.7 standard deviations
+
+
+def test_the_order_of_a_run_never_changes() -> None:
+    """A run of one version resumes with the same samples in another: the order is Philox 4x64-10's, as published."""
+    for seed, epoch, samples in ((0, 0, 8), (7, 2, 37), (2**64 - 1, 5, 100)):
+        numbers = [number for block in range(1, samples // 4 + 2) for number in philox(block, seed, epoch)]
+        expected = sorted(range(samples), key=numbers.__getitem__)
+        assert data._shuffle(seed, epoch, samples).tolist() == expected
+
+
+def philox(counter: int, *key: int) -> list[int]:
+    """Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), section 5.1."""
+    words, keys, mask = [counter, 0, 0, 0], list(key), 2**64 - 1
+    for _ in range(10):
+        first, second = words[0] * 0xD2E7470EE14C6C93, words[2] * 0xCA5A826395121157
+        words = [(second >> 64) ^ words[1] ^ keys[0], second & mask, (first >> 64) ^ words[3] ^ keys[1], first & mask]
+        keys = [(keys[0] + 0x9E3779B97F4A7C15) & mask, (keys[1] + 0xBB67AE8584CAA73B) & mask]
+    return words
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "size", "limit"), [(1, 1, None), (2, 3, None), (2, 3, 7), (4, 4, 99), (2, 2, 4)]
+)
+def test_evaluation_sees_every_sample_once_and_in_order(
+    numbered: TextData, micro_batches: int, size: int, limit: int | None
+) -> None:
+    passes = list(numbered.eval_batches(size, limit, micro_batches=micro_batches))
+    assert all([len(batch.input_ids) for batch in batches] == [size] * micro_batches for batches in passes)
+    counted = []
+    for batch in itertools.chain.from_iterable(passes):
+        for ids, labels in zip(batch.input_ids, batch.labels, strict=True):
+            if (labels != -100).any():
+                counted.append(ids[labels != -100].tolist())
+    assert counted == rows_in_order(numbered)[:limit]

@@ -1,0 +1,199 @@
+"""Whole runs: the same bits whatever the placement, equal to plain PyTorch, within the planned memory and traffic."""
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ssdplan.executor.data import TextData, load_tokenizer
+from ssdplan.executor.device import EmulatedDevice
+from ssdplan.executor.layers import MicroBatch
+from ssdplan.executor.model import open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.train import Recipe, Watch, train
+from ssdplan.plans.errors import MismatchError, NumericalError, UsageError
+from ssdplan.plans.plan import Plan
+from tests import reference
+from tests.executor.planned import make_plan
+from tests.tiny import make_model, make_tokenizer
+
+LENGTH = 16
+RECIPE = Recipe(steps=5, optimizer=AdamW(lr=1e-3, weight_decay=0.1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_model("llama", path / "llama", layers=3, vocab=320, tied=True)
+    make_tokenizer(path / "llama")
+    make_model("gpt2", path / "gpt2", layers=2, vocab=320, tied=True, resid_pdrop=0.1, attn_pdrop=0.1, embd_pdrop=0.1)
+    make_tokenizer(path / "gpt2")
+    rows = [f"row {i}: " + "the quick brown fox jumps over the lazy dog " * (1 + i % 3) for i in range(60)]
+    (path / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    (path / "text.txt").write_text(" ".join(rows))
+    (path / "held-out.txt").write_text(rows[0] * 4)
+    return path
+
+
+def run(directory: Path, out: Path, name: str = "llama", *, recipe: Recipe = RECIPE, data="text.txt", **choices):
+    model = open_model(directory / name, torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, **choices)
+    return plan, train(
+        plan, model, EmulatedDevice(), data=directory / data, out=out, recipe=recipe, eval_data=directory / "held-out.txt"
+    )
+
+
+def digest(out: Path) -> str:
+    return hashlib.sha256((out / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+GRID = [
+    *itertools.product([0.0, 0.3, 1.0], [0.0, 0.37, 1.0], [False]),
+    (0.0, 0.37, True),
+    (0.3, 0.0, True),
+    (1.0, 1.0, True),
+]
+
+
+@pytest.mark.parametrize(("name", "precision"), [("llama", "fp32"), ("gpt2", "bf16")])
+def test_placement_delay_and_runner_change_no_bit(directory, tmp_path, name, precision):
+    seen = {}
+    for alpha, residency, serial in GRID:
+        out = tmp_path / f"{alpha}-{residency}-{serial}"
+        _, result = run(
+            directory,
+            out,
+            name,
+            recipe=Recipe(steps=3, optimizer=RECIPE.optimizer, serial=serial, eval_every=2),
+            precision=precision,
+            micro_batches=3,
+            micro_batch_size=1,
+            alpha=alpha,
+            optimizer=residency,
+            parameters=residency,
+            checkpoints=residency,
+            gradient=residency,
+            chunk=4096,
+        )
+        seen[alpha, residency, serial] = (digest(out), tuple(result.losses), tuple(result.eval_losses.values()))
+    assert len(set(seen.values())) == 1, seen
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_run_equals_plain_pytorch(directory, tmp_path, pack):
+    recipe = Recipe(steps=20, optimizer=AdamW(lr=1e-3, weight_decay=0.1, beta2=0.95), pack=pack)
+    data = "text.txt" if pack else "rows.jsonl"
+    _, result = run(
+        directory, tmp_path / "run", recipe=recipe, data=data, micro_batches=2, alpha=0.4, optimizer=0.5, parameters=0.2
+    )
+    tokenizer = load_tokenizer(directory / "llama")
+    text = TextData(directory / data, tokenizer, sequence_length=LENGTH, pack=pack)
+    steps = [
+        [
+            MicroBatch(
+                torch.from_numpy(batch.input_ids),
+                torch.from_numpy(batch.labels),
+                None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
+            )
+            for batch in text.micro_batches(step, micro_batches=2, micro_batch_size=2, seed=0)
+        ]
+        for step in range(20)
+    ]
+    settings = reference.AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    losses, weights = reference.train(directory / "llama", steps, settings)
+    assert result.losses == pytest.approx(losses, rel=5e-6)
+    for name, tensor in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
+        assert torch.linalg.vector_norm(tensor - weights[name]) <= 1e-3 * torch.linalg.vector_norm(weights[name]), name
+
+
+def test_memory_and_traffic_are_the_plans_to_the_byte(directory, tmp_path):
+    plan, result = run(
+        directory, tmp_path / "run", alpha=0.3, optimizer=0.4, parameters=0.2, checkpoints=0.5, gradient=0.7, chunk=4096
+    )
+    compared = {row.quantity: row for row in result.compared}
+    for quantity in ("host_arena_bytes", "device_arena_bytes", "ssd_read_bytes", "ssd_write_bytes"):
+        assert compared[quantity].measured == compared[quantity].predicted, quantity
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+    assert all(line["ssd_write_bytes"] == plan.prediction.ssd_write_bytes for line in steps[1:])
+    assert [line["loss"] for line in steps] == result.losses
+    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) > 50
+
+
+def test_the_gradient_norm_is_that_of_plain_pytorch(directory, tmp_path):
+    run(directory, tmp_path / "run", recipe=Recipe(steps=1, optimizer=RECIPE.optimizer), alpha=0.5)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])
+    text = TextData(directory / "text.txt", load_tokenizer(directory / "llama"), sequence_length=LENGTH)
+    batches = text.micro_batches(0, micro_batches=2, micro_batch_size=2, seed=0)
+    model = reference.load(directory / "llama")
+    micro = [MicroBatch(torch.from_numpy(b.input_ids), torch.from_numpy(b.labels)) for b in batches]
+    reference.step_loss(model, micro, backward=True)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+
+
+def test_nothing_stays_of_a_run_that_fails_before_its_first_step(directory, tmp_path):
+    model = open_model(directory / "llama", torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH)
+    out = tmp_path / "run"
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(UsageError):
+        train(plan, model, EmulatedDevice(), data=tmp_path / "empty.txt", out=out, recipe=RECIPE)
+    assert not out.exists()
+
+    def stop(fraction: float, what: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch = Watch(loading=stop)
+        train(plan, model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=RECIPE, watch=watch)
+    assert not out.exists()
+
+
+def test_a_directory_in_use_is_left_alone(directory, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not an empty directory"):
+        run(directory, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_plan_for_another_model_is_refused(directory, tmp_path):
+    llama, gpt2 = (open_model(directory / name, torch.float32) for name in ("llama", "gpt2"))
+    with pytest.raises(MismatchError, match="another model"):
+        train(
+            make_plan(gpt2, sequence_length=LENGTH),
+            llama,
+            EmulatedDevice(),
+            data=directory / "text.txt",
+            out=tmp_path / "run",
+            recipe=RECIPE,
+        )
+
+
+def test_a_plan_whose_memory_was_edited_is_refused(directory, tmp_path):
+    model = open_model(directory / "llama", torch.float32)
+    raw = json.loads(make_plan(model, sequence_length=LENGTH).text())
+    raw["decision"]["micro_batches"] = 7
+    edited = Plan.model_validate(raw)
+    with pytest.raises(MismatchError, match="it was edited"):
+        train(edited, model, EmulatedDevice(), data=directory / "text.txt", out=tmp_path / "run", recipe=RECIPE)
+
+
+def test_training_that_diverges_stops(directory, tmp_path):
+    with pytest.raises(NumericalError, match="step"):
+        run(directory, tmp_path / "run", recipe=Recipe(steps=5, optimizer=AdamW(lr=1e30)))
+    assert not (tmp_path / "run" / "model").exists()

@@ -1,0 +1,185 @@
+// Both engines under many threads: data, errors, requests that are dropped, and closing with work in flight.
+#include "engine.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "arena.hpp"
+#include "check.hpp"
+
+using namespace ssdplan;
+
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+constexpr int kThreads = 4;
+constexpr std::int64_t kRegion = 2 << 20;  // each thread's own part of the file
+
+std::string fresh_path() {
+    const std::string path = "engine_test." + std::to_string(::getpid());
+    (void)::unlink(path.c_str());
+    return path;
+}
+
+// Writes and reads back random ranges of one region; what the file holds is mirrored in `expected`.
+void exercise(Engine& engine, std::int64_t file, int thread) {
+    std::mt19937 random(static_cast<unsigned>(thread));
+    Arena arena(2 * kRegion, false);
+    auto* const source = reinterpret_cast<unsigned char*>(arena.address());
+    unsigned char* const target = source + kRegion;
+    std::vector<unsigned char> expected(kRegion, 0);
+    const std::int64_t base = thread * kRegion;
+    CHECK(engine.submit(Direction::write, {{file, base, arena.address(), kRegion}})->wait() == kRegion);
+    for (int round = 0; round < 12; ++round) {
+        for (std::int64_t i = 0; i < kRegion; ++i) source[i] = static_cast<unsigned char>(random());
+        std::vector<std::shared_ptr<Request>> writes;
+        std::int64_t begin = 0;
+        while (begin < kRegion) {
+            const std::int64_t pages = 1 + static_cast<std::int64_t>(random() % 100);
+            const std::int64_t nbytes = std::min(pages * kPage, kRegion - begin);
+            if (random() % 2 == 0) {
+                std::memcpy(expected.data() + begin, source + begin, static_cast<std::size_t>(nbytes));
+                writes.push_back(engine.submit(
+                    Direction::write,
+                    {{file, base + begin, arena.address() + static_cast<std::uintptr_t>(begin), nbytes}}));
+            }
+            begin += nbytes;
+        }
+        for (const auto& write : writes) (void)write->wait();
+        const auto read = engine.submit(
+            Direction::read, {{file, base, arena.address() + kRegion, kRegion / 2},
+                              {file, base + kRegion / 2, arena.address() + kRegion + kRegion / 2, kRegion / 2}});
+        CHECK(read->wait() == kRegion);
+        CHECK(read->done());
+        CHECK(std::memcmp(target, expected.data(), kRegion) == 0);
+    }
+}
+
+void test(const std::string& kind) {
+    const std::string path = fresh_path();
+    Engine engine(kind, 8, 64 << 10, 3);
+    CHECK(engine.kind() == kind);
+    const std::int64_t nbytes = kThreads * kRegion;
+    const std::int64_t file = engine.open(path, nbytes, false);
+    CHECK(engine.size(file) == static_cast<std::uint64_t>(nbytes));
+    CHECK_THROWS(IoFailure, engine.open(path, nbytes, false));
+
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) threads.emplace_back([&engine, file, t] { exercise(engine, file, t); });
+    // Meanwhile, requests that fail, from their own thread: at the end of the file and beyond.
+    threads.emplace_back([&engine, file, nbytes] {
+        Arena arena(1 << 20, false);
+        for (int round = 0; round < 50; ++round) {
+            const auto request = engine.submit(Direction::read, {{file, nbytes - kPage, arena.address(), 1 << 20}});
+            try {
+                (void)request->wait();
+                CHECK(false);
+            } catch (const IoFailure& failure) {
+                CHECK(failure.code == ENODATA);
+                CHECK(failure.offset >= static_cast<std::uint64_t>(nbytes - kPage));
+            }
+        }
+    });
+    for (std::thread& thread : threads) thread.join();
+    engine.flush(file);
+
+    Arena arena(4 << 20, false);
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 1, arena.address(), kPage}}));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, arena.address() + 8, kPage}}));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, arena.address(), 100}}));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, 0, kPage}}));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file + 1, 0, arena.address(), kPage}}));
+    CHECK(engine.submit(Direction::read, {})->wait() == 0);
+
+    // A thread that ends, and drops its handle, while its request is in flight.
+    std::thread([&engine, &arena, file] {
+        (void)engine.submit(Direction::read, {{file, 0, arena.address(), 4 << 20}});
+    }).join();
+    engine.close_file(file);  // waits for it
+    CHECK_THROWS(std::invalid_argument, engine.size(file));
+
+    // Closing waits for what is in flight, and can race with itself.
+    const std::int64_t again = engine.open(path, std::nullopt, true);
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::write, {{again, 0, arena.address(), kPage}}));
+    const auto last = engine.submit(Direction::read, {{again, 0, arena.address(), 4 << 20}});
+    std::thread other([&engine] { engine.close(); });
+    engine.close();
+    other.join();
+    CHECK(last->done());
+    CHECK(last->wait() == 4 << 20);
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{again, 0, arena.address(), kPage}}));
+    CHECK_THROWS(std::runtime_error, engine.open(path, std::nullopt, true));
+    CHECK(::unlink(path.c_str()) == 0);
+}
+
+// What a drive, a signal or a full kernel may return for a transfer, without one that does.
+void test_results() {
+    const auto fresh = [](Direction direction) {
+        Block block;
+        block.file = std::make_shared<File>();
+        block.file->path = "drive";
+        block.file->active = 1;
+        block.request = std::make_shared<Request>(1, 16 * kPage);
+        block.direction = direction;
+        block.offset = 10 * kPage;
+        block.nbytes = 16 * kPage;
+        return block;
+    };
+    const auto code = [](const Block& block) {
+        CHECK(block.request->done());
+        CHECK(block.file->active == 0);
+        try {
+            (void)block.request->wait();
+        } catch (const IoFailure& failure) {
+            CHECK(failure.path == "drive" && failure.offset == block.offset && failure.nbytes == block.nbytes);
+            return failure.code;
+        }
+        return 0;
+    };
+    for (const Direction direction : {Direction::read, Direction::write}) {
+        Block block = fresh(direction);
+        CHECK(!block.absorb(3 * kPage));  // short: the rest is to be transferred
+        CHECK(block.offset == 13 * kPage && block.nbytes == 13 * kPage);
+        CHECK(reinterpret_cast<std::uintptr_t>(block.memory) == 3 * kPage);
+        CHECK(!block.absorb(-EINTR) && !block.absorb(-EAGAIN) && !block.absorb(-ECANCELED));
+        CHECK(!block.absorb(512));
+        CHECK(block.offset == 13 * kPage + 512 && !block.request->done());
+        CHECK(block.absorb(13 * kPage - 512));
+        CHECK(code(block) == 0 && block.request->wait() == 16 * kPage);
+
+        block = fresh(direction);
+        CHECK(block.absorb(-EIO) && code(block) == EIO);
+        block = fresh(direction);
+        CHECK(block.absorb(0) && code(block) == (direction == Direction::read ? ENODATA : EIO));
+        block = fresh(direction);
+        int turns = 0;
+        while (!block.absorb(-EAGAIN)) ++turns;  // for ever is no answer either
+        CHECK(turns > 10 && code(block) == EAGAIN);
+    }
+    Block odd = fresh(Direction::read);
+    CHECK(odd.absorb(kPage + 100) && code(odd) == ENODATA);  // the file ends within a sector
+    odd = fresh(Direction::write);
+    CHECK(!odd.absorb(kPage + 100) && odd.nbytes == 15 * kPage);
+}
+
+}  // namespace
+
+int main() {
+    test_results();
+    test("threads");
+    try {
+        Engine("io_uring", 1, kPage, 1).close();
+    } catch (const IoFailure& failure) {
+        std::printf("io_uring is not to be had here: %s\n", failure.what());
+        return 0;
+    }
+    test("io_uring");
+    return 0;
+}

@@ -1,0 +1,96 @@
+// The kernels over whole ranges: any number of threads, and several callers at once, give the same bits.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "parallel.hpp"
+
+using namespace ssdplan;
+
+namespace {
+
+template <typename T>
+std::uintptr_t address(std::vector<T>& values) {
+    return reinterpret_cast<std::uintptr_t>(values.data());
+}
+
+struct State {
+    explicit State(std::size_t elements)
+        : master(elements), exp_avg(elements), exp_avg_sq(elements), gradient(elements), parameter(elements) {
+        std::mt19937 random(1);
+        std::normal_distribution<float> normal;
+        for (std::size_t i = 0; i < elements; ++i) {
+            master[i] = normal(random);
+            exp_avg[i] = normal(random);
+            exp_avg_sq[i] = std::abs(normal(random));
+            gradient[i] = normal(random);
+        }
+    }
+
+    GradientStatistics update(std::int64_t threads) {
+        return parallel_adamw(
+            {address(master), address(exp_avg), address(exp_avg_sq), address(gradient), address(parameter), Dtype::bf16,
+             static_cast<std::int64_t>(master.size()), 1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.5},
+            threads);
+    }
+
+    std::vector<float> master, exp_avg, exp_avg_sq, gradient;
+    std::vector<std::uint16_t> parameter;
+};
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+    return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+int main() {
+    for (const std::size_t elements : {1, 7, 2048, 2049, 65536, 300001}) {
+        State alone(elements);
+        const GradientStatistics expected = alone.update(1);
+        CHECK(expected.finite);
+        double sum = 0.0;
+        for (const float g : alone.gradient) sum += 0.25 * static_cast<double>(g) * static_cast<double>(g);
+        CHECK(std::abs(sum - expected.sum_of_squares) <= 1e-12 * sum);
+        std::vector<std::thread> callers;
+        for (int caller = 0; caller < 3; ++caller) {
+            callers.emplace_back([&alone, &expected, elements, caller] {
+                State shared(elements);
+                const GradientStatistics got = shared.update(caller + 2);
+                CHECK(got.finite && got.sum_of_squares == expected.sum_of_squares);
+                CHECK(same(shared.master, alone.master) && same(shared.exp_avg, alone.exp_avg));
+                CHECK(same(shared.exp_avg_sq, alone.exp_avg_sq) && shared.parameter == alone.parameter);
+            });
+        }
+        for (std::thread& caller : callers) caller.join();
+
+        std::vector<std::uint16_t> half(elements);
+        std::vector<float> back(elements);
+        const auto n = static_cast<std::int64_t>(elements);
+        parallel_convert(address(half), Dtype::bf16, address(alone.master), Dtype::fp32, n, 3);
+        CHECK(half == alone.parameter);
+        parallel_convert(address(back), Dtype::fp32, address(half), Dtype::bf16, n, 3);
+        for (std::size_t i = 0; i < elements; ++i)
+            CHECK(std::abs(back[i] - alone.master[i]) <= std::abs(back[i]) / 128);
+        parallel_copy(address(back), address(alone.master), n * 4, 3);
+        CHECK(same(back, alone.master));
+
+        CHECK(parallel_is_finite(address(back), n, Dtype::fp32, 3));
+        back[elements - 1] = -std::numeric_limits<float>::infinity();
+        CHECK(!parallel_is_finite(address(back), n, Dtype::fp32, 3));
+        alone.gradient[elements / 2] = std::numeric_limits<float>::quiet_NaN();
+        CHECK(!alone.update(3).finite);
+    }
+    State state(16);
+    CHECK_THROWS(std::invalid_argument, state.update(0));
+    CHECK_THROWS(std::invalid_argument, parallel_copy(0, address(state.master), 4, 1));
+    CHECK_THROWS(std::invalid_argument, parallel_copy(address(state.master), address(state.master) + 4, 8, 1));
+    CHECK_THROWS(std::invalid_argument, parallel_is_finite(address(state.master), -1, Dtype::fp32, 1));
+    parallel_copy(0, 0, 0, 1);
+    return 0;
+}

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Builds the native test programs with AddressSanitizer + UndefinedBehaviorSanitizer and with ThreadSanitizer, runs
+# them, and compares the kernels of every instruction set that this processor has. run.sh BUILD_FOLDER
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+build=$1
+mkdir -p "$build"
+
+# ThreadSanitizer's memory map does not bear the address randomisation of recent kernels.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
+
+for sanitizers in address,undefined thread; do
+    folder=$build/${sanitizers%%,*}
+    cmake -S "$root" -B "$folder" -G Ninja -DSSDPLAN_NATIVE_TESTS=ON -DSSDPLAN_SANITIZE=$sanitizers >"$folder.log" 2>&1 ||
+        { cat "$folder.log"; exit 1; }
+    cmake --build "$folder" >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
+    echo "native tests, -fsanitize=$sanitizers"
+    (cd "$folder" && "${fixed_addresses[@]}" ctest --output-on-failure --timeout 120) >"$folder.log" 2>&1 ||
+        { cat "$folder.log"; exit 1; }
+    grep -E 'tests passed' "$folder.log"
+done
+
+hashes=$(for program in "$build"/address/tests/native/cpp/kernels_hash_*; do [ -x "$program" ] && "$program"; done)
+echo "$hashes"
+if [ "$(grep -v skipped <<<"$hashes" | awk '{print $2}' | sort -u | wc -l)" -gt 1 ]; then
+    echo "the instruction sets do not give the same bits" >&2
+    exit 1
+fi

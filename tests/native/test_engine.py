@@ -1,0 +1,415 @@
+"""Direct I/O, with both engines: data against ordinary files, concurrency, and errors that carry what one must know."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ssdplan.native as native
+
+PAGE = 4096
+
+
+def io_uring_works() -> bool:
+    try:
+        native.Engine("io_uring", queue_depth=1).close()
+    except native.IoError:
+        return False
+    return True
+
+
+KINDS = [
+    pytest.param("threads"),
+    pytest.param("io_uring", marks=pytest.mark.skipif(not io_uring_works(), reason="io_uring is forbidden here")),
+]
+
+
+@pytest.fixture(params=KINDS)
+def engine(request: pytest.FixtureRequest) -> Iterator[native.Engine]:
+    engine = native.Engine(request.param, queue_depth=6, block_bytes=16 * PAGE)
+    yield engine
+    engine.close()
+
+
+def random_bytes(arena: native.Arena, seed: int = 0) -> torch.Tensor:
+    tensor = torch.from_dlpack(arena)
+    tensor.copy_(torch.from_numpy(np.random.default_rng(seed).integers(0, 256, arena.nbytes, dtype=np.uint8)))
+    return tensor
+
+
+def test_what_is_written_is_in_the_file(engine: native.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    file = engine.open(path, create_bytes=100 * PAGE)
+    assert engine.size(file) == 100 * PAGE
+    arena = native.Arena(64 * PAGE)
+    data = random_bytes(arena)
+    # Three segments, out of order in memory and in the file; one of them longer than a block.
+    a = arena.address
+    request = engine.write(
+        [(file, 90 * PAGE, a, PAGE), (file, 0, a + 40 * PAGE, 20 * PAGE), (file, 30 * PAGE, a + PAGE, 39 * PAGE)]
+    )
+    assert request.nbytes == 60 * PAGE
+    assert request.wait() == 60 * PAGE
+    assert request.done()
+    engine.flush(file)
+    expected = bytearray(100 * PAGE)
+    raw = data.numpy().tobytes()
+    expected[90 * PAGE : 91 * PAGE] = raw[:PAGE]
+    expected[0 : 20 * PAGE] = raw[40 * PAGE : 60 * PAGE]
+    expected[30 * PAGE : 69 * PAGE] = raw[PAGE : 40 * PAGE]
+    assert path.read_bytes() == bytes(expected)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_random_reads_agree_with_an_ordinary_file(engine: native.Engine, tmp_path: Path, data: st.DataObject) -> None:
+    pages = 120
+    path = tmp_path / "oracle"
+    if not path.exists():
+        path.write_bytes(np.random.default_rng(1).integers(0, 256, pages * PAGE, dtype=np.uint8).tobytes())
+    oracle = path.read_bytes()
+    file = engine.open(path, read_only=True)
+    arena = native.Arena(pages * PAGE)
+    target = torch.from_dlpack(arena).numpy()
+    expected = np.zeros(pages * PAGE, dtype=np.uint8)
+    segments, at = [], 0
+    for _ in range(data.draw(st.integers(0, 6))):
+        length = data.draw(st.integers(0, pages - at))
+        offset = data.draw(st.integers(0, pages - length))
+        segments.append((file, offset * PAGE, arena.address + at * PAGE, length * PAGE))
+        expected[at * PAGE : (at + length) * PAGE] = np.frombuffer(oracle, np.uint8)[
+            offset * PAGE : (offset + length) * PAGE
+        ]
+        at += length
+    assert engine.read(segments).wait() == at * PAGE
+    assert np.array_equal(target, expected)
+    engine.close_file(file)
+
+
+def test_many_requests_from_many_threads(engine: native.Engine, tmp_path: Path) -> None:
+    region, rounds, threads = 48 * PAGE, 8, 5
+    path = tmp_path / "shared"
+    file = engine.open(path, create_bytes=threads * region)
+    failures: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            arena = native.Arena(2 * region)
+            memory = torch.from_dlpack(arena).numpy()
+            for turn in range(rounds):
+                memory[:region] = np.random.default_rng([thread, turn]).integers(0, 256, region, dtype=np.uint8)
+                base = thread * region
+                writes = [
+                    engine.write([(file, base + at, arena.address + at, 4 * PAGE)]) for at in range(0, region, 4 * PAGE)
+                ]
+                assert sum(write.wait() for write in writes) == region
+                reads = [
+                    engine.read([(file, base + at, arena.address + region + at, 3 * PAGE)])
+                    for at in range(0, region, 3 * PAGE)
+                ]
+                assert sum(read.wait() for read in reads) == region
+                assert np.array_equal(memory[:region], memory[region:])
+        except BaseException as failure:
+            failures.append(failure)
+
+    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+    expected = b"".join(
+        np.random.default_rng([thread, rounds - 1]).integers(0, 256, region, dtype=np.uint8).tobytes()
+        for thread in range(threads)
+    )
+    assert path.read_bytes() == expected
+
+
+def test_a_dropped_request_still_ends(engine: native.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    arena = native.Arena(512 * PAGE)
+    data = random_bytes(arena)
+    file = engine.open(path, create_bytes=512 * PAGE)
+    engine.write([(file, 0, arena.address, 512 * PAGE)])
+    engine.close_file(file)  # waits for what is in flight
+    assert path.read_bytes() == data.numpy().tobytes()
+
+
+def test_close_waits_for_what_is_in_flight(engine: native.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    arena = native.Arena(512 * PAGE)
+    data = random_bytes(arena)
+    file = engine.open(path, create_bytes=512 * PAGE)
+    request = engine.write([(file, 0, arena.address, 512 * PAGE)])
+    engine.close()
+    engine.close()
+    assert request.done()
+    assert request.wait() == 512 * PAGE
+    assert path.read_bytes() == data.numpy().tobytes()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.open(path)
+
+
+def test_reading_past_the_end_is_an_error_with_its_place(engine: native.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(3 * PAGE + 100))  # an odd length: direct I/O returns the odd rest once
+    file = engine.open(path, read_only=True)
+    arena = native.Arena(64 * PAGE)
+    assert engine.read([(file, 0, arena.address, 3 * PAGE)]).wait() == 3 * PAGE
+    for offset, nbytes in ((2 * PAGE, 2 * PAGE), (3 * PAGE, PAGE), (4 * PAGE, PAGE), (1000 * PAGE, 40 * PAGE)):
+        request = engine.read([(file, offset, arena.address, nbytes)])
+        for _ in range(2):  # and again
+            with pytest.raises(native.IoError) as caught:
+                request.wait()
+            assert caught.value.errno == errno.ENODATA
+            assert caught.value.filename == str(path)
+            assert offset <= caught.value.offset < offset + nbytes
+            assert caught.value.nbytes > 0
+            for part in (str(path), f"offset {caught.value.offset}", str(errno.ENODATA)):
+                assert part in str(caught.value)
+
+
+def test_one_failing_request_leaves_the_others_alone(engine: native.Engine, tmp_path: Path) -> None:
+    file = engine.open(tmp_path / "file", create_bytes=64 * PAGE)
+    arena = native.Arena(128 * PAGE)
+    good, bad = [], []
+    for _ in range(10):
+        good.append(engine.read([(file, 0, arena.address, 64 * PAGE)]))
+        bad.append(engine.read([(file, 32 * PAGE, arena.address + 64 * PAGE, 64 * PAGE)]))
+    for request in good:
+        assert request.wait() == 64 * PAGE
+    for request in bad:
+        with pytest.raises(native.IoError):
+            request.wait()
+
+
+def test_misaligned_and_senseless_segments_are_refused(engine: native.Engine, tmp_path: Path) -> None:
+    file = engine.open(tmp_path / "file", create_bytes=8 * PAGE)
+    arena = native.Arena(8 * PAGE)
+    a = arena.address
+    for segment in (
+        (file, 512, a, PAGE),
+        (file, 0, a + 512, PAGE),
+        (file, 0, a, 512),
+        (file, -PAGE, a, PAGE),
+        (file, 0, a, -PAGE),
+        (file, 2**63 - PAGE, a, PAGE),
+        (file, 0, 0, PAGE),
+        (file + 1, 0, a, PAGE),
+    ):
+        for start in (engine.read, engine.write):
+            with pytest.raises(ValueError, match=r"multiples of 4096|negative|null|no open file"):
+                start([(file, 0, a, PAGE), segment])
+    assert engine.read([]).wait() == 0
+    assert engine.read([(file, 0, a, 0)]).wait() == 0
+
+
+def test_a_file_opened_read_only_is_not_written(engine: native.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(PAGE))
+    arena = native.Arena(PAGE)
+    file = engine.open(path, read_only=True)
+    with pytest.raises(ValueError, match="read-only"):
+        engine.write([(file, 0, arena.address, PAGE)])
+
+
+def test_errors_of_open_carry_path_and_errno(engine: native.Engine, tmp_path: Path) -> None:
+    existing = tmp_path / "existing"
+    existing.write_bytes(b"kept")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    cases = [
+        (tmp_path / "absent", None, errno.ENOENT),
+        (tmp_path / "absent" / "deeper", PAGE, errno.ENOENT),
+        (existing, PAGE, errno.EEXIST),
+        (tmp_path, None, errno.EISDIR),
+        (fifo, None, errno.EINVAL),
+        (Path("/dev/full"), None, errno.EINVAL),
+    ]
+    for path, create_bytes, code in cases:
+        with pytest.raises(native.IoError) as caught:
+            engine.open(path, create_bytes=create_bytes)
+        assert (caught.value.errno, caught.value.filename) == (code, str(path))
+        assert isinstance(caught.value, OSError)
+    assert existing.read_bytes() == b"kept"
+    for create_bytes in (0, -1):
+        with pytest.raises(ValueError, match="create_bytes"):
+            engine.open(tmp_path / "new", create_bytes=create_bytes)
+    for call in (engine.size, engine.flush, engine.close_file):
+        with pytest.raises(ValueError, match="no open file has the id 99"):
+            call(99)
+
+
+def test_names_that_are_not_text_survive(engine: native.Engine, tmp_path: Path) -> None:
+    name = os.fsdecode(bytes(tmp_path) + b"/\xff\xfe")
+    with pytest.raises(native.IoError) as caught:
+        engine.open(name)
+    assert caught.value.filename == name
+    engine.close_file(engine.open(name, create_bytes=PAGE))
+    assert os.path.exists(name)
+
+
+# A limit on the size of files stands in for a full disk, which needs root to make.
+LIMITED = """
+import errno, resource, sys
+from pathlib import Path
+import ssdplan.native as native
+kind, folder = sys.argv[1], Path(sys.argv[2])
+engine = native.Engine(kind)
+small = engine.open(folder / "small", create_bytes=65536)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    engine.open(folder / "large", create_bytes=8 << 20)
+except native.IoError as error:
+    assert error.errno == errno.EFBIG and error.filename == str(folder / "large"), error
+    assert str(8 << 20) in str(error), error
+else:
+    raise SystemExit("the limit was not met")
+assert not (folder / "large").exists()
+arena = native.Arena(1 << 20)
+request = engine.write([(small, 1 << 20, arena.address, 1 << 20)])
+try:
+    request.wait()
+except native.IoError as error:
+    assert error.errno == errno.EFBIG and error.offset == 1 << 20 and error.nbytes == 1 << 20, error
+    assert error.filename == str(folder / "small"), error
+else:
+    raise SystemExit("the limit was not met")
+"""
+
+
+def test_no_room_is_an_error_at_once_and_leaves_nothing(engine: native.Engine, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LIMITED, engine.kind, str(tmp_path)], check=True, timeout=60)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+def test_a_full_disk_is_enospc(engine: native.Engine, tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting is forbidden here")
+    try:
+        with pytest.raises(native.IoError) as caught:
+            engine.open(tmp_path / "large", create_bytes=8 << 20)
+        assert caught.value.errno == errno.ENOSPC
+        assert not list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_kinds_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSDPLAN_IO_ENGINE", raising=False)
+    assert native.Engine().kind == ("io_uring" if io_uring_works() else "threads")
+    assert native.Engine("threads").kind == "threads"
+    monkeypatch.setenv("SSDPLAN_IO_ENGINE", "threads")
+    assert native.Engine("auto").kind == "threads"
+    monkeypatch.setenv("SSDPLAN_IO_ENGINE", "aio")
+    with pytest.raises(ValueError, match=r"SSDPLAN_IO_ENGINE.*'aio'"):
+        native.Engine()
+    assert native.Engine("threads").kind == "threads"  # only "auto" asks the environment
+    with pytest.raises(ValueError, match="'aio'"):
+        native.Engine("aio")
+    for wrong in ({"queue_depth": 0}, {"block_bytes": 1000}, {"block_bytes": 4097}, {"threads": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            native.Engine("threads", **wrong)
+
+
+# A system call that fails, by a seccomp filter on this process: what a container's rules, or a failing drive, would do.
+REFUSE = """
+import ctypes, struct, sys
+import ssdplan.native as native
+
+def refuse(call, error):
+    def instruction(code, jump_true, jump_false, value):
+        return struct.pack("HBBI", code, jump_true, jump_false, value)
+    program = b"".join([instruction(0x20, 0, 0, 0), instruction(0x15, 0, 1, call),
+                        instruction(0x06, 0, 0, 0x00050000 | error), instruction(0x06, 0, 0, 0x7FFF0000)])
+    buffer = ctypes.create_string_buffer(program, len(program))
+    libc = ctypes.CDLL(None, use_errno=True)
+    filter = struct.pack("HxxxxxxP", 4, ctypes.addressof(buffer))
+    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, filter, 0, 0) != 0:
+        sys.exit(77)
+"""
+
+FORBIDDEN_RING = """
+refuse(425, 1)  # io_uring_setup, EPERM
+assert native.Engine().kind == "threads"
+try:
+    native.Engine("io_uring")
+except native.IoError as error:
+    assert error.errno == 1, error
+else:
+    raise SystemExit("io_uring was not forbidden")
+"""
+
+FAILING_FLUSH = """
+engine = native.Engine(sys.argv[1])
+file = engine.open(sys.argv[2], create_bytes=4096)
+engine.flush(file)
+refuse({"x86_64": 75, "aarch64": 83}[__import__("platform").machine()], 5)  # fdatasync, EIO
+for _ in range(2):
+    try:
+        engine.flush(file)
+    except native.IoError as error:
+        assert (error.errno, error.filename) == (5, sys.argv[2]), error
+    else:
+        raise SystemExit("the flush was reported as done")
+"""
+
+
+def run_refused(script: str, *arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-c", REFUSE + script, *arguments], check=False, timeout=60)
+    if done.returncode == 77:
+        pytest.skip("seccomp is not to be had here")
+    assert done.returncode == 0
+
+
+def test_auto_falls_back_where_io_uring_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSDPLAN_IO_ENGINE", raising=False)
+    run_refused(FORBIDDEN_RING)
+
+
+def test_a_failed_flush_is_an_error_and_stays_one(engine: native.Engine, tmp_path: Path) -> None:
+    run_refused(FAILING_FLUSH, engine.kind, str(tmp_path / "file"))
+
+
+def test_descriptors_are_given_back(engine: native.Engine, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(min(limit, 50)):
+        engine.close_file(engine.open(tmp_path / f"file{turn}", create_bytes=PAGE))
+    assert len(os.listdir("/proc/self/fd")) == before
+    engine.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+FORKED = """
+import os, sys
+import ssdplan.native as native
+engine = native.Engine(sys.argv[1])
+file = engine.open(sys.argv[2], create_bytes=1 << 20)
+arena, other = native.Arena(4 << 20), native.Arena(1 << 20)
+native.copy(arena.address, arena.address + (2 << 20), 2 << 20, threads=4)  # starts the kernels' own threads
+engine.write([(file, 0, other.address, 1 << 20)]).wait()
+child = os.fork()
+if child == 0:
+    del engine, arena
+    sys.exit(0)  # runs every destructor
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert engine.read([(file, 0, other.address, 1 << 20)]).wait() == 1 << 20
+native.copy(arena.address, arena.address + (2 << 20), 2 << 20, threads=4)
+"""
+
+
+def test_a_forked_child_ends_and_leaves_its_parent_working(engine: native.Engine, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, engine.kind, str(tmp_path / "file")]
+    subprocess.run(command, check=True, timeout=60)

@@ -1,0 +1,50 @@
+"""Decisions with any fractions, for tests of the schedule."""
+
+from ssdplan.plans.plan import Decision, Placement
+from ssdplan.plans.profile import Model
+
+
+def decide(
+    model: Model,
+    *,
+    alpha: float = 0.0,
+    optimizer: float = 0.0,
+    parameters: float = 0.0,
+    checkpoints: float = 0.0,
+    gradient: float = 1.0,
+    micro_batches: int = 2,
+    micro_batch_size: int = 1,
+    chunk: int = 1 << 14,
+    lookahead: int = 2,
+) -> Decision:
+    """The same fractions on host for every class, prompt and delayed part alike."""
+    prompt = 1.0 - alpha
+    placement = Placement(
+        optimizer_prompt_host=prompt * optimizer,
+        optimizer_prompt_ssd=prompt * (1 - optimizer),
+        optimizer_delayed_host=alpha * optimizer,
+        optimizer_delayed_ssd=alpha * (1 - optimizer),
+        parameters_prompt_host=prompt * parameters,
+        parameters_prompt_ssd=prompt * (1 - parameters),
+        parameters_delayed_host=alpha * parameters,
+        parameters_delayed_ssd=alpha * (1 - parameters),
+        delayed_gradient_host=alpha * gradient,
+        delayed_gradient_ssd=alpha * (1 - gradient),
+    )
+    return Decision(
+        schedule="vertical",
+        optimizer="adamw",
+        optimizer_states="fp32",
+        precision=model.precision,
+        micro_batch_size=micro_batch_size,
+        micro_batches=micro_batches,
+        sequence_length=model.sequence_length,
+        delay_ratio=alpha,
+        placement={state.state_class: placement for state in model.states},
+        checkpoint_host=checkpoints,
+        recompute="all",
+        update_chunk_elements=chunk,
+        update_lookahead=lookahead,
+        host_budget_bytes=1 << 40,
+        device_budget_bytes=1 << 40,
+    )

@@ -1,0 +1,64 @@
+"""A plan or profile that was damaged is refused with one line that names the field."""
+
+import json
+
+import pytest
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Profile
+from ssdplan.plans.units import format_bytes, format_seconds, parse_bytes
+from tests.planner.made import made_profile
+
+
+def test_a_profile_survives_a_round_trip(tmp_path):
+    profile = made_profile(tied=True)
+    profile.save(tmp_path / "profile.json")
+    again = Profile.load(tmp_path / "profile.json")
+    assert again == profile and again.sha256() == profile.sha256()
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: p["machine"].pop("cores"), "machine.cores: this field is missing"),
+        (lambda p: p["machine"].update(coers=3), "machine.coers: unknown key; did you mean cores?"),
+        (lambda p: p["machine"].update(cores=0), "machine.cores = 0"),
+        (lambda p: p["machine"].update(update_rate=float("nan")), "machine.update_rate"),
+        (lambda p: p["model"]["states"][0].update(elements=100), "not a multiple of 2048"),
+        (lambda p: p["model"]["layers"][0].update(states=[99]), "a state that does not exist"),
+        (lambda p: p.update(schema="ssdplan.plan/1"), "schema"),
+    ],
+)
+def test_a_damaged_profile_is_refused(tmp_path, damage, message):
+    raw = json.loads(made_profile().text())
+    damage(raw)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(UsageError) as caught:
+        Profile.load(path)
+    assert message in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"schema": 3}', "\x00"])
+def test_what_is_no_document_is_refused(tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="plan"):
+        Plan.load(path)
+
+
+def test_sizes_are_read_and_written():
+    assert [parse_bytes(text) for text in ("8GiB", "2.5 GB", "4096", "512MiB", "1kb")] == [
+        8 << 30,
+        2_500_000_000,
+        4096,
+        512 << 20,
+        1000,
+    ]
+    for bad in ("", "GiB", "-1GiB", "8Gig", "1e9", "0"):
+        with pytest.raises(UsageError):
+            parse_bytes(bad)
+    assert [format_bytes(n) for n in (0, 4096, 3 << 29, 900 << 20)] == ["0 B", "4 KiB", "1.5 GiB", "900 MiB"]
+    assert [format_seconds(s) for s in (0.25, 12.34, 245, 3723)] == ["250 ms", "12.3 s", "4:05", "1:02:03"]

@@ -1,0 +1,199 @@
+"""A device and a model made for tests: what they cost is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch.nn import functional
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class MadeArena:
+    bytes: torch.Tensor
+    note: str = ""
+
+
+class MadeDevice:
+    """Copies at known bandwidths; `peak` is what any work takes."""
+
+    kind = "cpu"
+    name = "made device"
+
+    def __init__(self, h2d: float = 20e9, d2h: float = 10e9, peak: int = 12345, note: str = "") -> None:
+        self.bandwidths = (h2d, d2h)
+        self.peak = peak
+        self.note = note
+        self.released: list[MadeArena] = []
+
+    def memory_bytes(self) -> int:
+        return 1 << 30
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def host_arena(self, nbytes: int) -> MadeArena:
+        return MadeArena(torch.empty(nbytes, dtype=torch.uint8), self.note)
+
+    def release(self, arena: MadeArena) -> None:
+        self.released.append(arena)
+
+    def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert target.nbytes == source.nbytes and target.dtype == source.dtype == torch.uint8
+        time.sleep(source.nbytes / self.bandwidths[0])
+
+    def copy_d2h(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert target.nbytes == source.nbytes
+        time.sleep(source.nbytes / self.bandwidths[1])
+
+    def synchronize(self) -> None:
+        pass
+
+    def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]:
+        return work(), self.peak
+
+
+@dataclass(frozen=True)
+class MadeTensor:
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MadeState:
+    name: str
+    elements: int
+    tensors: tuple[MadeTensor, ...]
+
+
+@dataclass(frozen=True)
+class MadeLayer:
+    name: str
+    layer_class: str
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MadeModel:
+    """Three blocks of two classes; the head shares the embedding's state and has one of its own."""
+
+    name: str = "made"
+    architecture: str = "MadeForCausalLM"
+    fingerprint: str = "f" * 64
+    hidden_size: int = 32
+    inner: int = 48
+    vocab_size: int = 50
+    dtype: torch.dtype = torch.float32
+    layers: tuple[MadeLayer, ...] = (
+        MadeLayer("embedding", "embedding", (4,)),
+        MadeLayer("block.0", "block.0", (0,)),
+        MadeLayer("block.1", "block.1", (1,)),
+        MadeLayer("block.2", "block.0", (2,)),
+        MadeLayer("head", "head", (3, 4)),
+    )
+    states: tuple[MadeState, ...] = (
+        *(MadeState(f"block.{i}", 4096, (MadeTensor((32, 48)), MadeTensor((48, 32)))) for i in range(3)),
+        MadeState("head", 2048, (MadeTensor((32,)),)),
+        MadeState("tied", 2048, (MadeTensor((50, 32)),)),
+    )
+
+
+@dataclass(frozen=True)
+class MadeMicroBatch:
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    attention_mask: torch.Tensor | None
+
+
+FORWARD_SECONDS = {"embedding": 0.001, "block.0": 0.004, "block.1": 0.006, "head": 0.012}
+"""A row of tokens; backward takes three times as long."""
+
+
+@dataclass
+class MadeLayers:
+    """Sleeps for known times, and really runs an MLP with a residual and a mask in `backward`."""
+
+    model: MadeModel = field(default_factory=MadeModel)
+    largest: int = 1 << 30
+    """Rows from which on the device's memory is too small."""
+    calls: list[tuple[str, int, int]] = field(default_factory=list)
+    """Method, layer, rows."""
+
+    def begin_step(self, step: int, micro_batches: Sequence[Any]) -> int:
+        self.micro_batches = list(micro_batches)
+        self.masks: dict[int, torch.Tensor] = {}
+        return sum(m.labels.numel() for m in micro_batches)
+
+    def context_bytes(self) -> int:
+        return sum(mask.nbytes for mask in self.masks.values())
+
+    def forward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        assert (hidden is None) == (layer == 0) and layer != len(self.model.layers) - 1
+        if layer == 0:
+            ids = self.micro_batches[micro_batch].input_ids
+            self.masks[micro_batch] = torch.ones(*ids.shape, 1, dtype=self.model.dtype)
+        self._run("forward", layer, micro_batch, weights, 1)
+        out[:1] = 0
+
+    def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
+        self._run("loss", len(self.model.layers) - 1, micro_batch, weights, 1)
+
+    def backward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out_gradient: torch.Tensor | None,
+        in_gradient: torch.Tensor | None,
+        gradients: Sequence[torch.Tensor],
+    ) -> None:
+        last = len(self.model.layers) - 1
+        assert (hidden is None) == (in_gradient is None) == (layer == 0)
+        assert (out_gradient is None) == (layer == last)
+        assert [g.shape for g in gradients] == [w.shape for w in weights]
+        assert all(g.dtype == torch.float32 for g in gradients)
+        self._run("backward", layer, micro_batch, weights, 3)
+        if hidden is not None and layer != last:
+            rows, length = self.micro_batches[micro_batch].input_ids.shape
+            width, inner = self.model.hidden_size, self.model.inner
+            x = hidden.data[: rows * length * width].view(rows, length, width).requires_grad_()
+            up = weights[0].data[: width * inner].view(width, inner).requires_grad_()
+            down = weights[0].data[width * inner : 2 * width * inner].view(inner, width).requires_grad_()
+            # Kept: x @ up (for gelu), gelu of it (for down) and its product with down (for the mask's factor none).
+            result = x + (functional.gelu(x @ up) @ down) * self.masks[micro_batch]
+            result.backward(torch.ones_like(result))
+
+    def _run(self, method: str, layer: int, micro_batch: int, weights: Sequence[torch.Tensor], factor: int) -> None:
+        assert micro_batch in self.masks, "the embedding runs first"
+        spec = self.model.layers[layer]
+        assert [w.numel() for w in weights] == [self.model.states[s].elements for s in spec.states]
+        for state, weight in zip(spec.states, weights, strict=True):
+            assert weight.dtype == self.model.dtype and bool((weight == state + 1).all()), "the layer's own weights"
+        rows = self.micro_batches[micro_batch].input_ids.shape[0]
+        self.calls.append((method, layer, rows))
+        if rows >= self.largest and layer != 0:
+            raise torch.OutOfMemoryError("made to fail")
+        time.sleep(FORWARD_SECONDS[spec.layer_class] * rows * factor)
+
+
+@dataclass
+class MadeWeights:
+    """State i is full of i + 1. `reads` has the state, and the address that it went to."""
+
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def read(self, state: int, out: torch.Tensor) -> None:
+        self.reads.append((state, out.data_ptr()))
+        out.fill_(state + 1)

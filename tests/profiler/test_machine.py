@@ -1,0 +1,145 @@
+"""The facts of a machine are those of /proc, bounded by control groups; rates are those that were made."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdplan.native import adamw
+from ssdplan.profiler.machine import cores, cpu_name, host_memory, measure_link, measure_update
+from ssdplan.profiler.measure import Limits
+from tests.profiler.made import MadeDevice
+
+GIB = 1 << 30
+
+
+def silent(fraction: float, what: str) -> None:
+    pass
+
+
+def test_this_machine_is_what_proc_says() -> None:
+    meminfo = Path("/proc/meminfo").read_text()
+    total = int(meminfo.split("MemTotal:")[1].split()[0]) * 1024
+    memory = host_memory()
+    assert 0 < memory.available <= memory.total <= total
+    assert 1 <= cores() <= len(os.sched_getaffinity(0))
+    assert cpu_name() in Path("/proc/cpuinfo").read_text() + os.uname().machine
+
+
+def made_root(root: Path, files: dict[str, str]) -> Path:
+    common = {
+        "proc/meminfo": "MemTotal:       67108864 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n",
+        "proc/cpuinfo": "processor : 0\nmodel name\t: Made CPU 9000: fast\n\nprocessor : 1\nmodel name\t: other\n",
+    }
+    for name, text in (common | files).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_machine_without_control_groups(tmp_path: Path) -> None:
+    root = made_root(tmp_path, {})
+    assert cpu_name(root) == "Made CPU 9000: fast"
+    assert cores(root) == len(os.sched_getaffinity(0))
+    memory = host_memory(root)
+    assert (memory.total, memory.available) == (64 * GIB, 32 * GIB)
+
+
+def test_limits_of_control_groups_of_version_2_and_of_those_above(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/user.slice/job"
+    files = {
+        "proc/self/cgroup": "0::/user.slice/job\n",
+        "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
+        f"{group}/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/user.slice/cpu.max": "100000 100000\n",
+        f"{group}/memory.max": str(16 * GIB),
+        f"{group}/memory.current": str(10 * GIB),
+        f"{group}/memory.stat": f"anon 1\ninactive_file {3 * GIB}\nactive_file 5\n",
+        "sys/fs/cgroup/user.slice/memory.max": "max\n",
+        "sys/fs/cgroup/user.slice/memory.current": str(10 * GIB),
+    }
+    root = made_root(tmp_path, files)
+    assert cores(root) == 1
+    memory = host_memory(root)
+    assert (memory.total, memory.available) == (16 * GIB, 9 * GIB)
+
+
+def test_limits_of_control_groups_of_version_1_in_a_container(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "12:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n",
+        "proc/self/mountinfo": (
+            "31 23 0:27 / / rw - overlay overlay rw\n"
+            "32 31 0:28 /docker/abc /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+            "33 31 0:29 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        ),
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str(8 * GIB),
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 * GIB),
+        "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 0\n",
+    }
+    root = made_root(tmp_path, files)
+    assert cores(root) == 1
+    assert host_memory(root).total == 8 * GIB and host_memory(root).available == 0
+
+
+def test_no_limit_is_no_limit(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/x\n1:cpu:/\n",
+        "proc/self/mountinfo": (
+            "32 31 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+            "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        ),
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "4096\n",
+    }
+    root = made_root(tmp_path, files)
+    assert cores(root) == len(os.sched_getaffinity(0))
+    assert (host_memory(root).total, host_memory(root).available) == (64 * GIB, 32 * GIB)
+
+
+def test_bandwidths_of_a_link_that_are_known() -> None:
+    device = MadeDevice(h2d=8e9, d2h=4e9)
+    h2d, d2h, notes = measure_link(device, Limits(seconds=1), silent)
+    assert h2d.median == pytest.approx(8e9, rel=0.15) and d2h.median == pytest.approx(4e9, rel=0.15)
+    assert len(device.released) == 1
+    assert not [note for note in notes if "host memory" in note]
+
+
+def test_host_memory_that_is_not_page_locked_is_noted() -> None:
+    device = MadeDevice(h2d=800e9, d2h=800e9, note="RLIMIT_MEMLOCK is 8 MiB")
+    _, _, notes = measure_link(device, Limits(seconds=0.2), silent)
+    assert notes[0] == "host memory: RLIMIT_MEMLOCK is 8 MiB"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_rate_of_updates_is_that_of_the_kernel(precision: str) -> None:
+    figure, _ = measure_update(precision, 1, 4 * GIB, Limits(seconds=0.8), silent)  # type: ignore[arg-type]
+    count = 8 << 20
+    arrays = [torch.full((count,), 0.01) for _ in range(5)]
+    rates = []
+    for _ in range(5):
+        started = time.perf_counter()
+        adamw(
+            *(array.data_ptr() for array in arrays),
+            precision,
+            count,
+            lr=1e-3,
+            beta1=0.9,
+            beta2=0.999,
+            eps=1e-8,
+            weight_decay=0.0,
+            step=1,
+            threads=1,
+        )
+        rates.append(count / (time.perf_counter() - started))
+    assert max(rates) / 3 < figure.median < max(rates) * 3
+
+
+def test_little_memory_is_enough_for_the_rate_of_updates() -> None:
+    figure, _ = measure_update("bf16", 1, 100 << 20, Limits(seconds=0.2), silent)
+    assert figure.median > 1e6

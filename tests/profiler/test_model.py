@@ -1,0 +1,177 @@
+"""What layers cost: known times, bytes counted by hand, sizes that do not fit, and one layer in memory at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ssdplan.plans.errors import MemoryBudgetError
+from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.model import ModelCosts, measure_model, saved_activation_bytes
+from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
+
+LENGTH = 16
+
+
+def silent(fraction: float, what: str) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for one another on a busy machine would blur the known times."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def measure(layers: MadeLayers, weights: MadeWeights, sizes: tuple[int, ...], seconds: float) -> ModelCosts:
+    return measure_model(
+        layers.model,
+        layers,
+        MadeMicroBatch,
+        weights,
+        MadeDevice(peak=777),
+        sequence_length=LENGTH,
+        micro_batch_sizes=sizes,
+        limits=Limits(seconds=seconds),
+        progress=silent,
+    )
+
+
+@dataclass
+class Measured:
+    layers: MadeLayers
+    weights: MadeWeights
+    costs: ModelCosts
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    layers, weights = MadeLayers(), MadeWeights()
+    return Measured(layers, weights, measure(layers, weights, sizes=(2, 1), seconds=4.0))
+
+
+def test_known_times_and_bytes(measured: Measured) -> None:
+    costs, model = measured.costs, measured.layers.model
+    assert [entry.name for entry in costs.classes] == ["embedding", "block.0", "block.1", "head"]
+    for entry in costs.classes:
+        assert [timing.micro_batch_size for timing in entry.timings] == [1, 2]
+        for timing in entry.timings:
+            rows = timing.micro_batch_size
+            known = FORWARD_SECONDS[entry.name] * rows
+            assert known <= timing.forward_seconds < known * 1.3 + 0.002
+            assert 3 * known <= timing.backward_seconds < 3 * known * 1.3 + 0.005
+            assert timing.forward_workspace_bytes == timing.backward_workspace_bytes == 777
+            # By hand: what gelu takes and what it gives. Input, weights and mask were there before.
+            mlp = 2 * rows * LENGTH * model.inner * 4 if entry.name.startswith("block") else 0
+            assert timing.saved_activation_bytes == mlp
+    # By hand: ids, labels and attention mask of int64, and the made mask of fp32.
+    assert costs.context_bytes == {rows: rows * LENGTH * (3 * 8 + 4) for rows in (1, 2)}
+
+
+def test_every_class_is_measured_with_one_of_its_layers(measured: Measured) -> None:
+    calls = measured.layers.calls
+    assert {layer for _, layer, _ in calls} == {0, 1, 2, 4}, "block.2 is of the class of block.0"
+    assert {method for method, layer, _ in calls if layer == 4} == {"loss", "backward"}
+
+
+def test_one_layer_in_memory_at_a_time(measured: Measured) -> None:
+    # Layers' first states all go to one place; only the head's second lies after its first.
+    reads = measured.weights.reads
+    first = {address for state, address in reads if state != 4}
+    assert len(first) == 1
+    assert {address - min(first) for state, address in reads if state == 4} == {0, 2048 * 4}
+
+
+def test_figures_take_turns_in_rounds(measured: Measured) -> None:
+    visits = [layer for layer, _ in groupby(layer for _, layer, _ in measured.layers.calls)]
+    assert visits[:4] == visits[4:8] == [0, 1, 2, 4], "once for bytes, then for seconds"
+    assert len(visits) >= 4 * (1 + 5) and visits == [0, 1, 2, 4] * (len(visits) // 4)
+
+
+def test_sizes_that_do_not_fit_are_left_out() -> None:
+    costs = measure(MadeLayers(largest=4), MadeWeights(), sizes=(1, 2, 4, 8), seconds=0.01)
+    assert all([timing.micro_batch_size for timing in entry.timings] == [1, 2] for entry in costs.classes)
+    assert set(costs.context_bytes) == {1, 2}
+    assert costs.notes[:2] == [f"micro-batch size {size} does not fit into made device" for size in (4, 8)]
+
+
+def test_a_model_that_does_not_fit_at_all() -> None:
+    with pytest.raises(MemoryBudgetError, match="made device: a layer of made at micro-batch size 1 and sequence len"):
+        measure(MadeLayers(largest=1), MadeWeights(), sizes=(1, 2), seconds=1.0)
+
+
+def test_want_of_time_is_noted_once() -> None:
+    costs = measure(MadeLayers(), MadeWeights(), sizes=(1, 2), seconds=0.01)
+    (note,) = costs.notes
+    assert note.startswith("made: 16 of 16 times are unstable, most the ") and "once only" in note
+
+
+def test_progress_rises_to_one() -> None:
+    seen: list[float] = []
+    layers = MadeLayers()
+    measure_model(
+        layers.model,
+        layers,
+        MadeMicroBatch,
+        MadeWeights(),
+        MadeDevice(),
+        sequence_length=LENGTH,
+        micro_batch_sizes=[1],
+        limits=Limits(seconds=0.2),
+        progress=lambda fraction, what: seen.append(fraction),
+    )
+    assert seen == sorted(seen) and seen[-1] == 1.0 and len(seen) > 10
+
+
+def test_saved_bytes_of_a_multilayer_perceptron_by_hand() -> None:
+    x = torch.randn(10, 8)
+    up, down = torch.randn(8, 32, requires_grad=True), torch.randn(32, 8, requires_grad=True)
+
+    def work() -> float:
+        result = (functional.gelu(x @ up) @ down).tanh().sum()
+        result.backward()
+        return float(result.detach())
+
+    value, nbytes = saved_activation_bytes(work)
+    # Input of gelu [10, 32], its output [10, 32], output of tanh [10, 8]; x and the weights were there before.
+    assert nbytes == (320 + 320 + 80) * 4
+    assert value == pytest.approx(float((functional.gelu(x @ up) @ down).tanh().sum().detach()))
+
+
+def test_a_storage_counts_once_and_an_address_that_is_used_again_counts_twice() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+
+    def twice_saved() -> None:
+        y = weight * 2.0
+        (y * y[:1]).sum().backward()  # y whole, and a part of it
+
+    assert saved_activation_bytes(twice_saved)[1] == 64 * 64 * 4
+    addresses = []
+
+    def one_after_another() -> None:
+        for _ in range(2):
+            y = weight.detach().clone().requires_grad_() * 2.0
+            addresses.append(y.data_ptr())
+            y.exp().sum().backward()
+            del y
+
+    assert saved_activation_bytes(one_after_another)[1] == 2 * 64 * 64 * 4
+    assert len(addresses) == 2
+
+
+def test_counting_changes_no_gradient() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    layer(x).sum().backward()
+    plain = [parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None]
+    layer.zero_grad()
+    saved_activation_bytes(lambda: layer(x).sum().backward())
+    counted = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+    assert len(plain) == len(counted) > 0
+    assert all(torch.equal(one, other) for one, other in zip(plain, counted, strict=True))

@@ -1,0 +1,148 @@
+"""A whole profile, of made parts and of tiny real models: what a planner reads is true and can be read back."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ssdplan.executor.device import open_device
+from ssdplan.executor.layers import Layers, MicroBatch
+from ssdplan.executor.model import open_model
+from ssdplan.executor.weights import Weights
+from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
+from ssdplan.plans.profile import Profile
+from ssdplan.profiler import storage
+from ssdplan.profiler.profile import ProfileLimits, profile, state_classes
+from tests.profiler.made import MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
+from tests.tiny import make_model
+
+QUICK = ProfileLimits(volume_seconds=0.6, link_seconds=0.1, update_seconds=0.1, model_seconds=0.5)
+
+
+def silent(fraction: float, what: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("family", "tied", "dtype"), [("llama", True, torch.bfloat16), ("gemma3", False, torch.float32)]
+)
+def test_a_tiny_real_model(tmp_path: Path, family: str, tied: bool, dtype: torch.dtype) -> None:
+    directory = make_model(family, tmp_path / "model", layers=4, tied=tied)
+    (tmp_path / "volume").mkdir()
+    model, device = open_model(directory, dtype), open_device("cpu")
+    told: list[float] = []
+    found = profile(
+        model,
+        lambda: Layers(model, device.torch_device),
+        MicroBatch,
+        Weights(model),
+        device,
+        [tmp_path / "volume"],
+        sequence_length=12,
+        micro_batch_sizes=[1, 2],
+        progress=lambda fraction, what: told.append(fraction),
+        limits=QUICK,
+    )
+    assert told == sorted(told) and told[0] == 0.0 and told[-1] == pytest.approx(1.0)
+    assert not list((tmp_path / "volume").iterdir())
+    found.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == found
+
+    plain = AutoModelForCausalLM.from_pretrained(directory)
+    assert found.model.parameters == sum(parameter.numel() for parameter in plain.parameters())
+    assert found.model.precision == {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+    assert (found.model.name, found.model.fingerprint) == (model.name, model.fingerprint)
+    assert [layer.name for layer in found.model.layers] == [layer.name for layer in model.layers]
+    assert {state.name: state.state_class for state in found.model.states} == (
+        {"tied": "tied", "head": "head", **{f"block.{i}": "block" for i in range(4)}}
+        if tied
+        else {
+            "embedding": "embedding",
+            "head": "head",
+            **{f"block.{i}": f"block.{i % 2}" for i in range(4)},  # windows alternate
+        }
+    )
+    assert found.machine.compute_shares_cpu and found.machine.device == "cpu"
+    for entry in found.model.classes:
+        for timing in entry.timings:
+            assert 0 < timing.forward_seconds < 5 and 0 < timing.backward_seconds < 5
+            assert timing.forward_workspace_bytes > 0 and timing.backward_workspace_bytes > 0
+    # At least the ids, the labels and the mask; the model's own masks and rotary tables come on top.
+    assert all(found.model.context_bytes[size] >= size * 12 * 3 * 8 for size in (1, 2))
+    block = found.model.classes[1].timings
+    # A block keeps at least the inputs of its linear layers, and exactly twice as much for twice the rows.
+    tokens, element = 12, dtype.itemsize
+    assert block[0].saved_activation_bytes > 4 * tokens * model.hidden_size * element
+    assert block[1].saved_activation_bytes == pytest.approx(2 * block[0].saved_activation_bytes, rel=0.02)
+
+
+def made_profile(volumes: list[Path], sizes: list[int] | None = None, sequence_length: int = 8) -> Profile:
+    layers = MadeLayers()
+    return profile(
+        layers.model,
+        lambda: layers,
+        MadeMicroBatch,
+        MadeWeights(),
+        MadeDevice(h2d=800e9, d2h=400e9),
+        volumes,
+        sequence_length=sequence_length,
+        micro_batch_sizes=[1] if sizes is None else sizes,
+        progress=silent,
+        limits=QUICK,
+    )
+
+
+def test_two_volumes_on_one_file_system_are_noted(tmp_path: Path) -> None:
+    volumes = [tmp_path / "a", tmp_path / "b"]
+    for volume in volumes:
+        volume.mkdir()
+    found = made_profile(volumes)
+    assert [volume.path for volume in found.machine.volumes] == [str(volume) for volume in volumes]
+    assert any("are on one file system" in note for note in found.notes)
+    assert found.model.parameters == 3 * 2 * 32 * 48 + 32 + 50 * 32
+    assert found.machine.device_name == "made device" and found.machine.device_memory_bytes == 1 << 30
+
+
+def test_classes_of_states() -> None:
+    assert state_classes(MadeModel()) == ["block.0", "block.1", "block.0", "head", "tied"]
+    untied = MadeModel()
+    head = replace(untied.layers[-1], states=(3,))
+    assert state_classes(replace(untied, layers=(*untied.layers[:-1], head)))[-2:] == ["head", "embedding"]
+
+
+def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no volume"):
+        made_profile([])
+    with pytest.raises(UsageError, match="named twice"):
+        made_profile([tmp_path, tmp_path / "."])
+    for sizes in ([], [0, 1], [2, 2]):
+        with pytest.raises(UsageError, match="micro-batch sizes"):
+            made_profile([tmp_path], sizes=sizes)
+    with pytest.raises(UsageError, match="sequence length 1"):
+        made_profile([tmp_path], sequence_length=1)
+
+
+def test_a_full_volume_ends_it_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "free_bytes", lambda directory: 1 << 20)
+    with pytest.raises(DiskFullError):
+        made_profile([tmp_path])
+
+
+def test_a_sequence_longer_than_the_model_takes(tmp_path: Path) -> None:
+    model, device = open_model(make_model("gpt2", tmp_path / "model"), torch.float32), open_device("cpu")
+    assert model.max_sequence_length is not None
+    with pytest.raises(MismatchError, match=f"takes {model.max_sequence_length}"):
+        profile(
+            model,
+            lambda: Layers(model, device.torch_device),
+            MicroBatch,
+            Weights(model),
+            device,
+            [tmp_path],
+            sequence_length=model.max_sequence_length + 1,
+            micro_batch_sizes=[1],
+            progress=silent,
+            limits=QUICK,
+        )

@@ -1,0 +1,280 @@
+"""What a volume sustains is measured right, told as a frontier that an LP can use, and leaves nothing behind."""
+
+import errno
+import mmap
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssdplan.native import Engine, IoError
+from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
+from ssdplan.profiler import storage
+from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.storage import MIB, MIXES, explained, frontier, measure_volume
+
+QUICK = Limits(seconds=1.5, least=3, most=6)
+Segments = Sequence[tuple[int, int, int, int]]
+
+
+def silent(fraction: float, what: str) -> None:
+    pass
+
+
+class MadeRequest:
+    def __init__(self, until: float) -> None:
+        self.until = until
+
+    def wait(self) -> int:
+        time.sleep(max(0.0, self.until - time.perf_counter()))
+        return 0
+
+
+class MadeDrive:
+    """An engine without a drive, which reads and writes at given rates, independently of each other."""
+
+    kind = "threads"
+
+    def __init__(self, read: float = 4e9, write: float = 2e9) -> None:
+        self.rates = {"read": read, "write": write}
+        self.requests: list[tuple[str, int, int, int]] = []
+        self.flushed = self.closed = False
+
+    def open(self, path: Path, *, create_bytes: int) -> int:
+        path.touch()
+        self.size = create_bytes
+        return 7
+
+    def _submit(self, kind: str, segments: Segments) -> MadeRequest:
+        ((file, offset, address, nbytes),) = segments
+        assert file == 7 and offset % 4096 == address % 4096 == nbytes % 4096 == 0 and offset + nbytes <= self.size
+        self.requests.append((kind, offset, address, nbytes))
+        return MadeRequest(time.perf_counter() + nbytes / self.rates[kind])
+
+    def read(self, segments: Segments) -> MadeRequest:
+        return self._submit("read", segments)
+
+    def write(self, segments: Segments) -> MadeRequest:
+        return self._submit("write", segments)
+
+    def flush(self, file: int) -> None:
+        self.flushed = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def measure(directory: Path, drive: Any, progress: Callable[[float, str], None] = silent) -> Any:
+    return measure_volume(directory, QUICK, progress, open_engine=lambda: drive)
+
+
+def edges(points: Sequence[Any]) -> list[tuple[float, float]]:
+    """(a, b) of a r + b w <= 1 for each edge."""
+    found = []
+    for one, other in pairwise(points):
+        area = one.read * other.write - other.read * one.write
+        assert area > 0
+        found.append(((other.write - one.write) / area, (one.read - other.read) / area))
+    return found
+
+
+rates = st.floats(1e6, 1e10)
+
+
+@given(read=rates, write=rates, inner=st.lists(st.tuples(st.floats(0.01, 1.3), st.floats(0.01, 1.3)), max_size=6))
+def test_the_frontier_is_concave_and_every_edge_a_valid_constraint(
+    read: float, write: float, inner: list[tuple[float, float]]
+) -> None:
+    points = [(read, 0.0), *((r * read, w * write) for r, w in inner), (0.0, write)]
+    found = frontier(points)
+    assert (found[0].read, found[0].write) == (read, 0.0) and (found[-1].read, found[-1].write) == (0.0, write)
+    for one, other in pairwise(found):
+        assert one.read >= other.read and one.write <= other.write
+    lines = edges(found)
+    for a, b in lines:
+        assert a >= 0 and b >= 0
+        for r, w in points:
+            assert a * min(r, read) + b * min(w, write) <= 1 + 1e-6
+    slopes = [b * write / (a * read + b * write) for a, b in lines]
+    assert slopes == sorted(slopes), "concave: each further byte written costs more reading"
+    kept = {(point.read, point.write) for point in found}
+    for r, w in points[1:-1]:
+        if (r, w) in kept:  # what is kept lies above the line between the ends
+            assert r / read + w / write > 1
+
+
+def test_a_mix_below_the_line_is_dropped_and_one_above_is_kept() -> None:
+    below, above = (30.0, 30.0), (70.0, 60.0)
+    assert [(p.read, p.write) for p in frontier([(100.0, 0.0), below, (0.0, 100.0)])] == [(100, 0), (0, 100)]
+    found = frontier([(100.0, 0.0), above, below, (0.0, 100.0)])
+    assert [(p.read, p.write) for p in found] == [(100, 0), above, (0, 100)]
+
+
+def test_a_mix_that_beats_an_end_is_cut_to_it() -> None:
+    found = frontier([(100.0, 0.0), (110.0, 20.0), (0.0, 100.0)])
+    assert [(p.read, p.write) for p in found] == [(100, 0), (100, 20), (0, 100)]
+
+
+def test_rates_of_a_drive_whose_rates_are_known(tmp_path: Path) -> None:
+    drive = MadeDrive(read=4e9, write=2e9)
+    volume, notes = measure(tmp_path, drive)
+    points = volume.frontier
+    assert points[0].read == pytest.approx(4e9, rel=0.25)
+    assert points[-1].write == pytest.approx(2e9, rel=0.25)
+    # It reads and writes at once at full rates: some mix reaches well over the line between the ends.
+    assert max(p.read / points[0].read + p.write / points[-1].write for p in points) > 1.4
+    assert volume.engine == "threads" and any("io_uring" in note for note in notes)
+    assert volume.path == str(tmp_path) and volume.free_bytes > 512 * MIB
+    assert drive.flushed and drive.closed and not list(tmp_path.iterdir())
+
+
+def test_the_pattern_is_that_of_training(tmp_path: Path) -> None:
+    drive = MadeDrive(read=40e9, write=20e9)
+    measure(tmp_path, drive)
+    filling = drive.size // (48 * MIB) + (drive.size % (48 * MIB) > 0)
+    first, rest = drive.requests[:filling], drive.requests[filling:]
+    assert {kind for kind, *_ in first} == {"write"}
+    assert sum(nbytes for *_, nbytes in first) == drive.size, "all is written before anything is measured"
+    assert {nbytes for *_, nbytes in rest} == {8 * MIB, 16 * MIB, 24 * MIB}
+    assert len({offset for _, offset, *_ in rest}) > min(len(rest), drive.size // MIB) / 2, "random starts"
+    reading = {(start, start + nbytes) for kind, start, _, nbytes in rest if kind == "read"}
+    assert min(reading)[0] < drive.size / 10 and max(reading)[1] > drive.size * 0.9, "from all of the file"
+    read_at = {address for kind, _, address, _ in rest if kind == "read"}
+    written_at = {address for kind, _, address, _ in rest if kind == "write"}
+    assert len(read_at) == len(written_at) == 1 and abs(read_at.pop() - written_at.pop()) >= 24 * MIB
+
+
+def test_this_drive_against_plain_system_calls(tmp_path: Path) -> None:
+    wrong = []
+    for attempt in range(3):  # a neighbour on the drive may disturb one of the two
+        volume, _ = measure_volume(tmp_path, QUICK, silent)
+        assert volume.engine in ("io_uring", "threads")
+        read, write = system_call_rates(tmp_path / "plain", attempt)
+        assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+        (tmp_path / "plain").unlink()
+        pairs = ((volume.frontier[0].read, read), (volume.frontier[-1].write, write))
+        if all(1 / 3 < ours / plain < 3 for ours, plain in pairs):
+            return
+        wrong.append(pairs)
+    raise AssertionError(f"(ours, plain) of reads and writes: {wrong}")
+
+
+def system_call_rates(path: Path, seed: int) -> tuple[float, float]:
+    """Bytes/s of preadv and pwritev of 4 MiB, one at a time, past the page cache, on written data."""
+    block, blocks, rng = 4 * MIB, 48, random.Random(seed)
+    buffer = mmap.mmap(-1, 2 * block)
+    buffer.madvise(mmap.MADV_HUGEPAGE)
+    buffer.write(random.Random(seed).randbytes(block) * 2)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    view = memoryview(buffer)[:block]
+    try:
+        for index in range(blocks):
+            os.pwritev(file, [view], index * block)
+        os.fsync(file)
+        rates: dict[str, list[float]] = {"read": [], "write": []}
+        for _ in range(5):
+            for name, call in (("read", os.preadv), ("write", os.pwritev)):
+                started = time.perf_counter()
+                for _ in range(24):
+                    assert call(file, [view], rng.randrange(blocks) * block) == block
+                rates[name].append(24 * block / (time.perf_counter() - started))
+    finally:
+        view.release()
+        os.close(file)
+    return statistics.median(rates["read"]), statistics.median(rates["write"])
+
+
+def test_nothing_is_left_by_an_interrupt_or_a_failing_drive(tmp_path: Path) -> None:
+    def interrupt(fraction: float, what: str) -> None:
+        names = [path.name for path in tmp_path.iterdir()]
+        assert not names, "the file has no name while it is measured"
+        if fraction > 0.4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_volume(tmp_path, QUICK, interrupt)
+    assert not list(tmp_path.iterdir())
+
+    class Failing(MadeDrive):
+        def read(self, segments: Segments) -> MadeRequest:
+            if len(self.requests) > 40:
+                raise IoError(errno.EIO, "read of 1048576 bytes at offset 0: Input/output error", "file")
+            return super().read(segments)
+
+    drive = Failing(read=40e9, write=20e9)
+    with pytest.raises(IoFailure, match=rf"{tmp_path}.*Input/output error"):
+        measure(tmp_path, drive)
+    assert drive.closed and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_left_by_a_killed_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ssdplan.profiler.measure import Limits; from ssdplan.profiler.storage import measure_volume\n"
+        "measure_volume(Path(sys.argv[1]), Limits(seconds=60), lambda *p: print(p, flush=True))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_refused_direct_io_names_the_path_and_the_way_out(tmp_path: Path) -> None:
+    class Refusing(MadeDrive):
+        def open(self, path: Path, *, create_bytes: int) -> int:
+            path.touch()  # as an engine that fails half-way would
+            raise IoError(errno.EINVAL, "open: Invalid argument", str(path))
+
+    drive = Refusing()
+    with pytest.raises(IoFailure, match=rf"{tmp_path}: no direct I/O on this file system.*ext4"):
+        measure(tmp_path, drive)
+    assert drive.closed and not list(tmp_path.iterdir())
+
+
+def test_a_full_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "free_bytes", lambda directory: 300 * MIB)
+    with pytest.raises(DiskFullError, match=rf"{tmp_path}: 300 MiB are free; .* needs 512 MiB"):
+        measure(tmp_path, MadeDrive())
+    monkeypatch.undo()
+    assert isinstance(explained(IoError(errno.ENOSPC, "allocate", "x"), tmp_path), DiskFullError)
+    assert isinstance(explained(IoError(errno.EACCES, "create", "x"), tmp_path), IoFailure)
+
+
+def test_the_file_leaves_seven_eighths_of_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "free_bytes", lambda directory: 1000 * MIB + 1)
+    drive = MadeDrive(read=40e9, write=20e9)
+    measure(tmp_path, drive)
+    assert drive.size == 125 * MIB
+
+
+def test_a_slow_drive_is_measured_on_less_data(tmp_path: Path) -> None:
+    drive = MadeDrive(read=2e9, write=0.2e9)
+    started = time.perf_counter()
+    volume, _ = measure(tmp_path, drive)
+    assert time.perf_counter() - started < 8
+    assert volume.frontier[-1].write == pytest.approx(0.2e9, rel=0.25)
+    highest = max(offset + nbytes for kind, offset, _, nbytes in drive.requests if kind == "read")
+    written = max(offset + nbytes for kind, offset, _, nbytes in drive.requests[:12] if kind == "write")
+    assert highest <= written < drive.size, "what was never written is not read"
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_volume_must_be_a_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="not a directory"):
+        measure_volume(tmp_path / name, QUICK, silent, open_engine=Engine)
+
+
+def test_mixes_go_from_reads_to_writes() -> None:
+    assert not MIXES[0].writes and not MIXES[-1].reads and all(mix.reads and mix.writes for mix in MIXES[1:-1])
