@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import contextmanager
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     index_file = path / INDEX_FILE
     if index_file.is_file():
         try:
-            names = sorted(set(json.loads(index_file.read_text())["weight_map"].values()))
+            names = sorted(set(map(os.fspath, json.loads(index_file.read_text())["weight_map"].values())))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MismatchError(f"{index_file}: not an index of safetensors shards ({error})") from error
         missing = [name for name in names if not (path / name).is_file()]
@@ -63,9 +64,9 @@ def weight_files(path: Path) -> tuple[Path, ...]:
 class Checkpoint:
     """All tensors of a model directory, by the names that the model has for them. Opening reads the headers only.
 
-    Some families' checkpoints have other names than the model (GPT-NeoX stores `embed_out` for `lm_head`): the library's
-    own table of renamings is applied, as from_pretrained does. Tensors that it would have to merge or split keep their
-    stored names, and so are missed by whoever looks for the result.
+    Some families' checkpoints have other names than the model (GPT-NeoX stores `embed_out` for `lm_head`): the
+    library's own table of renamings is applied, as from_pretrained does. Tensors that it would merge or split keep
+    their stored names, and so are missed by whoever looks for the result.
     """
 
     def __init__(self, path: Path, module: PreTrainedModel) -> None:
@@ -93,7 +94,10 @@ class Checkpoint:
         return list(found.values())
 
     def read(self, entry: Entry, out: torch.Tensor) -> None:
-        """Copies an entry into `out` (same shape, any float dtype), converting; MismatchError if the file is corrupt."""
+        """Copies an entry into `out` (same shape, any float dtype), converting.
+
+        Errors: MismatchError if the file is corrupt.
+        """
         with _opened(entry.file) as shard:
             try:
                 tensor = shard.get_tensor(entry.name)

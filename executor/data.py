@@ -475,7 +475,7 @@ def _content_key(files: list[Path], tokenizer: Any) -> str:
 def _counted(
     documents: Iterable[_Document], progress: Callable[[int, int], None] | None, total: int
 ) -> Iterator[_Document]:
-    """The same documents, with `progress` told how many of the files' bytes lie behind."""
+    """The same documents, with `progress` told how many bytes of text lie behind (a row's other bytes are not text)."""
     done = 0
 
     def pieces(texts: Iterable[str]) -> Iterator[str]:
@@ -495,7 +495,7 @@ def _counted(
 @functools.lru_cache(maxsize=2)
 def _shuffle(seed: int, epoch: int, samples: int) -> Ints:
     """The order of an epoch. Only raw Philox output is used, which numpy promises never to change."""
-    raw = np.random.Philox(key=[seed % 2**64, epoch]).random_raw(samples)
+    raw = np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64)).random_raw(samples)
     return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
 
 

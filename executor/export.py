@@ -120,7 +120,7 @@ def export_model(
         partial.mkdir()
     try:
         _write_weights(partial, shards, tensors)
-        with _write_errors(partial):
+        with _write_errors(destination.parent):
             _write_json(partial / "config.json", config)
             for name in _COPIED:
                 if (source / name).is_file():
@@ -187,18 +187,18 @@ def _write_weights(folder: Path, shards: Sequence[_Shard], tensors: Iterable[tup
     remaining = iter(tensors)
     for shard in shards:
         path = folder / shard.name
-        with _write_errors(path):
+        with _write_errors(folder.parent):
             stream = path.open("wb", buffering=0)  # so that closing has nothing left to write, and to fail at
         with stream:
             header = shard.header()
-            with _write_errors(path):
+            with _write_errors(folder.parent):
                 _write(stream, memoryview(header))
             for entry in shard.entries:
                 tensor = _next(remaining, entry)
-                with _write_errors(path):
+                with _write_errors(folder.parent):
                     stream.seek(len(header) + shard.offsets[entry.name])
                     _write(stream, tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            with _write_errors(path):
+            with _write_errors(folder.parent):
                 os.fsync(stream.fileno())
     extra = next(remaining, None)
     assert extra is None, f"more tensors than were listed, the first is {extra[0]}"
@@ -211,7 +211,7 @@ def _write_weights(folder: Path, shards: Sequence[_Shard], tensors: Iterable[tup
             },
             "weight_map": {entry.name: shard.name for shard in shards for entry in shard.entries},
         }
-        with _write_errors(folder):
+        with _write_errors(folder.parent):
             _write_json(folder / "model.safetensors.index.json", index)
 
 

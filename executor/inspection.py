@@ -84,7 +84,7 @@ class _Meta(TorchFunctionMode):
 
 def _writes_first_argument(name: str) -> bool:
     if name.startswith("__"):
-        return name == "__setitem__" or name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
     return name.endswith("_")
 
 
@@ -143,7 +143,15 @@ def inspect(module: PreTrainedModel) -> Anatomy:
 
     def trace(ids: torch.Tensor, mask: torch.Tensor | None, salt: float, hidden: int) -> _Trace:
         return _trace(
-            module, blocks, ids, mask, salt=salt, hidden_seed=hidden, real_blocks=False, returned=returned, refuse=refuse
+            module,
+            blocks,
+            ids,
+            mask,
+            salt=salt,
+            hidden_seed=hidden,
+            real_blocks=False,
+            returned=returned,
+            refuse=refuse,
         )
 
     _check_parameters(module, blocks_path, whole, refuse)
@@ -198,10 +206,10 @@ def _find_blocks(module: PreTrainedModel, refuse: Refusal) -> str:
     layers = module.config.get_text_config(decoder=True).num_hidden_layers
     paths: list[str] = []
     for path, child in module.named_modules():
-        if isinstance(child, nn.ModuleList) and len(child) == layers and layers > 0:
-            if all(any(True for _ in entry.parameters()) for entry in child):
-                if not any(path.startswith(f"{outer}.") for outer in paths):
-                    paths.append(path)
+        if not isinstance(child, nn.ModuleList) or len(child) != layers or any(path.startswith(f"{p}.") for p in paths):
+            continue
+        if layers and all(any(True for _ in entry.parameters()) for entry in child):
+            paths.append(path)
     if len(paths) > 1:
         decoder = set(module._no_split_modules or ())
         paths = [path for path in paths if type(module.get_submodule(path)[0]).__name__ in decoder] or paths  # type: ignore[index]
@@ -350,6 +358,8 @@ def _check_plain(call: LayerCall, refuse: Refusal) -> None:
         empty = isinstance(leaf, Mapping) and not leaf
         if not isinstance(leaf, plain) and not empty:
             refuse(f"its layers are called with a {type(leaf).__name__}, which may pass from layer to layer")
+        if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+            refuse("a layer's arguments other than the hidden state depend on trained parameters")
 
 
 def _is_same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ class MicroBatch:
         return int((self.labels[:, 1:] != IGNORED_LABEL).sum())
 
 
-class _Stop(Exception):
+class _StopForwardError(Exception):
     """Ends the model's own forward once all that was asked of it is known."""
 
 
@@ -92,10 +93,11 @@ class Layers:
         tokens = sum(micro_batch.label_tokens() for micro_batch in micro_batches)
         for index, micro_batch in enumerate(micro_batches):
             self._check(index, micro_batch)
-        if not (tokens if normaliser is None else normaliser):
+        divisor = tokens if normaliser is None else normaliser
+        if not divisor:
             raise MismatchError(f"step {step} has no token to predict: every label is {IGNORED_LABEL}")
         self._step = step
-        self._normaliser = tokens if normaliser is None else normaliser
+        self._normaliser = torch.tensor(divisor, device=self._device)
         self._loss_scale = loss_scale
         self._micro_batches = [
             MicroBatch(
@@ -116,7 +118,8 @@ class Layers:
             raise MismatchError(
                 f"micro-batch {index} has sequences of {ids.shape[1]} tokens, {self._model.name} takes {limit}"
             )
-        rows = self._model.module.get_input_embeddings().weight.shape[0]
+        embedding: Any = self._model.module.get_input_embeddings()
+        rows = embedding.weight.shape[0]
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= rows:
             wrong = low if low < 0 else high
@@ -202,9 +205,7 @@ class Layers:
                 assert leaf.grad is not None
                 self._view(in_gradient, micro_batch).copy_(leaf.grad)
         if pending:
-            raise MismatchError(
-                f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient"
-            )
+            raise MismatchError(f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient")
 
     def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
         """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""
@@ -267,7 +268,7 @@ class Layers:
         return result if isinstance(result, torch.Tensor) else result[0]
 
     def _embed(self, micro_batch: int, parameters: dict[str, torch.Tensor], *, record: bool) -> torch.Tensor:
-        """Runs the model's own forward up to its first block, or, to record what each block is called with, its last."""
+        """Runs the model's own forward up to its first block; to record what each is called with, up to the last."""
         embedded: list[torch.Tensor] = []
         calls: list[LayerCall] = []
         last = len(self._blocks) - 1
@@ -277,14 +278,11 @@ class Layers:
             calls.append(call)
             embedded.append(hidden)
             if index == last or not record:
-                raise _Stop
+                raise _StopForwardError
             return self._as_returned(hidden)
 
-        with stand_ins(self._blocks, answer):
-            try:
-                self._run_model(micro_batch, parameters)
-            except _Stop:
-                pass
+        with suppress(_StopForwardError), stand_ins(self._blocks, answer):
+            self._run_model(micro_batch, parameters)
         if record:
             self._keep(micro_batch, tuple(calls))
         return embedded[0]

@@ -1,4 +1,4 @@
-"""What a Hugging Face causal language model is made of: its layers, their states, and where each tensor lies in a state.
+"""What a Hugging Face causal language model is made of: layers, their states, and where each tensor lies in a state.
 
 Owns opening a model directory, deciding whether the model can be streamed exactly, and the layout that the store, the
 planner and the executor share. It reads no weights (persistent buffers excepted), trains nothing and touches no GPU.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from torch.utils._pytree import tree_map_only, treespec_dumps, tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -30,10 +30,31 @@ TENSOR_ALIGNMENT = 64  # elements; each tensor starts at a multiple of it within
 
 # Fields of a configuration that change neither what a model computes nor its tensors.
 _VOLATILE_FIELDS = frozenset(
-    "_name_or_path name_or_path transformers_version dtype torch_dtype architectures auto_map use_cache return_dict "
-    "output_attentions output_hidden_states id2label label2id task_specific_params problem_type "
-    "bos_token_id eos_token_id sep_token_id attn_implementation _attn_implementation "
-    "_attn_implementation_autoset _attn_implementation_internal _experts_implementation _commit_hash".split()
+    {
+        "_name_or_path",
+        "name_or_path",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "architectures",
+        "auto_map",
+        "use_cache",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "id2label",
+        "label2id",
+        "task_specific_params",
+        "problem_type",
+        "bos_token_id",
+        "eos_token_id",
+        "sep_token_id",
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+        "_commit_hash",
+    }
 )
 
 
@@ -184,9 +205,7 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrain
         raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
     module.tie_weights()
     module.config.use_cache = False
-    in_fp32 = module._keep_in_fp32_modules_strict | (
-        module._keep_in_fp32_modules if dtype == torch.float16 else set()
-    )
+    in_fp32 = module._keep_in_fp32_modules_strict | (module._keep_in_fp32_modules if dtype == torch.float16 else set())
     if dtype != torch.float32 and in_fp32:
         Refusal(module)(f"it keeps {', '.join(sorted(in_fp32))} in fp32, so its parameters are not all {dtype}")
     return module

@@ -51,7 +51,9 @@ class Weights:
                     f"the model's {tensor.name} has {list(tensor.shape)}"
                 )
             if entry.dtype not in FLOAT_DTYPES:
-                raise MismatchError(f"{entry.file}: {entry.name} is {entry.dtype}, not one of {', '.join(FLOAT_DTYPES)}")
+                raise MismatchError(
+                    f"{entry.file}: {entry.name} is {entry.dtype}, not one of {', '.join(FLOAT_DTYPES)}"
+                )
 
     def read(self, state: int, out: torch.Tensor) -> None:
         """Fills `out` [states[state].elements], any float dtype, with a state's tensors; gaps and padding become zero.

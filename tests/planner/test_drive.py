@@ -1,0 +1,64 @@
+"""The drive's geometry, against taking turns between measured points by hand."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdplan.planner.drive import combined_frontier, hull_edges, shared_fraction
+
+from tests.planner.machines import volumes
+from tests.planner.made import made_volume
+
+
+def seconds_by_turns(points: list[tuple[float, float]], read: float, write: float) -> float:
+    """The least seconds for `read` and `write` bytes when the drive may take turns between measured points."""
+    best = float("inf")
+    points = [*points, *((r, 0.0) for r, _ in points if r), *((0.0, w) for _, w in points if w)]
+    for r, w in points:
+        if (r > 0 or read == 0) and (w > 0 or write == 0):
+            best = min(best, max(read / r if read else 0.0, write / w if write else 0.0))
+    for (r0, w0), (r1, w1) in combinations(points, 2):
+        determinant = r0 * w1 - r1 * w0
+        if abs(determinant) > 1e-9 * max(r0, r1, w0, w1) ** 2:
+            first = (read * w1 - r1 * write) / determinant
+            second = (r0 * write - read * w0) / determinant
+            if first >= 0 and second >= 0:
+                best = min(best, first + second)
+    return best
+
+
+def test_two_ends_are_a_straight_line() -> None:
+    assert hull_edges(((3e9, 0.0), (0.0, 2e9))) == (pytest.approx((1 / 3e9, 1 / 2e9)),)
+    assert shared_fraction(((3e9, 0.0), (0.0, 2e9))) == pytest.approx(0.5)
+
+
+def test_a_measured_point_in_between_makes_two_edges() -> None:
+    frontier = ((3.0, 0.0), (2.0, 2.0), (0.0, 3.0))
+    assert sorted(hull_edges(frontier)) == [pytest.approx((1 / 6, 1 / 3)), pytest.approx((1 / 3, 1 / 6))]
+    assert shared_fraction(frontier) == pytest.approx(2 / 3)
+
+
+def test_a_point_below_the_line_costs_a_mix_but_not_turns() -> None:
+    frontier = ((4.0, 0.0), (1.0, 1.0), (0.0, 4.0))
+    assert hull_edges(frontier) == (pytest.approx((1 / 4, 1 / 4)),)
+    assert shared_fraction(frontier) == pytest.approx(1 / 4)
+
+
+def test_volumes_add_up_along_every_mix() -> None:
+    one = made_volume(read=3e9, write=2e9, mixed=((2e9, 1e9),))
+    assert combined_frontier((one, one)) == tuple((2 * r, 2 * w) for r, w in combined_frontier((one,)))
+    plain = made_volume(read=1e9, write=1e9)
+    both = combined_frontier((one, plain))
+    assert both[0] == (4e9, 0.0) and both[-1] == (0.0, 3e9)
+    # At one byte written for two read, the first gives (2, 1) and the second (2/3, 1/3) GB/s.
+    assert both[1] == pytest.approx((8e9 / 3, 4e9 / 3))
+
+
+@settings(deadline=None, print_blob=True)
+@given(volumes(), st.floats(0, 1e9), st.floats(0, 1e9))
+def test_edges_are_what_turns_can_reach(made: tuple, read: float, write: float) -> None:
+    frontier = list(combined_frontier(made))
+    by_edges = max(a * read + b * write for a, b in hull_edges(frontier))
+    assert by_edges == pytest.approx(seconds_by_turns(frontier, read, write), rel=1e-6, abs=1e-9)

@@ -1,0 +1,180 @@
+"""The simulator, against closed forms and against a slow twin in exact arithmetic."""
+
+import random
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdplan.planner.simulator import simulate
+from ssdplan.plans.profile import Machine
+from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Transfer, Update
+
+from tests.planner.made import made_machine, made_model, made_volume
+
+MODEL = made_model(flops=1e9)
+FORWARD = MODEL.timing("block", 1).forward_seconds
+BACKWARD = MODEL.timing("block", 1).backward_seconds
+
+
+def transfer(index: int, kind: str, nbytes: int, waits: tuple[int, ...] = ()) -> Transfer:
+    return Transfer(index, 0, waits, kind, Region(0, 0, nbytes), Region(1, 0, nbytes), "made")
+
+
+def forward(index: int, waits: tuple[int, ...] = ()) -> Forward:
+    return Forward(index, 0, waits, 1, "block", 0, (), None, None)
+
+
+def backward(index: int, waits: tuple[int, ...] = ()) -> Backward:
+    return Backward(index, 0, waits, 1, "block", 0, (), None, None, None, (), ())
+
+
+def update(index: int, elements: int, waits: tuple[int, ...] = ()) -> Update:
+    nowhere = Region(0, 0, 1)
+    return Update(index, 0, waits, 0, 0, elements, False, nowhere, nowhere, nowhere)
+
+
+def seconds(machine: Machine, *ops: Op) -> float:
+    return simulate(Graph("made", ops, 1), MODEL, machine, 1).seconds
+
+
+def test_nothing_takes_no_time() -> None:
+    assert seconds(made_machine()) == 0.0
+
+
+def test_a_pipeline_fills_flows_and_drains() -> None:
+    """Five items through read (2 s), h2d (3 s) and d2h (1 s): the first takes all three, the others the slowest."""
+    machine = made_machine(link=1e6, d2h=3e6, volumes=(made_volume(read=1.5e6, write=1e6),))
+    ops: list[Op] = []
+    for item in range(5):
+        first = 3 * item
+        ops.append(transfer(first, "read", 3_000_000))
+        ops.append(transfer(first + 1, "h2d", 3_000_000, (first,)))
+        ops.append(transfer(first + 2, "d2h", 3_000_000, (first + 1,)))
+    assert seconds(machine, *ops) == pytest.approx(2 + 5 * 3 + 1)
+
+
+def test_a_lane_takes_the_lowest_ready_op() -> None:
+    machine = made_machine(update_rate=1.0)
+    timeline = simulate(
+        Graph("made", (update(0, 1), update(1, 1, (0,)), update(2, 5), update(3, 1, (0,))), 1), MODEL, machine, 1
+    )
+    assert timeline.starts == (0.0, 1.0, 2.0, 7.0)
+
+
+@pytest.mark.parametrize(("mixed", "kept"), [((), 1 / 2), (((1.5e6, 1.5e6),), 3 / 4)])
+def test_a_read_and_a_write_share_the_drive(mixed: tuple[tuple[float, float], ...], kept: float) -> None:
+    """A read of 1 s and a write of 2 s alone: together at the frontier, then the write alone."""
+    machine = made_machine(volumes=(made_volume(read=2e6, write=2e6, mixed=mixed),))
+    timeline = simulate(
+        Graph("made", (transfer(0, "read", 2_000_000), transfer(1, "write", 4_000_000)), 1), MODEL, machine, 1
+    )
+    assert timeline.ends == pytest.approx((1 / kept, 1 / kept + 1))
+
+
+def test_compute_updates_and_copies_share_the_cores() -> None:
+    """On two cores a copy beside compute makes both run at two thirds; updates wait for compute."""
+    machine = made_machine(shared=True, cores=2, update_rate=1e6, link=1e6)
+    graph = Graph("made", (backward(0), update(1, 500_000), transfer(2, "h2d", 100_000)), 1)
+    timeline = simulate(graph, MODEL, machine, 1)
+    beside = 0.1 * 3 / 2
+    assert timeline.ends[2] == pytest.approx(beside)
+    assert timeline.ends[0] == pytest.approx(BACKWARD + 0.1 / 2)
+    assert timeline.starts[1] == timeline.ends[0]
+    assert timeline.seconds == pytest.approx(BACKWARD + 0.5 + 0.1 / 2)
+    apart = simulate(graph, MODEL, made_machine(cores=2, update_rate=1e6, link=1e6), 1)
+    assert apart.ends == pytest.approx((BACKWARD, 0.5, 0.1))
+
+
+def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fraction], list[Fraction]]:
+    """The policy once more, in exact arithmetic and without cleverness: all work left is counted down at every event."""
+
+    def lane(op: Op) -> str:
+        return "compute" if op.resource == "cpu" and machine.compute_shares_cpu else op.resource
+
+    def work(op: Op) -> Fraction:
+        if isinstance(op, Transfer):
+            volume = machine.volumes[0]
+            rate = {
+                "read": volume.frontier[0].read,
+                "write": volume.frontier[-1].write,
+                "h2d": machine.h2d_bandwidth,
+                "d2h": machine.d2h_bandwidth,
+            }[op.kind]
+            return Fraction(op.nbytes) / Fraction(rate)
+        if isinstance(op, Update):
+            return Fraction(op.elements) / Fraction(machine.update_rate)
+        return Fraction(FORWARD if isinstance(op, Forward) else BACKWARD)
+
+    left = {op.index: work(op) for op in graph.ops}
+    starts: dict[int, Fraction] = {}
+    ends: dict[int, Fraction] = {}
+    now = Fraction(0)
+    while len(ends) < len(graph.ops):
+        running = [op for op in graph.ops if op.index in starts and op.index not in ends]
+        for op in graph.ops:
+            free = all(lane(op) != lane(other) for other in running)
+            if op.index not in starts and free and all(before in ends for before in op.waits):
+                starts[op.index] = now
+                running.append(op)
+        kinds = {lane(op) for op in running}
+        speed = {}
+        for op in running:
+            speed[op.index] = Fraction(1)
+            if lane(op) in ("read", "write"):
+                speed[op.index] = kept if {"read", "write"} <= kinds else Fraction(1)
+            elif machine.compute_shares_cpu:
+                wanted = ("h2d" in kinds) + ("d2h" in kinds) + (machine.cores if "compute" in kinds else 0)
+                speed[op.index] = min(Fraction(1), Fraction(machine.cores, wanted))
+        step = min(left[op.index] / speed[op.index] for op in running)
+        now += step
+        for op in running:
+            left[op.index] -= step * speed[op.index]
+            if left[op.index] == 0:
+                ends[op.index] = now
+    return [starts[op.index] for op in graph.ops], [ends[op.index] for op in graph.ops]
+
+
+@settings(deadline=None, max_examples=150, print_blob=True)
+@given(st.integers(0, 2**32), st.booleans(), st.integers(1, 5))
+def test_agrees_with_its_slow_twin(seed: int, shared: bool, cores: int) -> None:
+    draw = random.Random(seed)
+    machine = made_machine(
+        shared=shared, cores=cores, link=1.3e9, d2h=0.7e9, update_rate=1e9, volumes=(made_volume(read=3e9, write=2e9),)
+    )
+    ops: list[Op] = []
+    for index in range(draw.randrange(1, 40)):
+        waits = tuple(sorted(draw.sample(range(index), min(index, draw.randrange(3)))))
+        kind = draw.choice(("read", "write", "h2d", "d2h", "compute", "cpu"))
+        if kind == "compute":
+            ops.append(forward(index, waits) if draw.random() < 0.5 else backward(index, waits))
+        elif kind == "cpu":
+            ops.append(update(index, draw.randrange(1, 10_000_000), waits))
+        else:
+            ops.append(transfer(index, kind, draw.randrange(1, 10_000_000), waits))
+    graph = Graph("made", tuple(ops), 1)
+    timeline = simulate(graph, MODEL, machine, 1)
+    starts, ends = slowly(graph, machine, Fraction(1, 2))
+    assert timeline.starts == pytest.approx([float(start) for start in starts], rel=1e-9, abs=1e-12)
+    assert timeline.ends == pytest.approx([float(end) for end in ends], rel=1e-9, abs=1e-12)
+    assert simulate(graph, MODEL, machine, 1) == timeline
+    for op in ops:
+        assert all(timeline.ends[before] <= timeline.starts[op.index] for before in op.waits)
+
+
+def test_a_hundred_thousand_ops_take_about_a_second() -> None:
+    draw = random.Random(0)
+    ops: list[Op] = []
+    for index in range(100_000):
+        waits = tuple(sorted({draw.randrange(max(0, index - 50), index) for _ in range(3)})) if index else ()
+        kind = ("read", "write", "h2d", "d2h", "cpu", "compute")[index % 6]
+        if kind == "compute":
+            ops.append(forward(index, waits))
+        else:
+            ops.append(update(index, 1000, waits) if kind == "cpu" else transfer(index, kind, 100_000, waits))
+    graph = Graph("made", tuple(ops), 1)
+    begin = time.process_time()
+    simulate(graph, MODEL, made_machine(shared=True, cores=2), 1)
+    assert time.process_time() - begin < 4.0

@@ -1,0 +1,69 @@
+"""The arrows between the parts go one way (docs/architecture.md)."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("plans", "profiler", "planner", "executor", "native")
+ALLOWED = {
+    "plans": set(),
+    "native": set(),
+    "planner": {"plans"},
+    "profiler": {"plans", "native"},
+    "executor": {"plans", "native"},
+}
+
+
+def imports(file: Path, part: str) -> set[str]:
+    """What a file imports, absolute: `ssdplan.plans.errors`, `torch.cuda`. Relative imports stay within the part."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            assert node.level == 1, f"{file}: imports from outside of {part} by a relative path"
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_imports_only_what_it_may(part):
+    files = list((ROOT / part).rglob("*.py"))
+    assert files
+    for file in files:
+        for name in imports(file, part):
+            top, *rest = name.split(".")
+            assert top not in PARTS, f"{file}: import ssdplan.{name}, not {name}"
+            if top == "ssdplan" and rest[0] in PARTS:
+                assert rest[0] in ALLOWED[part] | {part}, f"{file} imports {name}"
+            if part in ("plans", "planner"):
+                assert top != "torch", f"{file} imports torch"
+
+
+def test_cuda_is_touched_in_one_module():
+    touching = [
+        file.relative_to(ROOT).as_posix()
+        for part in PARTS
+        for file in (ROOT / part).rglob("*.py")
+        if "torch.cuda" in file.read_text()
+    ]
+    assert touching == ["executor/device.py"]
+
+
+def test_planning_loads_no_torch():
+    code = (
+        "import sys, ssdplan.cli, ssdplan.planner.solve, ssdplan.planner.simulator, ssdplan.plans.text\n"
+        "import ssdplan.plans.plots, ssdplan.plans.vertical, ssdplan.plans.verify\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "tests")
+
+
+def test_the_package_leaks_nothing_to_the_top_level(tmp_path):
+    code = "import importlib.util as u; assert not [n for n in " + repr(PARTS + ("cli",)) + " if u.find_spec(n)]"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
