@@ -1,0 +1,63 @@
+# make venv         .venv with the package (editable) and all that the tests and the demo need
+# make test         lint, the native programs under sanitisers, then the tests
+# make gpu          the tests that need a CUDA device, with $(PYTHON) as it is: no .venv, no network
+# make demo         a real model, planned, trained, killed and resumed
+# make lint, make native-test, make format, make clean
+#
+# Needs Python 3.11 or newer with its headers, make and a C++17 compiler; cmake and ninja come with the build.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PARTS := plans profiler planner executor native
+CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
+
+.PHONY: venv test lint format native-test gpu demo clean
+.DELETE_ON_ERROR:
+
+venv: $(VENV)/.stamp
+
+# torch is several gigabytes without the pin in constraints.txt: every installation names it. A new __init__.py is a new
+# part, which an editable installation learns of only by installing again.
+$(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/src/*) $(wildcard $(PARTS:%=%/__init__.py))
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,demo]'
+	touch $@
+
+# The parts as the package that they install as, for mypy.
+.typing/ssdplan/.stamp: Makefile
+	mkdir -p .typing/ssdplan
+	ln -sfn $(PARTS:%=../../%) ../../cli.py .typing/ssdplan/
+	printf '__version__: str = ""\n' > .typing/ssdplan/__init__.py
+	touch $@
+
+lint: venv .typing/ssdplan/.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=.typing $(BIN)/mypy -p ssdplan
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+# AddressSanitizer with UndefinedBehaviorSanitizer, and ThreadSanitizer.
+native-test: venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/cpp/run.sh build/sanitizers
+
+test: lint native-test
+	$(BIN)/python -m pytest
+
+# Where the package is not installed, it is built with what is there and put into a folder of its own.
+gpu:
+	$(PYTHON) -c 'import ssdplan.native' 2>/dev/null || $(PYTHON) -m pip install --quiet --no-index --no-deps \
+		--no-build-isolation --upgrade --target .gpu .
+	PYTHONPATH="$(CURDIR)/.gpu$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -m gpu
+
+demo: venv
+	$(BIN)/python demo.py
+
+clean:
+	rm -rf $(VENV) .typing .gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

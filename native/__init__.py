@@ -1,0 +1,14 @@
+"""The native core: asynchronous direct I/O, exact page-locked memory, and fused CPU kernels.
+
+`Arena` is one exact, page-locked, huge-page-backed block of host memory. `Engine` moves bytes between such memory and
+files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`. `adamw`, `copy`,
+`convert` and `is_finite` work on addresses, with the interpreter lock released; `isa` names their instruction set.
+
+This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
+(`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
+"""
+
+from ssdplan.native._native import Arena, Engine, Request, adamw, convert, copy, is_finite, isa
+from ssdplan.native.errors import IoError
+
+__all__ = ["Arena", "Engine", "IoError", "Request", "adamw", "convert", "copy", "is_finite", "isa"]

@@ -1,0 +1,317 @@
+#include "engine.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <stdexcept>
+#include <system_error>
+
+namespace ssdplan {
+namespace {
+
+constexpr std::uint64_t kAlignment = 4096;  // of offsets, addresses and lengths: enough for every drive
+constexpr std::uint64_t kSector = 512;      // what a transfer cut short is still a multiple of
+constexpr std::uint32_t kMaxRetries = 64;   // of one block that the kernel interrupts or turns away
+
+std::string number(std::int64_t value) {
+    return std::to_string(value);
+}
+
+Descriptor open_retrying(const std::string& path, int flags, mode_t mode) {
+    for (;;) {
+        const int fd = ::open(path.c_str(), flags, mode);
+        if (fd >= 0 || errno != EINTR) return Descriptor(fd);
+    }
+}
+
+// Makes a new file of the given size, its space allocated, and leaves nothing behind when that fails. Through a
+// descriptor without O_DIRECT: where the file system cannot allocate, the C library does it by writing single bytes.
+void create_file(const std::string& path, std::int64_t nbytes) {
+    const auto length = static_cast<std::uint64_t>(nbytes);
+    Descriptor descriptor = open_retrying(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (!descriptor.valid()) throw IoFailure(errno, path, "create", 0, length);
+    int error = 0;
+    do {
+        error = ::posix_fallocate(descriptor.get(), 0, nbytes);
+    } while (error == EINTR);
+    const int close_error = descriptor.close();
+    if (error == 0) error = close_error;
+    if (error != 0) {
+        (void)::unlink(path.c_str());
+        throw IoFailure(error, path, "allocate", 0, length);
+    }
+}
+
+Descriptor open_direct(const std::string& path, bool read_only) {
+    const int access = read_only ? O_RDONLY : O_RDWR;
+    // O_NONBLOCK only keeps the opening of something that is no file from hanging; on a file it means nothing.
+    Descriptor descriptor = open_retrying(path, access | O_DIRECT | O_CLOEXEC | O_NONBLOCK, 0);
+    if (!descriptor.valid()) {
+        const int error = errno;
+        throw IoFailure(error, path, "open", 0, 0, error == EINVAL ? "no direct I/O on this file system" : "");
+    }
+    struct stat status{};
+    if (::fstat(descriptor.get(), &status) != 0) throw IoFailure(errno, path, "stat", 0, 0);
+    if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+        throw IoFailure(EINVAL, path, "open", 0, 0, "neither a file nor a block device");
+    }
+    return descriptor;
+}
+
+std::string choose_kind(const std::string& asked) {
+    const auto known = [](const std::string& kind) {
+        return kind == "auto" || kind == "io_uring" || kind == "threads";
+    };
+    if (!known(asked)) {
+        throw std::invalid_argument("engine kind must be 'auto', 'io_uring' or 'threads', not '" + asked + "'");
+    }
+    if (asked != "auto") return asked;
+    const char* const variable = std::getenv("SSDPLAN_IO_ENGINE");
+    if (variable == nullptr || *variable == '\0') return asked;
+    if (!known(variable)) {
+        throw std::invalid_argument("SSDPLAN_IO_ENGINE must be 'auto', 'io_uring' or 'threads', not '" +
+                                    std::string(variable) + "'");
+    }
+    return variable;
+}
+
+std::int64_t checked(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value < low || value > high) {
+        throw std::invalid_argument(std::string(name) + " must be from " + number(low) + " to " + number(high) +
+                                    ", not " + number(value));
+    }
+    return value;
+}
+
+}  // namespace
+
+IoFailure::IoFailure(int code_, std::string path_, std::string action, std::uint64_t offset_, std::uint64_t nbytes_,
+                     std::string detail)
+    : code(code_), path(std::move(path_)), message_(std::move(action)), offset(offset_), nbytes(nbytes_) {
+    if (nbytes > 0) message_ += " of " + std::to_string(nbytes) + " bytes at offset " + std::to_string(offset);
+    message_ += ": " + std::generic_category().message(code);
+    if (!detail.empty()) message_ += " (" + detail + ")";
+}
+
+std::uint64_t Request::wait() {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [this] { return remaining_ == 0; });
+    if (failure_) throw IoFailure(*failure_);
+    return nbytes_;
+}
+
+bool Request::done() const {
+    const std::lock_guard lock(mutex_);
+    return remaining_ == 0;
+}
+
+void Request::fail(IoFailure failure) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::move(failure);
+    failed_.store(true, std::memory_order_relaxed);
+}
+
+void Request::finish_block() {
+    const std::lock_guard lock(mutex_);
+    if (--remaining_ == 0) finished_.notify_all();
+}
+
+void Block::finish() {
+    {
+        const std::lock_guard lock(file->mutex);
+        if (--file->active == 0) file->idle.notify_all();
+    }
+    request->finish_block();
+}
+
+void Block::abandon(int error, const char* detail) {
+    request->fail(
+        IoFailure(error, file->path, direction == Direction::read ? "read" : "write", offset, nbytes, detail));
+    finish();
+}
+
+bool Block::absorb(long result) {
+    if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
+        if (++retries <= kMaxRetries) return false;
+    }
+    if (result < 0) {
+        abandon(static_cast<int>(-result), "");
+        return true;
+    }
+    const auto moved = static_cast<std::uint64_t>(result);
+    if (moved >= nbytes) {
+        finish();
+        return true;
+    }
+    // Direct I/O goes on at a sector; less than one, or an odd end of a read, is the end of the file.
+    const std::uint64_t whole = moved / kSector * kSector;
+    if (direction == Direction::read && (moved == 0 || whole != moved)) {
+        abandon(ENODATA, "end of file");
+        return true;
+    }
+    if (whole == 0) {
+        abandon(EIO, "nothing was written");
+        return true;
+    }
+    offset += whole;
+    memory += whole;
+    nbytes -= static_cast<std::uint32_t>(whole);
+    retries = 0;
+    return false;
+}
+
+Engine::Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads) {
+    const auto depth = static_cast<unsigned>(checked("queue_depth", queue_depth, 1, 4096));
+    const auto workers = static_cast<unsigned>(checked("threads", threads, 1, 256));
+    block_bytes_ = static_cast<std::uint32_t>(checked("block_bytes", block_bytes, kAlignment, std::int64_t{1} << 30));
+    if (block_bytes_ % kAlignment != 0) {
+        throw std::invalid_argument("block_bytes must be a multiple of 4096, not " + number(block_bytes));
+    }
+    kind_ = choose_kind(kind);
+    if (kind_ != "threads") {
+        try {
+            backend_.reset(make_uring_backend(depth).release());
+            kind_ = "io_uring";
+            return;
+        } catch (const std::system_error& error) {
+            if (kind_ == "io_uring") throw IoFailure(error.code().value(), "io_uring", "set up", 0, 0);
+        }
+    }
+    backend_.reset(make_thread_backend(depth, workers).release());
+    kind_ = "threads";
+}
+
+Engine::~Engine() {
+    close();
+}
+
+std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only) {
+    if (create_bytes) {
+        if (*create_bytes <= 0) {
+            throw std::invalid_argument("create_bytes must be positive, not " + number(*create_bytes));
+        }
+        if (read_only) throw std::invalid_argument("a file cannot be created read-only");
+    }
+    const std::shared_lock alive(backend_mutex_);
+    if (!backend_) throw std::runtime_error("the engine is closed");
+    if (create_bytes) create_file(path, *create_bytes);
+    auto file = std::make_shared<File>();
+    try {
+        file->descriptor = open_direct(path, read_only);
+    } catch (const IoFailure&) {
+        if (create_bytes) (void)::unlink(path.c_str());
+        throw;
+    }
+    file->path = path;
+    file->read_only = read_only;
+    const std::unique_lock lock(files_mutex_);
+    files_.emplace(next_file_, std::move(file));
+    return next_file_++;
+}
+
+std::shared_ptr<File> Engine::find(std::int64_t file) const {
+    const std::shared_lock lock(files_mutex_);
+    const auto found = files_.find(file);
+    if (found == files_.end()) throw std::invalid_argument("no open file has the id " + number(file));
+    return found->second;
+}
+
+std::uint64_t Engine::size(std::int64_t file) const {
+    const auto handle = find(file);
+    const off_t end = ::lseek(handle->descriptor.get(), 0, SEEK_END);  // right for block devices, too
+    if (end < 0) throw IoFailure(errno, handle->path, "size", 0, 0);
+    return static_cast<std::uint64_t>(end);
+}
+
+void Engine::split(Direction direction, const Segment& segment, std::vector<Block>& blocks) const {
+    auto file = find(segment.file);
+    if (segment.offset < 0 || segment.nbytes < 0 ||
+        segment.nbytes > std::numeric_limits<std::int64_t>::max() - segment.offset) {
+        throw std::invalid_argument("offset and nbytes must not be negative or overflow: offset " +
+                                    number(segment.offset) + ", nbytes " + number(segment.nbytes));
+    }
+    const auto offset = static_cast<std::uint64_t>(segment.offset);
+    const auto nbytes = static_cast<std::uint64_t>(segment.nbytes);
+    if (offset % kAlignment != 0 || nbytes % kAlignment != 0 || segment.address % kAlignment != 0) {
+        throw std::invalid_argument("direct I/O needs offset, address and nbytes in multiples of 4096: offset " +
+                                    std::to_string(offset) + ", address " + std::to_string(segment.address) +
+                                    ", nbytes " + std::to_string(nbytes));
+    }
+    if (nbytes > 0 && segment.address == 0) throw std::invalid_argument("the address is null");
+    if (direction == Direction::write && file->read_only) {
+        throw std::invalid_argument("'" + file->path + "' was opened read-only");
+    }
+    auto* const memory = reinterpret_cast<std::byte*>(segment.address);
+    for (std::uint64_t begin = 0; begin < nbytes; begin += block_bytes_) {
+        Block block;
+        block.file = file;
+        block.direction = direction;
+        block.offset = offset + begin;
+        block.memory = memory + begin;
+        block.nbytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(block_bytes_, nbytes - begin));
+        blocks.push_back(std::move(block));
+    }
+}
+
+std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<Segment>& segments) {
+    std::vector<Block> blocks;
+    std::uint64_t nbytes = 0;
+    for (const Segment& segment : segments) {
+        split(direction, segment, blocks);
+        nbytes += static_cast<std::uint64_t>(segment.nbytes);
+    }
+    auto request = std::make_shared<Request>(blocks.size(), nbytes);
+    const std::shared_lock alive(backend_mutex_);
+    if (!backend_) throw std::runtime_error("the engine is closed");
+    for (Block& block : blocks) {
+        block.request = request;
+        const std::lock_guard lock(block.file->mutex);
+        ++block.file->active;
+    }
+    if (!blocks.empty()) backend_->submit(std::move(blocks));
+    return request;
+}
+
+void Engine::flush(std::int64_t file) {
+    const auto handle = find(file);
+    {
+        // The kernel reports a lost write once; a second flush would succeed and hide it.
+        const std::lock_guard lock(handle->mutex);
+        if (handle->flush_failure) throw IoFailure(*handle->flush_failure);
+    }
+    if (::fdatasync(handle->descriptor.get()) == 0) return;
+    const IoFailure failure(errno, handle->path, "flush", 0, 0);
+    const std::lock_guard lock(handle->mutex);
+    handle->flush_failure = failure;
+    throw IoFailure(failure);
+}
+
+void Engine::close_file(std::int64_t file) {
+    std::shared_ptr<File> handle;
+    {
+        const std::unique_lock lock(files_mutex_);
+        const auto found = files_.find(file);
+        if (found == files_.end()) throw std::invalid_argument("no open file has the id " + number(file));
+        handle = std::move(found->second);
+        files_.erase(found);
+    }
+    std::unique_lock lock(handle->mutex);
+    handle->idle.wait(lock, [&handle] { return handle->active == 0; });
+    const int error = handle->descriptor.close();
+    if (error != 0) throw IoFailure(error, handle->path, "close", 0, 0);
+}
+
+void Engine::close() {
+    {
+        const std::unique_lock lock(backend_mutex_);
+        backend_.reset();
+    }
+    const std::unique_lock lock(files_mutex_);
+    files_.clear();
+}
+
+}  // namespace ssdplan

@@ -1,0 +1,139 @@
+// Asynchronous direct I/O on files and block devices. The engine owns the open files, splits requests into blocks and
+// accounts for their results; a backend (io_uring, or a pool of threads) moves the blocks. The engine never owns the
+// memory that a transfer targets.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "descriptor.hpp"
+#include "owner.hpp"
+
+namespace ssdplan {
+
+// An I/O error, with everything that a message must name.
+class IoFailure : public std::exception {
+  public:
+    IoFailure(int code, std::string path, std::string action, std::uint64_t offset, std::uint64_t nbytes,
+              std::string detail = "");
+    const char* what() const noexcept override { return message_.c_str(); }
+
+    int code;  // an errno
+    std::string path;
+    std::string message_;
+    std::uint64_t offset;
+    std::uint64_t nbytes;
+};
+
+// One open file. `active` counts its blocks that are queued or in flight.
+struct File {
+    std::string path;
+    Descriptor descriptor;
+    bool read_only = false;
+    std::mutex mutex;
+    std::condition_variable idle;
+    std::size_t active = 0;
+    std::optional<IoFailure> flush_failure;
+};
+
+// The shared state of a request: it lives as long as a block or a handle refers to it.
+class Request {
+  public:
+    Request(std::size_t blocks, std::uint64_t nbytes) : remaining_(blocks), nbytes_(nbytes) {}
+
+    std::uint64_t wait();  // throws the IoFailure of the first block that failed
+    bool done() const;
+    bool failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
+    std::uint64_t nbytes() const noexcept { return nbytes_; }
+
+    void fail(IoFailure failure);
+    void finish_block();
+
+  private:
+    mutable std::mutex mutex_;
+    std::condition_variable finished_;
+    std::size_t remaining_;
+    std::uint64_t nbytes_;
+    std::atomic<bool> failed_{false};
+    std::optional<IoFailure> failure_;
+};
+
+enum class Direction { read, write };
+
+// A contiguous transfer of at most block_bytes; what is left of it after a short one.
+struct Block {
+    std::shared_ptr<File> file;
+    std::shared_ptr<Request> request;
+    Direction direction = Direction::read;
+    std::uint64_t offset = 0;
+    std::byte* memory = nullptr;
+    std::uint32_t nbytes = 0;
+    std::uint32_t retries = 0;
+
+    // Takes the result of one transfer (bytes, or a negative errno). True: the block ended, well or not, and has been
+    // accounted for. False: transfer what is left of it.
+    bool absorb(long result);
+    // Ends the block without a transfer.
+    void abandon(int error, const char* detail);
+
+  private:
+    void finish();
+};
+
+class Backend {
+  public:
+    virtual ~Backend() = default;  // waits for all blocks
+    virtual void submit(std::vector<Block> blocks) = 0;
+};
+
+// Throws std::system_error when io_uring is not to be had here.
+std::unique_ptr<Backend> make_uring_backend(unsigned queue_depth);
+std::unique_ptr<Backend> make_thread_backend(unsigned queue_depth, unsigned threads);
+
+struct Segment {
+    std::int64_t file;
+    std::int64_t offset;
+    std::uintptr_t address;
+    std::int64_t nbytes;
+};
+
+class Engine {
+  public:
+    // Throws std::invalid_argument, and IoFailure when the kind asked for is not to be had.
+    Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads);
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    const std::string& kind() const noexcept { return kind_; }
+    std::int64_t open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only);
+    std::uint64_t size(std::int64_t file) const;
+    std::shared_ptr<Request> submit(Direction direction, const std::vector<Segment>& segments);
+    void flush(std::int64_t file);
+    void close_file(std::int64_t file);
+    void close();
+
+  private:
+    std::shared_ptr<File> find(std::int64_t file) const;
+    void split(Direction direction, const Segment& segment, std::vector<Block>& blocks) const;
+
+    std::string kind_;
+    std::uint32_t block_bytes_;
+    mutable std::shared_mutex files_mutex_;
+    std::unordered_map<std::int64_t, std::shared_ptr<File>> files_;
+    std::int64_t next_file_ = 0;
+    mutable std::shared_mutex backend_mutex_;  // shared to submit, exclusive to close
+    OwnedPtr<Backend> backend_;
+};
+
+}  // namespace ssdplan

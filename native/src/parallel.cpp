@@ -1,0 +1,162 @@
+#include "parallel.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "workers.hpp"
+
+namespace ssdplan {
+namespace {
+
+constexpr std::size_t kPiece = 32 * kBlock;      // elements that one thread takes at a time
+constexpr std::size_t kCopyPiece = 1024 * 1024;  // bytes, likewise
+
+std::size_t pieces(std::size_t length, std::size_t piece) {
+    return (length + piece - 1) / piece;
+}
+
+unsigned checked_threads(std::int64_t threads) {
+    if (threads < 1 || threads > 1024) {
+        throw std::invalid_argument("threads must be from 1 to 1024, not " + std::to_string(threads));
+    }
+    return static_cast<unsigned>(threads);
+}
+
+std::size_t checked_size(const char* name, std::int64_t size) {
+    if (size < 0 || size > (std::int64_t{1} << 56)) {
+        throw std::invalid_argument(std::string(name) + " must not be negative, not " + std::to_string(size));
+    }
+    return static_cast<std::size_t>(size);
+}
+
+void check_pointer(const char* name, std::uintptr_t pointer, std::size_t elements, std::size_t alignment) {
+    if (elements == 0) return;
+    if (pointer == 0) throw std::invalid_argument(std::string(name) + " is a null pointer");
+    if (pointer % alignment != 0) {
+        throw std::invalid_argument(std::string(name) + " must be aligned to " + std::to_string(alignment) +
+                                    " bytes: " + std::to_string(pointer));
+    }
+}
+
+void check_disjoint(std::uintptr_t destination, std::size_t destination_bytes, std::uintptr_t source,
+                    std::size_t source_bytes) {
+    if (destination < source + source_bytes && source < destination + destination_bytes) {
+        throw std::invalid_argument("destination and source overlap");
+    }
+}
+
+void check_number(const char* name, double value, bool valid) {
+    if (!valid) throw std::invalid_argument(std::string(name) + " is out of range: " + std::to_string(value));
+}
+
+template <typename T>
+T* at(std::uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+}  // namespace
+
+Dtype parse_dtype(const std::string& name) {
+    if (name == "fp32") return Dtype::fp32;
+    if (name == "bf16") return Dtype::bf16;
+    if (name == "fp16") return Dtype::fp16;
+    throw std::invalid_argument("dtype must be 'fp32', 'bf16' or 'fp16', not '" + name + "'");
+}
+
+GradientStatistics parallel_adamw(const AdamwArguments& a, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t elements = checked_size("elements", a.elements);
+    const std::size_t parameter_bytes = item_bytes(a.parameter_dtype);
+    check_pointer("master", a.master, elements, sizeof(float));
+    check_pointer("exp_avg", a.exp_avg, elements, sizeof(float));
+    check_pointer("exp_avg_sq", a.exp_avg_sq, elements, sizeof(float));
+    check_pointer("gradient", a.gradient, elements, sizeof(float));
+    check_pointer("parameter", a.parameter, elements, parameter_bytes);
+    check_number("lr", a.lr, std::isfinite(a.lr) && a.lr >= 0.0);
+    check_number("beta1", a.beta1, a.beta1 >= 0.0 && a.beta1 < 1.0);
+    check_number("beta2", a.beta2, a.beta2 >= 0.0 && a.beta2 < 1.0);
+    check_number("eps", a.eps, std::isfinite(a.eps) && a.eps >= 0.0);
+    check_number("weight_decay", a.weight_decay, std::isfinite(a.weight_decay) && a.weight_decay >= 0.0);
+    check_number("step", static_cast<double>(a.step), a.step >= 1);
+    check_number("gradient_scale", a.gradient_scale, std::isfinite(a.gradient_scale));
+    const auto step = static_cast<double>(a.step);
+    const AdamwScalars scalars{
+        static_cast<float>(1.0 - a.lr * a.weight_decay),
+        static_cast<float>(1.0 - a.beta1),
+        static_cast<float>(a.beta2),
+        static_cast<float>(1.0 - a.beta2),
+        static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(a.beta2, step))),
+        static_cast<float>(a.eps),
+        static_cast<float>(a.lr / (1.0 - std::pow(a.beta1, step))),
+        static_cast<float>(a.gradient_scale),
+    };
+    std::vector<double> sums(pieces(elements, kBlock));
+    std::atomic<bool> finite{true};
+    Workers::shared().run(pieces(elements, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t end = std::min(elements, (piece + 1) * kPiece);
+        for (std::size_t begin = piece * kPiece; begin < end; begin += kBlock) {
+            const GradientStatistics block =
+                adamw_block(at<float>(a.master) + begin, at<float>(a.exp_avg) + begin, at<float>(a.exp_avg_sq) + begin,
+                            at<const float>(a.gradient) + begin, at<std::byte>(a.parameter) + begin * parameter_bytes,
+                            a.parameter_dtype, std::min(kBlock, end - begin), scalars);
+            sums[begin / kBlock] = block.sum_of_squares;
+            if (!block.finite) finite.store(false, std::memory_order_relaxed);
+        }
+    });
+    double total = 0.0;
+    for (const double sum : sums) total += sum;
+    return {finite.load(), total};
+}
+
+void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("nbytes", nbytes);
+    check_pointer("destination", destination, length, 1);
+    check_pointer("source", source, length, 1);
+    check_disjoint(destination, length, source, length);
+    Workers::shared().run(pieces(length, kCopyPiece), workers, [&](std::size_t piece) {
+        const std::size_t begin = piece * kCopyPiece;
+        std::memcpy(at<std::byte>(destination) + begin, at<const std::byte>(source) + begin,
+                    std::min(kCopyPiece, length - begin));
+    });
+}
+
+void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
+                      std::int64_t elements, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    const std::size_t to = item_bytes(destination_dtype);
+    const std::size_t from = item_bytes(source_dtype);
+    check_pointer("destination", destination, length, to);
+    check_pointer("source", source, length, from);
+    check_disjoint(destination, length * to, source, length * from);
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t begin = piece * kPiece;
+        convert(at<std::byte>(destination) + begin * to, destination_dtype, at<const std::byte>(source) + begin * from,
+                source_dtype, std::min(kPiece, length - begin));
+    });
+}
+
+bool parallel_is_finite(std::uintptr_t data, std::int64_t elements, Dtype dtype, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    const std::size_t item = item_bytes(dtype);
+    check_pointer("address", data, length, item);
+    std::atomic<bool> finite{true};
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        if (!finite.load(std::memory_order_relaxed)) return;
+        const std::size_t begin = piece * kPiece;
+        if (!is_finite(at<const std::byte>(data) + begin * item, dtype, std::min(kPiece, length - begin))) {
+            finite.store(false, std::memory_order_relaxed);
+        }
+    });
+    return finite.load();
+}
+
+}  // namespace ssdplan

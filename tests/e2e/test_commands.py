@@ -1,0 +1,202 @@
+"""The commands as a user runs them, on a tiny model: the whole way, and every wrong input with its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import make_model, make_tokenizer
+
+COMMAND = [sys.executable, "-m", "ssdplan.cli"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def ssdplan(*arguments: object, cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def refused(*arguments: object, cwd: Path, code: int) -> str:
+    """A command that ends with `code`, one line of error and nothing on standard output."""
+    done = ssdplan(*arguments, cwd=cwd, expect=code)
+    lines = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(lines) == 1 and not done.stdout, done
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A model, a text, a profile and a plan of a budget that holds a part of the training state."""
+    path = tmp_path_factory.mktemp("home")
+    make_model("llama", path / "model", layers=4, vocab=320, hidden=64, tied=True)
+    make_tokenizer(path / "model")
+    (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    (path / "held-out.txt").write_text("what is stored is read again. " * 8)
+    ssdplan(
+        "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", "1,2", "--precision", "fp32",
+        cwd=path,
+    )  # fmt: skip
+    least = refused("solve", "profile.json", "--host-memory", "64KiB", cwd=path, code=3)
+    budget = least.rsplit("--host-memory ", 1)[1].split()[0].rstrip(".,;)")
+    ssdplan("solve", "profile.json", "--host-memory", budget, "--global-batch", 4, cwd=path)
+    return path
+
+
+def test_all_four_commands_work_together(home, tmp_path):
+    shown = ssdplan("show", "plan.json", "--plots", tmp_path / "plots", "--trace", tmp_path / "trace.json", cwd=home)
+    plan = json.loads((home / "plan.json").read_text())
+    assert plan["prediction"]["ssd_write_bytes"] > 0, "the budget does not hold the training state"
+    assert "micro-batch" in shown.stdout and len(list((tmp_path / "plots").glob("*.png"))) == 3
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    out = tmp_path / "run"
+    done = ssdplan(
+        "run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--eval-every", 2, "--steps", 5,
+        "--lr", "1e-2", "--out", out, cwd=home,
+    )  # fmt: skip
+    assert "predicted" in done.stdout and "tokens/s" in done.stderr
+    report = json.loads((out / "report.json").read_text())
+    exact = {row["quantity"]: row["relative_error"] for row in report["predictions"]}
+    for quantity in ("host_arena_bytes", "device_arena_bytes", "ssd_read_bytes", "ssd_write_bytes"):
+        assert exact[quantity] == 0.0
+    held_out = list(report["eval_losses"].values())
+    assert held_out[-1] < held_out[0]
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    tokens = AutoTokenizer.from_pretrained(out / "model")("the quick", return_tensors="pt")
+    assert model.generate(**tokens, max_new_tokens=4, do_sample=False).shape[1] > tokens["input_ids"].shape[1]
+    assert "held-out loss" in ssdplan("show", out, cwd=home).stdout
+
+
+def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
+    for name, more in (("overlapped", []), ("serial", ["--serial"])):
+        ssdplan("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / name, *more, cwd=home)
+    one, other = (
+        (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("serial", "overlapped")
+    )
+    assert one == other
+
+
+def test_json_is_what_the_file_says(home):
+    for command in ("show", "plan.json"), ("show", "profile.json"):
+        shown = ssdplan(*command, "--json", cwd=home)
+        assert json.loads(shown.stdout) == json.loads((home / command[1]).read_text())
+
+
+def test_fixed_choices_are_kept(home, tmp_path):
+    plan = tmp_path / "plan.json"
+    ssdplan(
+        "solve", "profile.json", "--host-memory", "64MiB", "--micro-batch-size", 2, "--micro-batches", 3,
+        "--delay-ratio", 0.25, "--residency", "parameters=0,optimizer=0.5,checkpoints=1", "-o", plan, cwd=home,
+    )  # fmt: skip
+    decision = json.loads(plan.read_text())["decision"]
+    assert (decision["micro_batch_size"], decision["micro_batches"], decision["delay_ratio"]) == (2, 3, 0.25)
+    assert decision["checkpoint_host"] == 1.0
+    for placement in decision["placement"].values():
+        assert placement["parameters_prompt_host"] == placement["parameters_delayed_host"] == 0
+        assert placement["optimizer_prompt_host"] + placement["optimizer_delayed_host"] == pytest.approx(0.5)
+
+
+def edited(home: Path, where: Path, change) -> Path:
+    raw = json.loads((home / "plan.json").read_text())
+    change(raw)
+    (where / "plan.json").write_text(json.dumps(raw))
+    return where / "plan.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (lambda p: p["decision"].update(checkpoint_host=1.2), 2, "decision.checkpoint_host = 1.2"),
+        (lambda p: p["decision"].pop("micro_batches"), 2, "decision.micro_batches: this field is missing"),
+        (lambda p: p["decision"].update(micro_batchs=2), 2, "did you mean micro_batches?"),
+        (lambda p: p["decision"].update(update_chunk_elements=1000), 2, "not a multiple of 2048"),
+        (lambda p: p["decision"].update(micro_batches=9), 8, "solve again"),
+        (lambda p: p["decision"].update(host_budget_bytes=4096), 4, "host memory"),
+        (lambda p: p["model"].update(fingerprint="f" * 64), 8, "another model"),
+        (lambda p: p["machine"].update(device="cuda"), 2, "no GPU"),
+    ],
+)
+def test_a_plan_edited_by_hand_is_refused(home, tmp_path, change, code, says):
+    plan = edited(home, tmp_path, change)
+    out = tmp_path / "run"
+    assert says in refused("run", plan, "--data", "text.txt", "--steps", 1, "--out", out, cwd=home, code=code)
+    assert not out.exists()
+
+
+def test_wrong_inputs_are_named(home, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_bytes((home / "model" / "config.json").read_bytes())
+    run = ["run", "plan.json", "--steps", 1, "--out", tmp_path / "run"]
+    cases = [
+        (["profile", "--model", tmp_path / "nothing"], 2, "nothing"),
+        (["profile", "--model", tmp_path / "bare", "-o", tmp_path / "p.json"], 2, "no weights"),
+        (["profile", "--model", "model", "--volume", tmp_path / "none", "-o", tmp_path / "p.json"], 2, "none"),
+        (["profile", "--model", "model", "--micro-batch-sizes", "0"], 2, "'0'"),
+        (["solve", tmp_path / "none.json"], 2, "none.json"),
+        (["solve", "plan.json"], 2, "plan.json"),
+        (["solve", "profile.json", "--host-memory", "8Gib!"], 2, "8Gib!"),
+        (["solve", "profile.json", "--residency", "weights=1"], 2, "weights=1"),
+        (["solve", "profile.json", "--global-batch", "7", "--micro-batch-size", "2"], 2, "7"),
+        (["show", tmp_path / "empty.txt"], 2, "empty.txt"),
+        ([*run, "--data", tmp_path / "empty.txt"], 2, "empty.txt"),
+        ([*run, "--data", tmp_path / "none.txt"], 2, "none.txt"),
+        ([*run, "--data", "text.txt", "--eval-every", 2], 2, "--eval-data"),
+        ([*run, "--data", "text.txt", "--volume", "/proc/sys/kernel"], 6, "/proc"),
+    ]
+    for arguments, code, says in cases:
+        assert says in refused(*arguments, cwd=home, code=code), arguments
+        assert not (tmp_path / "run").exists() and not (tmp_path / "p.json").exists()
+
+
+def test_a_volume_without_space_is_refused(home, tmp_path):
+    """A plan whose store is larger than any disk here: many micro-batches of checkpoints on ssd would do the same."""
+    code = (
+        "import os, sys\nfrom ssdplan import cli\n"
+        "import shutil\nreal = shutil.disk_usage\n"
+        "shutil.disk_usage = lambda path: real(path)._replace(free=4096)\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "plan.json", "--data", "text.txt", "--steps", "1", "--out", tmp_path / "run"],
+        cwd=home,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 5 and "--volume" in done.stderr, done
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_is_this():
+    """Options are added, not renamed: a change here is a change of what users have scripted."""
+    shown = {
+        command: subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True).stdout
+        for command in ("profile", "solve", "show", "run")
+    }
+    for command, options in {
+        "profile": "--model --device --volume --sequence-length --micro-batch-sizes --precision --json --output",
+        "solve": "--host-memory --device-memory --global-batch --optimizer --optimizer-states --max-ssd-write-per-step "
+        "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output",
+        "show": "--plots --trace --json",
+        "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
+        "--eval-every --serial --json",
+    }.items():
+        for option in options.split():
+            assert option in shown[command], f"{command} {option}"
