@@ -18,7 +18,7 @@ from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageEr
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.progress import ProgressLine
-from ssdplan.plans.units import format_bytes, format_seconds, parse_bytes
+from ssdplan.plans.units import format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from ssdplan.executor.metrics import StepMetrics
@@ -70,20 +70,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="ssdplan", description="Train language models in SSD, DRAM and GPU memory, by a plan.")
     parser.add_argument("--version", action="version", version=f"ssdplan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _profile_options(commands.add_parser("profile", **_about("measure this machine and a model -> profile.json")))
-    _solve_options(commands.add_parser("solve", **_about("find the best plan for a profile -> plan.json")))
-    _show_options(commands.add_parser("show", **_about("what a plan decides and predicts, what a profile measured")))
-    _run_options(commands.add_parser("run", **_about("train by a plan -> a Hugging Face model directory")))
+
+    def command(name: str, about: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = commands.add_parser(
+            name,
+            help=about,
+            description=about[0].upper() + about[1:] + ".",
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
+        return made
+
+    _profile_options(command("profile", "measure this machine and a model -> profile.json"))
+    _solve_options(command("solve", "find the best plan for a profile -> plan.json"))
+    _show_options(command("show", "what a plan decides and predicts, what a profile measured"))
+    _run_options(command("run", "train by a plan -> a Hugging Face model directory"))
     return parser
-
-
-def _about(text: str) -> dict[str, object]:
-    return {
-        "help": text,
-        "description": text[0].upper() + text[1:] + ".",
-        "formatter_class": _Help,
-        "allow_abbrev": False,
-    }
 
 
 # profile
@@ -107,8 +109,8 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
 
 def _profile(options: argparse.Namespace) -> int:
     from ssdplan.executor.device import open_device
-    from ssdplan.executor.layers import Layers, MicroBatch
     from ssdplan.executor.hub import find_model
+    from ssdplan.executor.layers import Layers, MicroBatch
     from ssdplan.executor.model import open_model
     from ssdplan.executor.train import DTYPES
     from ssdplan.executor.weights import Weights
@@ -158,7 +160,9 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer-states", choices=["fp32"], default="fp32", help="of master weights and moments")
     parser.add_argument("--max-ssd-write-per-step", type=_bytes, metavar="SIZE", help="wear bound [none]")
     fixed = parser.add_argument_group("each fixes one decision")
-    fixed.add_argument("--schedule", choices=["vertical", "single"], default="vertical", help="single is one micro-batch")
+    fixed.add_argument(
+        "--schedule", choices=["vertical", "single"], default="vertical", help="single is one micro-batch"
+    )
     fixed.add_argument("--micro-batch-size", type=_count, metavar="B", help="rows a micro-batch [the best]")
     fixed.add_argument("--micro-batches", type=_count, metavar="N", help="micro-batches a step [the best]")
     fixed.add_argument("--delay-ratio", type=_fraction, metavar="A", help="alpha, 0 to 1 [the best]")
@@ -174,9 +178,9 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _solve(options: argparse.Namespace) -> int:
+    from ssdplan.planner.solve import SolveRequest, solve
     from ssdplan.plans.text import describe_plan
     from ssdplan.plans.vertical import build_schedule
-    from ssdplan.planner.solve import SolveRequest, solve
 
     _writable(options.output)
     measured = Profile.load(options.profile)
@@ -205,7 +209,9 @@ def _solve(options: argparse.Namespace) -> int:
 
 def _show_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_show)
-    parser.add_argument("document", type=Path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory")
+    parser.add_argument(
+        "document", type=Path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
+    )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="also write plots (PNG) of the plan here")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="also write the plan's step as a Chrome trace")
     parser.add_argument("--json", action="store_true", help="print the document as JSON")
@@ -233,9 +239,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.plots or options.trace:
         from ssdplan.planner.simulator import simulate
 
-        timeline = simulate(
-            schedule.steady, document.model, document.machine, document.decision.micro_batch_size
-        )
+        timeline = simulate(schedule.steady, document.model, document.machine, document.decision.micro_batch_size)
         if options.plots:
             from ssdplan.plans.plots import write_plots
 
@@ -268,7 +272,9 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_count, required=True, metavar="N", help="optimizer updates")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="a new directory for the run")
     parser.add_argument("--model", metavar="DIR|NAME", help="the model, if it moved since it was profiled")
-    parser.add_argument("--volume", type=Path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]")
+    parser.add_argument(
+        "--volume", type=Path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]"
+    )
     parser.add_argument("--lr", type=_positive, default=1e-5, metavar="X", help="learning rate")
     parser.add_argument("--weight-decay", type=_nonnegative, default=0.01, metavar="X", help="decoupled weight decay")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of samples, and of dropout")
@@ -310,8 +316,8 @@ def _run(options: argparse.Namespace) -> int:
     def step(metrics: "StepMetrics") -> None:
         left = (options.steps - metrics.step) * metrics.step_seconds
         line.say(
-            f"run: step {metrics.step}/{options.steps}  loss {metrics.loss:.4f}  {metrics.tokens_per_second:.0f} tokens/s"
-            f"  {format_seconds(left)} left"
+            f"run: step {metrics.step}/{options.steps}  loss {metrics.loss:.4f}"
+            f"  {metrics.tokens_per_second:.0f} tokens/s  {format_seconds(left)} left"
         )
 
     def evaluation(number: int, loss: float) -> None:

@@ -1,7 +1,7 @@
 """The device: a GPU's memory and streams, or an emulated one with a memory and copies of its own.
 
-The only module of the project that touches CUDA. It owns where arenas live, how bytes cross the link, and which ops run on
-one lane; it knows nothing of layers, states or plans.
+The only module of the project that touches CUDA. It owns where arenas live, how bytes cross the link, and which ops
+run on one lane; it knows nothing of layers, states or plans.
 """
 
 import contextlib
@@ -122,7 +122,9 @@ class _LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        given = {
+            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        }
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 storage = leaf.untyped_storage()
@@ -154,7 +156,9 @@ class CudaDevice:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
         except torch.cuda.OutOfMemoryError as error:
-            raise MemoryBudgetError(f"device memory: cannot allocate an arena of {nbytes} bytes on {self.name}") from error
+            raise MemoryBudgetError(
+                f"device memory: cannot allocate an arena of {nbytes} bytes on {self.name}"
+            ) from error
 
     def host_arena(self, nbytes: int) -> HostArena:
         """Page-locked by registering it, which costs no byte more than asked for (MemAscend 4.3)."""

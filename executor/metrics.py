@@ -83,9 +83,7 @@ def compare(prediction: Prediction, steady: list[StepMetrics], arenas: dict[str,
         Compared("device_arena_bytes", "B", prediction.device_arena_bytes, arenas["device"]),
         Compared("peak_host_bytes", "B", prediction.peak_host_bytes, max(m.host_peak_bytes for m in steady)),
         Compared("peak_device_bytes", "B", prediction.peak_device_bytes, max(m.device_peak_bytes for m in steady)),
-        Compared(
-            "ssd_read_bytes", "B", prediction.ssd_read_bytes, statistics.median(m.ssd_read_bytes for m in steady)
-        ),
+        Compared("ssd_read_bytes", "B", prediction.ssd_read_bytes, statistics.median(m.ssd_read_bytes for m in steady)),
         Compared(
             "ssd_write_bytes", "B", prediction.ssd_write_bytes, statistics.median(m.ssd_write_bytes for m in steady)
         ),

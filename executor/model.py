@@ -203,9 +203,16 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrain
     except Exception as error:
         line = (str(error).strip().splitlines() or [""])[0]
         raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
+    # from_pretrained initialises the buffers when fp32 is the default again: in bf16 GPT-J's position table has values
+    # of other precision than those that its constructor computes. Parameters are on meta, so this costs nothing.
+    for child in module.modules():
+        child._is_hf_initialized = False  # type: ignore[assignment]
+    module.initialize_weights()
     module.tie_weights()
     module.config.use_cache = False
-    in_fp32 = module._keep_in_fp32_modules_strict | (module._keep_in_fp32_modules if dtype == torch.float16 else set())
+    in_fp32 = set(module._keep_in_fp32_modules_strict or ())
+    if dtype == torch.float16:
+        in_fp32 |= set(module._keep_in_fp32_modules or ())
     if dtype != torch.float32 and in_fp32:
         Refusal(module)(f"it keeps {', '.join(sorted(in_fp32))} in fp32, so its parameters are not all {dtype}")
     return module

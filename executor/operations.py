@@ -1,7 +1,7 @@
 """Operations: what each op of a schedule does with this run's memory, store, layers and optimizer.
 
-Owns the arenas and the binding of a graph's regions to tensors, made once before the first step, so that a step allocates
-and computes no addresses. It decides no order; the runners do not know what it does.
+Owns the arenas and the binding of a graph's regions to tensors, made once before the first step, so that a step
+allocates and computes no addresses. It decides no order; the runners do not know what it does.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from functools import partial
 
 import torch
 
+from ssdplan import native
+from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
 
@@ -131,7 +133,11 @@ class Operations:
 
     def _copy_and_measure(self, copy: Action, gradient: torch.Tensor) -> None:
         copy()
-        self._squares.append(float(torch.dot(gradient, gradient)))
+        finite, squares = native.gradient_statistics(gradient.data_ptr(), gradient.numel())
+        if not finite:
+            step = self._prompt[1] if self._prompt else 0
+            raise NumericalError(f"step {step}: a gradient is not finite; lower --lr, or train with --precision fp32")
+        self._squares.append(squares)
 
     def _update(self, delayed: bool, states: torch.Tensor, gradient: torch.Tensor, parameters: torch.Tensor) -> None:
         settings = self._pending if delayed else self._prompt
@@ -158,9 +164,7 @@ class Operations:
         def work() -> None:
             for gradient in fresh:
                 gradient.zero_()
-            self._layers.backward(
-                op.layer, op.micro_batch, weights, hidden, out_gradient, in_gradient, gradients
-            )
+            self._layers.backward(op.layer, op.micro_batch, weights, hidden, out_gradient, in_gradient, gradients)
 
         return partial(self._compute, ("backward", op.layer_class), work)
 

@@ -63,7 +63,8 @@ class OverlappedRunner:
         self._error: BaseException | None = None
         self._closing = False
         self._threads = [
-            threading.Thread(target=self._work, args=(name,), name=f"ssdplan-{name}", daemon=True) for name in self._wake
+            threading.Thread(target=self._work, args=(name,), name=f"ssdplan-{name}", daemon=True)
+            for name in self._wake
         ]
         for thread in self._threads:
             thread.start()

@@ -1,7 +1,7 @@
 """States in and out: fills a schedule's homes from a checkpoint, and reads parameters back from them.
 
-Owns the layout of a home (master, first moment, second moment; the low-precision copy beside). It moves one state at a time
-and never holds the whole model.
+Owns the layout of a home (master, first moment, second moment; the low-precision copy beside). It moves one state at
+a time and never holds the whole model.
 """
 
 import math
@@ -37,7 +37,8 @@ class States:
     def load(self, weights: Weights, progress: Progress) -> None:
         """Write every state to its homes: masters from the checkpoint, moments zero, parameters rounded from masters.
 
-        What else lies on ssd is written once with zeros, because overwriting written blocks is what a drive does fastest.
+        What else lies on ssd is written once with zeros, because overwriting written blocks is what a drive does
+        fastest.
         """
         done, total = 0, sum(state.elements for state in self._model.states)
         scratch = self._scratch()

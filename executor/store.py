@@ -1,7 +1,7 @@
 """The tensor store: one address space of bytes on ssd, striped over one or more volumes, reached by direct I/O.
 
-Owns the volumes' files, their superblocks and the striping (docs/store-format.md). It moves bytes between addresses of the
-store and addresses of memory; it does not know what they mean.
+Owns the volumes' files, their superblocks and the striping (docs/store-format.md). It moves bytes between addresses
+of the store and addresses of memory; it does not know what they mean.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import torch
 from ssdplan import native
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
 from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import format_bytes
 
 MAGIC = b"SSDPLAN\x01"
 HEADER_BYTES = 1 << 20
@@ -104,6 +105,12 @@ class Store:
             os.close(lock)
         self._locks = []
 
+    def remove(self) -> None:
+        """Close the store and delete its volumes' files: nothing of it is worth keeping."""
+        self.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
     def _segments(self, offset: int, nbytes: int, address: int) -> list[tuple[int, int, int, int]]:
         """(file, offset in it, address, bytes) of a range, neighbours joined."""
         assert offset % PAGE == 0 and nbytes % PAGE == 0 and address % PAGE == 0 and nbytes > 0
@@ -161,7 +168,9 @@ def _write_superblock(engine: native.Engine, file: int, block: bytes) -> None:
 
 def _check_space(path: Path, nbytes: int) -> None:
     if path.exists():
-        raise StoreError(f"{path}: exists already; it belongs to another run, so it is left alone; choose another --out")
+        raise StoreError(
+            f"{path}: exists already; it belongs to another run, so it is left alone; choose another --out"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
@@ -169,8 +178,8 @@ def _check_space(path: Path, nbytes: int) -> None:
         raise IoFailure(f"{path.parent}: {error.strerror}") from error
     if free < nbytes:
         raise DiskFullError(
-            f"{path.parent}: the store needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) here, {free / 2**30:.2f} GiB are "
-            "free; free some space or name another directory with --volume"
+            f"{path.parent}: the store needs {format_bytes(nbytes)} here, {format_bytes(free)} are free; "
+            "free some space or name another directory with --volume"
         )
 
 
@@ -199,6 +208,7 @@ def _translated(path: Path | None = None) -> Iterator[None]:
             raise StoreError(f"{name}: exists already; it belongs to another run, so it is left alone") from error
         if error.errno == errno.EINVAL and path is not None:
             raise IoFailure(
-                f"{name}: this file system refuses direct I/O (O_DIRECT); use a directory on ext4, xfs or btrfs on an ssd"
+                f"{name}: this file system refuses direct I/O (O_DIRECT); "
+                "use a directory on ext4, xfs or btrfs on an ssd"
             ) from error
         raise IoFailure(str(error)) from error

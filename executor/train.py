@@ -120,15 +120,17 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
     if arenas != (predicted.host_arena_bytes, predicted.device_arena_bytes, predicted.ssd_bytes):
         raise MismatchError(
             f"the plan predicts arenas of {predicted.host_arena_bytes}, {predicted.device_arena_bytes} and "
-            f"{predicted.ssd_bytes} bytes (host, device, ssd), its decision needs {arenas[0]}, {arenas[1]} and {arenas[2]}; "
-            "it was edited or made by another version: solve again"
+            f"{predicted.ssd_bytes} bytes (host, device, ssd), its decision needs "
+            f"{arenas[0]}, {arenas[1]} and {arenas[2]}; it was edited or made by another version: solve again"
         )
     for what, needed, budget in (
         ("host", predicted.peak_host_bytes, plan.decision.host_budget_bytes),
         ("device", predicted.peak_device_bytes, plan.decision.device_budget_bytes),
     ):
         if needed > budget:
-            raise MemoryBudgetError(f"the plan needs {needed} bytes of {what} memory, its budget is {budget}; solve again")
+            raise MemoryBudgetError(
+                f"the plan needs {needed} bytes of {what} memory, its budget is {budget}; solve again"
+            )
     if predicted.peak_device_bytes > device.memory_bytes():
         raise MemoryBudgetError(
             f"the plan needs {predicted.peak_device_bytes} bytes of device memory, {device.memory_bytes()} are free; "
@@ -214,9 +216,7 @@ class _Texts:
     def held_out(self) -> Iterator[list[Batch]] | None:
         if self._held_out is None:
             return None
-        return self._held_out.eval_batches(
-            self._decision.micro_batch_size, micro_batches=self._decision.micro_batches
-        )
+        return self._held_out.eval_batches(self._decision.micro_batch_size, micro_batches=self._decision.micro_batches)
 
 
 @contextlib.contextmanager
@@ -254,7 +254,7 @@ def _session(
         store = None
         if schedule.arenas["ssd"]:
             store = Store.create(volumes, schedule.arenas["ssd"], plan.sha256(), _bandwidths(plan, len(volumes)))
-            stack.callback(store.close)
+            stack.callback(store.remove)  # it holds the states of an unfinished step, which nothing could resume
             watch.note(f"store of {schedule.arenas['ssd'] / 2**30:.2f} GiB, engine {store.engine_kind}")
         memory = Memory(schedule, device)
         stack.callback(memory.close)
@@ -343,9 +343,7 @@ def _steps(
         },
     )
     destination = run / "model"
-    export_model(
-        destination, source=model.path, entries=session.states.entries(), tensors=session.states.parameters()
-    )
+    export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.parameters())
     return Result(losses, eval_losses, compared, destination)
 
 

@@ -8,7 +8,18 @@ This part knows bytes and addresses only. It never imports torch: tensors and me
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
 """
 
-from ssdplan.native._native import Arena, Engine, Request, adamw, convert, copy, is_finite, isa
+from ssdplan.native._native import Arena, Engine, Request, adamw, convert, copy, gradient_statistics, is_finite, isa
 from ssdplan.native.errors import IoError
 
-__all__ = ["Arena", "Engine", "IoError", "Request", "adamw", "convert", "copy", "is_finite", "isa"]
+__all__ = [
+    "Arena",
+    "Engine",
+    "IoError",
+    "Request",
+    "adamw",
+    "convert",
+    "copy",
+    "gradient_statistics",
+    "is_finite",
+    "isa",
+]

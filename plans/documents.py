@@ -32,7 +32,8 @@ class Part(BaseModel):
 
 
 class Document(Part):
-    """A whole file. Subclasses set `KIND`, the word that errors use for it, and `SCHEMA`, what its `schema` must say."""
+    """A whole file. Subclasses set `KIND`, the word that errors use for it, and `SCHEMA`, what its `schema` must
+    say."""
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -35,7 +35,7 @@ class DiskFullError(SsdplanError):
     exit_code = 5
 
 
-class IoFailure(SsdplanError):
+class IoFailure(SsdplanError):  # noqa: N818 - native.IoError is the engine's own
     """A read, write or flush failed, or a volume cannot do direct I/O."""
 
     exit_code = 6

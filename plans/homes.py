@@ -1,10 +1,11 @@
 """Homes: where every element of every state lives between uses, from a plan's fractions.
 
-Owns the rounding of fractions to whole ranges. A state's elements are in the order prompt then delayed; within each, each
-of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd. A home is a range in which
-none of these changes, no longer than one update op takes.
+Owns the rounding of fractions to whole ranges. A state's elements are in the order prompt then delayed; within each,
+each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd. A home is a range in
+which none of these changes, no longer than one update op takes.
 """
 
+import itertools
 from dataclasses import dataclass
 
 from .plan import Decision
@@ -50,7 +51,8 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     """Cut every state into homes and make the buffers that they lie in.
 
     A delayed gradient on host shares its memory with the checkpoints of its layer (`Buffer.turn`), which are consumed
-    before it arrives and made after it is used (GreedySnake 4.4); those of layers without a checkpoint keep their place.
+    before it arrives and made after it is used (GreedySnake 4.4); those of layers without a checkpoint keep their
+    place.
     """
     homes: list[Home] = []
     parameter_bytes = ELEMENT_BYTES[decision.precision]
@@ -74,7 +76,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         cuts = sorted({0, delayed_start, state.elements, *optimizer, *parameters, *gradient})
         pieces = [
             piece
-            for start, stop in zip(cuts, cuts[1:], strict=False)
+            for start, stop in itertools.pairwise(cuts)
             for piece in _even(start, stop, decision.update_chunk_elements)
         ]
         first_layer = model.uses(index)[0]
@@ -132,9 +134,7 @@ def _share(fractions: tuple[float, float], elements: int) -> int:
     return round(first / (first + second) * (elements // GRAIN)) * GRAIN
 
 
-def _host_ends(
-    lengths: tuple[int, int], prompt: tuple[float, float], delayed: tuple[float, float]
-) -> tuple[int, int]:
+def _host_ends(lengths: tuple[int, int], prompt: tuple[float, float], delayed: tuple[float, float]) -> tuple[int, int]:
     """Where what stays on host ends, in the prompt and in the delayed part, from (host, ssd) fractions."""
     return _share(prompt, lengths[0]), lengths[0] + _share(delayed, lengths[1])
 
@@ -148,7 +148,7 @@ def _even(start: int, stop: int, most: int) -> list[tuple[int, int]]:
     grains = (stop - start) // GRAIN
     count = -(-(stop - start) // most)
     cuts = [start + grains * part // count * GRAIN for part in range(count + 1)] if count else []
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise(cuts))
 
 
 def _lay(

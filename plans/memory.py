@@ -1,8 +1,8 @@
 """Memory: gives every buffer of a schedule its place in its tier's arena, before the first step.
 
-Owns offsets. Buffers that stay keep a place of their own; the others take turns in slots, in pools by size, so that no slot
-is as large as a bigger neighbour needs (MemAscend, adaptive buffer pool). Within a pool the slot that has been free for
-longest is taken, which leaves writers the most time before anyone waits for them.
+Owns offsets. Buffers that stay keep a place of their own; the others take turns in slots, in pools by size, so that
+no slot is as large as a bigger neighbour needs (MemAscend, adaptive buffer pool). Within a pool the slot that has
+been free for longest is taken, which leaves writers the most time before anyone waits for them.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 """Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
 
-Owns the vocabulary (buffers, regions, operations) and nothing else: `vertical.py` emits the operations, `memory.py` gives
-buffers their places, `waits.py` derives what waits for what, `verify.py` refuses a graph that is wrong.
+Owns the vocabulary (buffers, regions, operations) and nothing else: `vertical.py` emits the operations, `memory.py`
+gives buffers their places, `waits.py` derives what waits for what, `verify.py` refuses a graph that is wrong.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ class Buffer:
     role: str
     """What it holds, in the field's words; `show` sums memory by it."""
     pool: str
-    """Buffers of one pool take turns in slots of one size; empty for a buffer that keeps its place for the whole run."""
+    """Buffers of one pool take turns in slots of one size; empty for a buffer that keeps its place for the whole
+    run."""
     turn: int = -1
-    """A layer whose checkpoints and delayed gradients share one block, because they are never alive together; else -1."""
+    """A layer whose checkpoints and delayed gradients share one block, because they are never alive together; else
+    -1."""
     offset: int = -1
     """Byte offset in the tier's arena (or store); -1 before assignment."""
     slot: int = -1
@@ -135,7 +137,8 @@ class Forward(Op):
 
 @dataclass(frozen=True, slots=True)
 class Backward(Op):
-    """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, zeroing those in `fresh` first."""
+    """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, zeroing those in
+    `fresh` first."""
 
     layer: int
     layer_class: str
@@ -169,8 +172,8 @@ class Backward(Op):
 class Update(Op):
     """The fused optimizer on elements [start, stop) of a state.
 
-    `optimizer` holds master, first and second moment one after the other (fp32), `gradient` fp32; `parameters` takes the
-    low-precision copy. `delayed`: the gradient is the previous step's.
+    `optimizer` holds master, first and second moment one after the other (fp32), `gradient` fp32; `parameters` takes
+    the low-precision copy. `delayed`: the gradient is the previous step's.
     """
 
     state: int

@@ -5,7 +5,6 @@ Owns words and layout. Every figure comes from the document or its schedule; not
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import log10
 from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
@@ -18,10 +17,11 @@ from .units import format_bytes, format_seconds
 from .usage import label, reserved
 
 COLUMNS = 100
+LIVES: tuple[Tier, Tier] = ("host", "ssd")
 NAME_COLUMNS = 24
 """The most of a name that a table shows."""
 BAR_COLUMNS = 30
-MOST_ROWS = 12
+MOST_ROWS = 8
 """Alternatives shown of one micro-batch size; all are in plan.json."""
 RESOURCE_LABELS = {
     "read": "ssd read",
@@ -32,7 +32,6 @@ RESOURCE_LABELS = {
     "cpu": "cpu updates",
 }
 _DAY_SECONDS = 86400
-_LONG_SECONDS = 1e7
 
 Row = Sequence[str]
 
@@ -59,9 +58,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
 def describe_profile(profile: Profile) -> str:
     """What was measured of a machine and of a model."""
     model, machine = profile.model, profile.machine
-    title = (
-        f"Profile: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(machine.name, 34)}"
-    )
+    title = f"Profile: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(machine.name, 34)}"
     return _page(
         title,
         [f"Measured {_short(profile.created, 60)}."],
@@ -95,9 +92,6 @@ def _decision(decision: Decision) -> list[str]:
 
 def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     """One row a class and state; percentages are the decision's, bytes are the schedule's (whole pages)."""
-    rows: list[Row] = []
-    classes = {state.state_class: None for state in plan.model.states}
-    counts = Counter(state.state_class for state in plan.model.states)
     class_of = [state.state_class for state in plan.model.states]
     held: Counter[tuple[str, str, Tier]] = Counter()
     for home in schedule.homes:
@@ -105,37 +99,38 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
         for what, region in regions.items():
             if region:
                 held[class_of[home.state], what, schedule.buffers[region.buffer].tier] += region.nbytes
-    for name in classes:
-        placement = plan.decision.placement[name]
-        for number_of_row, (what, words, shares) in enumerate(_shares(placement)):
-            title = _short(name, NAME_COLUMNS - 8) + (f" x{counts[name]}" if counts[name] > 1 else "")
-            sizes = [held[name, what, "host"], held[name, what, "ssd"]]
-            rows.append((title if number_of_row == 0 else "", words, *map(percent, shares), *map(_bytes, sizes)))
-    checkpoints: Counter[Tier] = Counter()
+    rows: list[Row] = []
+    for name, states in Counter(class_of).items():
+        title = _short(name, 14) + (f" x{states}" if states > 1 else "")
+        for what, words, shares in _shares(plan.decision.placement[name]):
+            if any(shares):
+                rows.append((title, words, *map(percent, shares), *(_bytes(held[name, what, t]) for t in LIVES)))
+                title = ""
+    kept: Counter[Tier] = Counter()
     for buffer in schedule.buffers:
         if buffer.role == "checkpoints":
-            checkpoints[buffer.tier] += buffer.nbytes
-    on_host = plan.decision.checkpoint_host if checkpoints else 0.0
-    on_ssd = 1.0 - plan.decision.checkpoint_host if checkpoints else 0.0
-    rows.append(
-        ("all blocks", "checkpoints", percent(on_host), "", percent(on_ssd), "")
-        + (_bytes(checkpoints["host"]), _bytes(checkpoints["ssd"]))
-    )
-    head = ("", "", "host", "delayed", "ssd", "delayed", "on host", "on ssd")
-    lines = _table(head, rows)
-    return [*lines, "", "  'delayed' is the part whose update waits for the next step; the column before it is the rest."]
+            kept[buffer.tier] += buffer.nbytes
+    on_host = plan.decision.checkpoint_host
+    shares = (on_host, 1.0 - on_host, 0.0, 0.0) if kept else (0.0,) * 4
+    rows.append(("all blocks", "checkpoints", *map(percent, shares), *(_bytes(kept[tier]) for tier in LIVES)))
+    total = [kept[tier] + sum(nbytes for key, nbytes in held.items() if key[2] == tier) for tier in LIVES]
+    rows.append(("all", "", "", "", "", "", *map(_bytes, total)))
+    heads: list[Row] = [("", "", "", "prompt", "", "delayed", "", ""), ("", "", *LIVES, *LIVES, "on host", "on ssd")]
+    if not plan.decision.delay_ratio:
+        rows, heads = [(*row[:4], *row[6:]) for row in rows], [(*heads[1][:4], *heads[1][6:])]
+    return _table(heads, rows)
 
 
-def _shares(placement: Placement) -> list[tuple[str, str, tuple[float, float, float, float]]]:
-    """(key, words, (prompt on host, delayed on host, prompt on ssd, delayed on ssd)) of each state."""
-    p = placement
-    parameters = (p.parameters_prompt_host, p.parameters_delayed_host, p.parameters_prompt_ssd, p.parameters_delayed_ssd)
-    optimizer = (p.optimizer_prompt_host, p.optimizer_delayed_host, p.optimizer_prompt_ssd, p.optimizer_delayed_ssd)
-    gradient = (0.0, p.delayed_gradient_host, 0.0, p.delayed_gradient_ssd)
+def _shares(p: Placement) -> list[tuple[str, str, tuple[float, float, float, float]]]:
+    """(key, words, (prompt on host, prompt on ssd, delayed on host, delayed on ssd)) of each state."""
+    prompt = (p.parameters_prompt_host, p.parameters_prompt_ssd)
+    delayed = (p.parameters_delayed_host, p.parameters_delayed_ssd)
+    optimizer_prompt = (p.optimizer_prompt_host, p.optimizer_prompt_ssd)
+    optimizer_delayed = (p.optimizer_delayed_host, p.optimizer_delayed_ssd)
     return [
-        ("p", "parameters", parameters),
-        ("o", "optimizer states", optimizer),
-        ("g", "delayed gradients", gradient),
+        ("p", "parameters", prompt + delayed),
+        ("o", "optimizer states", optimizer_prompt + optimizer_delayed),
+        ("g", "delayed gradients", (0.0, 0.0, p.delayed_gradient_host, p.delayed_gradient_ssd)),
     ]
 
 
@@ -144,8 +139,8 @@ def _prediction(plan: Plan) -> list[str]:
     lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
     free = sum(volume.free_bytes for volume in plan.machine.volumes)
     volumes = _times(len(plan.machine.volumes), "volume")
-    a_day = p.ssd_write_bytes / p.step_seconds * _DAY_SECONDS
-    written = f"{format_bytes(p.ssd_write_bytes)}, in a day {_wear(a_day)}" if p.ssd_write_bytes else "nothing"
+    a_day = _decimal(p.ssd_write_bytes / p.step_seconds * _DAY_SECONDS)
+    written = f"{format_bytes(p.ssd_write_bytes)}, or {a_day} a day" if p.ssd_write_bytes else "nothing"
     facts = _pairs(
         ("step", f"{duration(p.step_seconds)} ({lower})"),
         ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
@@ -186,7 +181,7 @@ def _split(schedule: Schedule, tier: Tier) -> list[str]:
         (label(role), format_bytes(nbytes), percent(nbytes / arena))
         for role, nbytes in sorted(split.items(), key=lambda entry: (-entry[1], entry[0]))
     ]
-    return _table(("", "", ""), [*rows, ("all", format_bytes(arena), "")]) if arena else []
+    return _table([], [*rows, ("all", format_bytes(arena), "")], left=(0,)) if arena else []
 
 
 def _device(plan: Plan, schedule: Schedule) -> list[str]:
@@ -212,7 +207,7 @@ def _alternatives(plan: Plan) -> list[str]:
         return []
     head = ("", "size", "n", "tokens/s", "", "alpha", "if only compute", "if only I/O", "")
     rest = [f"  and {left_out} more, in plan.json"] if left_out else []
-    return [*_table(head, rows, left=(4, 8)), *rest]
+    return [*_table([head], rows, left=(4, 8)), *rest]
 
 
 def is_chosen(plan: Plan, entry: Alternative) -> bool:
@@ -231,7 +226,7 @@ def _alternative(plan: Plan, entry: Alternative, most: float) -> Row:
         f"{entry.delay_ratio:.3g}",
         number(entry.compute_tokens_per_second),
         number(entry.io_tokens_per_second),
-        "simulated" if entry.simulated else "bound",
+        "simulated" if entry.simulated else "upper bound",
     )
 
 
@@ -249,13 +244,14 @@ def _spread(entries: list[Alternative], chosen: list[bool]) -> list[Alternative]
 def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
     table: list[Row] = []
     for row in sorted(rows, key=lambda row: -row.throughput_gain):
-        saved = abs(row.seconds_per_unit)
-        change = f"{100 * row.throughput_gain:+.3g}% tokens/s" if abs(row.throughput_gain) >= 5e-5 else "nothing"
-        step = ""
-        if change != "nothing":
-            step = f"a step {duration(saved)} {'shorter' if row.throughput_gain > 0 else 'longer'}"
-        table.append((f"{_short(row.unit, 16)} more of", _short(row.resource, NAME_COLUMNS), change, step))
-    return _table(("", "", "", ""), table, left=(0, 1, 3)) if table else []
+        unit = row.unit if row.unit[:1].isdigit() else f"1 {row.unit}"
+        change, step = "nothing", ""
+        if abs(row.throughput_gain) >= 5e-5:
+            change = f"{_signed(100 * row.throughput_gain)}% tokens/s"
+            longer = "shorter" if row.throughput_gain > 0 else "longer"
+            step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
+        table.append((f"{_short(unit, 16)} more of", _short(row.resource, NAME_COLUMNS), change, step))
+    return _table([], table, left=(0, 1, 2, 3))
 
 
 # A profile's parts.
@@ -319,7 +315,7 @@ def _layers(model: Model) -> list[str]:
                     "tied" if shared else "",
                 )
             )
-    return _table(("", "layers", "elements each", "parameters", "optimizer states", ""), rows)
+    return _table([("", "layers", "elements each", "parameters", "optimizer states", "")], rows, left=(0, 5))
 
 
 def _timings(model: Model) -> list[str]:
@@ -336,17 +332,19 @@ def _timings(model: Model) -> list[str]:
                     format_bytes(timing.saved_activation_bytes),
                 )
             )
-    return _table(("", "size", "forward", "backward", "workspace", "activations"), rows)
+    return _table([("", "size", "forward", "backward", "workspace", "activations")], rows, left=(0,))
 
 
 # Quantities.
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: microseconds below a millisecond, never more than a dozen characters."""
+    """Seconds for people: from microseconds to hours, never more than a dozen characters."""
     if 0 < seconds < 1e-3:
         return f"{seconds * 1e6:.3g} us"
-    return format_seconds(seconds) if seconds < _LONG_SECONDS else f"{seconds:.2e} s"
+    if 60 <= seconds < 999.5:
+        return f"{seconds:.0f} s"
+    return format_seconds(seconds) if seconds < 1e7 else f"{seconds:.2e} s"
 
 
 def number(value: float) -> str:
@@ -395,20 +393,20 @@ def _bytes(nbytes: int) -> str:
     return format_bytes(nbytes) if nbytes else "-"
 
 
-def _wear(nbytes: float) -> str:
-    """Bytes a day, also in the decimal terabytes of a drive's endurance."""
-    if nbytes >= 1e18:
-        return f"{nbytes:.2e} bytes"
-    decimal = 10 ** (int(log10(nbytes)) // 3 * 3) if nbytes >= 1 else 1
-    unit = {10**12: "TB", 10**9: "GB", 10**6: "MB", 10**3: "kB", 10**15: "PB"}.get(decimal, "bytes")
-    return f"{format_bytes(nbytes)} ({nbytes / decimal:.3g} {unit})"
+def _signed(value: float) -> str:
+    return f"{value:+.2f}" if abs(value) < 1e6 else f"{value:+.2e}"
+
+
+def _decimal(nbytes: float) -> str:
+    """In powers of 1000, as makers of drives and links count."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{number(nbytes / scale)} {unit}"
+    return f"{number(nbytes)} B"
 
 
 def _rate(bytes_per_second: float) -> str:
-    for unit, scale in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bytes_per_second >= scale:
-            return f"{bytes_per_second / scale:.3g} {unit}"
-    return f"{bytes_per_second:.3g} B/s"
+    return f"{_decimal(bytes_per_second)}/s"
 
 
 def _times(number_of: int, one: str, many: str = "") -> str:
@@ -437,12 +435,10 @@ def _aligned(pairs: Iterable[tuple[str, str]], least: int = 0) -> list[str]:
     return [f"{set_cell_size(name, width)}  {value}" for name, value in pairs]
 
 
-def _table(head: Row, rows: Sequence[Row], left: Sequence[int] = (0, 1)) -> list[str]:
-    """Columns as wide as their widest cell; those in `left` to the left, numbers to the right."""
-    if all(len(row) > 1 and _is_number(row[1]) for row in rows):
-        left = [column for column in left if column != 1]
-    whole = [head, *rows] if any(head) else list(rows)
-    widths = [max(cell_len(row[column]) for row in whole) for column in range(len(head))]
+def _table(heads: Sequence[Row], rows: Sequence[Row], left: Sequence[int] = (0, 1)) -> list[str]:
+    """Columns as wide as their widest cell; those in `left` to the left, the others to the right."""
+    whole = [*heads, *rows]
+    widths = [max(map(cell_len, column)) for column in zip(*whole, strict=True)]
     lines = []
     for row in whole:
         cells = []
@@ -451,10 +447,6 @@ def _table(head: Row, rows: Sequence[Row], left: Sequence[int] = (0, 1)) -> list
             cells.append(cell + pad if column in left else pad + cell)
         lines.append("  " + "  ".join(cells))
     return lines
-
-
-def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit()
 
 
 def _wrapped(text: str) -> list[str]:

@@ -12,7 +12,11 @@ from itertools import accumulate, pairwise
 from .schedule import Buffer, Schedule, Tier
 from .timeline import Timeline
 
-LABELS = {"optimizer": "optimizer states", "delayed gradient": "delayed gradients"}
+LABELS = {
+    "optimizer": "optimizer states",
+    "optimizer in transit": "optimizer states in transit",
+    "delayed gradient": "delayed gradients",
+}
 """What people call a role, where that is not the role itself."""
 _EITHER = " or "
 
@@ -84,8 +88,8 @@ def reserved(schedule: Schedule) -> dict[Tier, dict[str, int]]:
 def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:
     """What is alive on host and on device while `timeline.graph`, one of `schedule`'s graphs, runs.
 
-    Bytes of a pool are alive from the start of the first op that touches them to the end of the last. States that keep a
-    place of their own are alive throughout. Checkpoints are alive from their writing to their last reading; delayed
+    Bytes of a pool are alive from the start of the first op that touches them to the end of the last. States that keep
+    a place of their own are alive throughout. Checkpoints are alive from their writing to their last reading; delayed
     gradients from their writing, across the step's boundary, to the next step's update.
     """
     accesses = _accesses(timeline)
@@ -103,10 +107,12 @@ def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:
 def _usage(tier: Tier, arena: int, changes: dict[str, dict[float, int]], end: float) -> Usage:
     moments = {time for change in changes.values() for time, delta in change.items() if delta}
     times = sorted({0.0, end, *moments})
-    alive = {
-        role: tuple(accumulate(change.get(time, 0) for time in times[:-1])) for role, change in changes.items() if change
-    }
-    return Usage(tier, arena, tuple(times), {role: values for role, values in alive.items() if any(values)})
+    alive = {}
+    for role, change in changes.items():
+        values = tuple(accumulate(change.get(time, 0) for time in times[:-1]))
+        if any(values):
+            alive[role] = values
+    return Usage(tier, arena, tuple(times), alive)
 
 
 def _accesses(timeline: Timeline) -> dict[int, list[_Access]]:

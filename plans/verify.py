@@ -1,7 +1,7 @@
 """Verification: refuses a schedule that could read the wrong bytes, in any order that its waits allow.
 
-Owns an independent check of what `vertical.py`, `memory.py` and `waits.py` made; it shares no code with them. A failure is a
-defect of ours, never of the user's, so it is an AssertionError that names the op.
+Owns an independent check of what `vertical.py`, `memory.py` and `waits.py` made; it shares no code with them. A
+failure is a defect of ours, never of the user's, so it is an AssertionError that names the op.
 """
 
 from .schedule import Graph, Op, Region, Schedule, Tier, Transfer
@@ -59,7 +59,11 @@ def _verify_contents(schedule: Schedule, graph: Graph) -> None:
     for op in graph.ops:
         for region in op.reads:
             tier, start, stop = _bytes_of(schedule, region)
-            held = sorted((max(a, start), min(b, stop)) for a, b, owner in owners[tier] if owner == region.buffer and a < stop and start < b)
+            held = sorted(
+                (max(a, start), min(b, stop))
+                for a, b, owner in owners[tier]
+                if owner == region.buffer and a < stop and start < b
+            )
             position = start
             for a, b in held:
                 assert a <= position, _wrong(schedule, graph, op, region)
@@ -79,7 +83,12 @@ def _verify_contents(schedule: Schedule, graph: Graph) -> None:
             rest.append((start, stop, region.buffer))
             owners[tier] = rest
         if isinstance(op, Transfer):
-            tiers = {"read": ("ssd", "host"), "write": ("host", "ssd"), "h2d": ("host", "device"), "d2h": ("device", "host")}
+            tiers = {
+                "read": ("ssd", "host"),
+                "write": ("host", "ssd"),
+                "h2d": ("host", "device"),
+                "d2h": ("device", "host"),
+            }
             ends = (schedule.buffers[op.source.buffer].tier, schedule.buffers[op.target.buffer].tier)
             assert ends == tiers[op.kind], f"{graph.name}: {op} moves from {ends[0]} to {ends[1]}"
             assert op.source.nbytes == op.target.nbytes, f"{graph.name}: {op} moves unequal ranges"
@@ -92,4 +101,6 @@ def _bytes_of(schedule: Schedule, region: Region) -> tuple[Tier, int, int]:
 
 
 def _wrong(schedule: Schedule, graph: Graph, op: Op, region: Region) -> str:
-    return f"{graph.name}: {op} (op {op.index}) reads {schedule.buffers[region.buffer].name}, which is not there any more"
+    return (
+        f"{graph.name}: {op} (op {op.index}) reads {schedule.buffers[region.buffer].name}, which is not there any more"
+    )

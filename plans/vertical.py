@@ -75,9 +75,7 @@ class _Program:
         self.parameter_bytes = ELEMENT_BYTES[decision.precision]
         rows = decision.micro_batch_size * decision.sequence_length
         self.hidden_bytes = _pages(rows * model.hidden_size * self.parameter_bytes)
-        self.checkpoint_host = min(
-            round(decision.checkpoint_host * self.hidden_bytes / PAGE) * PAGE, self.hidden_bytes
-        )
+        self.checkpoint_host = min(round(decision.checkpoint_host * self.hidden_bytes / PAGE) * PAGE, self.hidden_bytes)
         self.homes: dict[int, list[Home]] = {}
         for home in homes:
             self.homes.setdefault(home.state, []).append(home)
@@ -256,9 +254,7 @@ class _Program:
         if out:
             self.out[stage, micro_batch] = out
         name = self.model.layers[layer].layer_class
-        self._emit(
-            Forward(NOWHERE, self.stage, (), layer, name, micro_batch, self._weights(stage, layer), hidden, out)
-        )
+        self._emit(Forward(NOWHERE, self.stage, (), layer, name, micro_batch, self._weights(stage, layer), hidden, out))
 
     def _backward(self, stage: int, layer: int, position: int, micro_batch: int) -> None:
         hidden, out_gradient = self._inputs(stage, micro_batch)

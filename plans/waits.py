@@ -1,7 +1,7 @@
 """Waits: what each op of a program must wait for, from the memory that it reads and writes.
 
-Owns the rule (read after write, write after read, write after write, and so the reuse of a slot), applied to bytes of each
-tier. Nothing else orders operations: not sleeping, not luck, not the order of a queue.
+Owns the rule (read after write, write after read, write after write, and so the reuse of a slot), applied to bytes of
+each tier. Nothing else orders operations: not sleeping, not luck, not the order of a queue.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,9 @@ def _locate(
     buffers: Sequence[Buffer], index: int, start: int, stop: int, slots: dict[tuple[str, int], list[_Segment]]
 ) -> tuple[list[_Segment], int, int]:
     buffer = buffers[index]
-    assert 0 <= start < stop <= buffer.nbytes, f"region [{start}, {stop}) outside {buffer.name} of {buffer.nbytes} bytes"
+    assert 0 <= start < stop <= buffer.nbytes, (
+        f"region [{start}, {stop}) outside {buffer.name} of {buffer.nbytes} bytes"
+    )
     shift = buffer.offset - buffer.slot
     return slots.setdefault((buffer.tier, buffer.slot), []), start + shift, stop + shift
 

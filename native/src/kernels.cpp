@@ -172,6 +172,41 @@ SSDPLAN_ADAMW(adamw_bf16, Bf16)
 SSDPLAN_ADAMW(adamw_fp16, Fp16)
 #undef SSDPLAN_ADAMW
 
+SSDPLAN_DISPATCHED GradientStatistics statistics_fp32(const float* gradient, std::size_t elements) {
+    Lanes low{};
+    Lanes high{};
+    std::uint32_t special[kGroup] = {};
+    std::size_t i = 0;
+    for (; i + kGroup <= elements; i += kGroup) {
+        Lanes a;
+        Lanes b;
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+            a[lane] = static_cast<double>(gradient[i + lane]);
+            b[lane] = static_cast<double>(gradient[i + kLanes + lane]);
+        }
+#pragma omp simd
+        for (std::size_t lane = 0; lane < kGroup; ++lane) special[lane] |= is_special(gradient[i + lane]);
+        low += a * a;
+        high += b * b;
+    }
+    double sums[kGroup];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        sums[lane] = low[lane];
+        sums[kLanes + lane] = high[lane];
+    }
+    for (std::size_t lane = 0; i < elements; ++i, ++lane) {
+        special[lane] |= is_special(gradient[i]);
+        sums[lane] += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+    }
+    std::uint32_t any_special = 0;
+    double total = 0.0;
+    for (std::size_t lane = 0; lane < kGroup; ++lane) {
+        any_special |= special[lane];
+        total += sums[lane];
+    }
+    return {any_special == 0, total};
+}
+
 template <typename To, typename From>
 SSDPLAN_INLINE void convert_body(typename To::Storage* __restrict destination,
                                  const typename From::Storage* __restrict source, std::size_t elements) {
@@ -235,6 +270,10 @@ void convert(void* destination, Dtype destination_dtype, const void* source, Dty
     } else {
         (source_dtype == Dtype::fp32 ? fp16_from_fp32 : fp16_from_bf16)(destination, source, elements);
     }
+}
+
+GradientStatistics statistics_block(const float* gradient, std::size_t elements) {
+    return statistics_fp32(gradient, elements);
 }
 
 bool is_finite(const void* data, Dtype dtype, std::size_t elements) {

@@ -37,6 +37,9 @@ struct GradientStatistics {
 GradientStatistics adamw_block(float* master, float* exp_avg, float* exp_avg_sq, const float* gradient, void* parameter,
                                Dtype parameter_dtype, std::size_t elements, const AdamwScalars& scalars);
 
+// At most kBlock elements; what adamw_block finds of them at a gradient_scale of 1, in the same bits.
+GradientStatistics statistics_block(const float* gradient, std::size_t elements);
+
 void convert(void* destination, Dtype destination_dtype, const void* source, Dtype source_dtype, std::size_t elements);
 
 bool is_finite(const void* data, Dtype dtype, std::size_t elements);

@@ -245,6 +245,20 @@ number of threads does not change it. The update is made in either case.
 
 Raises ValueError for a null or misaligned pointer, a negative size or a hyperparameter out of range.)");
     module.def(
+        "gradient_statistics",
+        [](std::uintptr_t gradient, std::int64_t elements, std::int64_t threads) {
+            GradientStatistics statistics{};
+            {
+                const py::gil_scoped_release release;
+                statistics = parallel_statistics(gradient, elements, threads);
+            }
+            return std::pair<bool, double>{statistics.finite, statistics.sum_of_squares};
+        },
+        "gradient"_a, "elements"_a, py::kw_only(), "threads"_a = 1,
+        R"(What `adamw` returns of a gradient, without an update: (finite, sum_of_squares).
+
+gradient: address of an fp32 array of `elements` elements. Raises ValueError as `adamw`.)");
+    module.def(
         "copy",
         [](std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads) {
             parallel_copy(destination, source, nbytes, threads);

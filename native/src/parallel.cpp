@@ -113,6 +113,27 @@ GradientStatistics parallel_adamw(const AdamwArguments& a, std::int64_t threads)
     return {finite.load(), total};
 }
 
+GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t elements, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    check_pointer("gradient", gradient, length, sizeof(float));
+    std::vector<double> sums(pieces(length, kBlock));
+    std::atomic<bool> finite{true};
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t end = std::min(length, (piece + 1) * kPiece);
+        for (std::size_t begin = piece * kPiece; begin < end; begin += kBlock) {
+            const GradientStatistics block =
+                statistics_block(at<const float>(gradient) + begin, std::min(kBlock, end - begin));
+            sums[begin / kBlock] = block.sum_of_squares;
+            if (!block.finite) finite.store(false, std::memory_order_relaxed);
+        }
+    });
+    double total = 0.0;
+    for (const double sum : sums) total += sum;
+    return {finite.load(), total};
+}
+
 void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
     const std::size_t length = checked_size("nbytes", nbytes);

@@ -31,6 +31,7 @@ struct AdamwArguments {
 
 // All throw std::invalid_argument for a null or misaligned pointer, a negative size or a number out of range.
 GradientStatistics parallel_adamw(const AdamwArguments& arguments, std::int64_t threads);
+GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t elements, std::int64_t threads);
 void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads);
 void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
                       std::int64_t elements, std::int64_t threads);

@@ -84,9 +84,7 @@ def test_all_four_commands_work_together(home, tmp_path):
 def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
     for name, more in (("overlapped", []), ("serial", ["--serial"])):
         ssdplan("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / name, *more, cwd=home)
-    one, other = (
-        (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("serial", "overlapped")
-    )
+    one, other = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("serial", "overlapped"))
     assert one == other
 
 
@@ -172,7 +170,19 @@ def test_a_volume_without_space_is_refused(home, tmp_path):
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "run", "plan.json", "--data", "text.txt", "--steps", "1", "--out", tmp_path / "run"],
+        [
+            sys.executable,
+            "-c",
+            code,
+            "run",
+            "plan.json",
+            "--data",
+            "text.txt",
+            "--steps",
+            "1",
+            "--out",
+            tmp_path / "run",
+        ],
         cwd=home,
         env=ENVIRONMENT,
         capture_output=True,

@@ -66,9 +66,7 @@ def machine() -> Machine:
     )
 
 
-def placement(
-    alpha: float, *, optimizer: float, parameters: float, gradient: float
-) -> Placement:
+def placement(alpha: float, *, optimizer: float, parameters: float, gradient: float) -> Placement:
     """The same fraction on host of the prompt and of the delayed part."""
     prompt = 1.0 - alpha
     return Placement(
@@ -101,9 +99,7 @@ def make_plan(
     lookahead: int = 2,
 ) -> Plan:
     """A plan with these fractions on host."""
-    shape = describe(
-        model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision
-    )
+    shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
     where = placement(alpha, optimizer=optimizer, parameters=parameters, gradient=gradient)
     decision = Decision(
         schedule="vertical",

@@ -15,6 +15,7 @@ from tests import reference
 from tests.reference import AdamW
 from tests.tiny import FAMILIES, OTHERS, make_model
 
+CPU = torch.device("cpu")
 STEPS, ROWS, LENGTH, VOCAB = 20, 2, 14, 97
 KEY_BIASES = (
     "self_attn.k_proj.bias",  # OPT
@@ -52,13 +53,13 @@ def make_steps(steps: int, micro_batches: int, *, padded: bool, seed: int = 0) -
 
 
 def train_streamed(
-    model: StreamedModel, steps: Sequence[Sequence[MicroBatch]], optimizer: AdamW
+    model: StreamedModel, steps: Sequence[Sequence[MicroBatch]], optimizer: AdamW, device: torch.device = CPU
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Trains over `Layers` in the vertical order, all in memory; consecutive stages run their micro-batches in opposite
     order. Returns what tests.reference.train returns."""
-    layers = Layers(model, torch.device("cpu"))
+    layers = Layers(model, device)
     weights = Weights(model)
-    masters = [torch.zeros(state.elements) for state in model.states]
+    masters = [torch.zeros(state.elements, device=device) for state in model.states]
     for index, master in enumerate(masters):
         weights.read(index, master)
     weights.close()
@@ -72,11 +73,11 @@ def train_streamed(
         update.step()
     final = {}
     for state, master in zip(model.states, masters, strict=True):
-        used = torch.zeros(state.elements, dtype=torch.bool)
+        used = torch.zeros(state.elements, dtype=torch.bool, device=device)
         for tensor in state.tensors:
             place = slice(tensor.offset, tensor.offset + tensor.elements)
             used[place] = True
-            final[tensor.name] = master[place].view(tensor.shape)
+            final[tensor.name] = master[place].view(tensor.shape).cpu()
         assert not master[~used].any(), "gaps and padding stay zero"
     return losses, final
 
@@ -101,13 +102,13 @@ def run_step(
 
     for layer in range(head):
         for k in order:
-            hidden[layer, k] = torch.empty(spans[k] + 5, dtype=model.dtype)
+            hidden[layer, k] = torch.empty(spans[k] + 5, dtype=model.dtype, device=masters[0].device)
             layers.forward(layer, k, streamed(layer), hidden.get((layer - 1, k)), hidden[layer, k])
         order.reverse()
     for layer in range(head, -1, -1):
         grads = [masters[index].grad for index in model.layers[layer].states]
         for k in order:
-            into = torch.empty(spans[k], dtype=model.dtype) if layer else None
+            into = torch.empty_like(hidden[0, k]) if layer else None
             layers.backward(layer, k, streamed(layer), hidden.get((layer - 1, k)), gradient.get(k), into, grads)
             gradient[k] = into
         order.reverse()
@@ -133,9 +134,14 @@ def vanishing(path: Path, micro_batches: Sequence[MicroBatch]) -> dict[str, torc
 
 
 def compare(
-    path: Path, steps: Sequence[Sequence[MicroBatch]], dtype: torch.dtype, loss_bound: float, weight_bound: float
+    path: Path,
+    steps: Sequence[Sequence[MicroBatch]],
+    dtype: torch.dtype,
+    loss_bound: float,
+    weight_bound: float,
+    device: torch.device = CPU,
 ) -> None:
-    losses, weights = train_streamed(open_model(path, dtype), steps, AdamW())
+    losses, weights = train_streamed(open_model(path, dtype), steps, AdamW(), device)
     expected_losses, expected_weights = reference.train(path, steps, AdamW(), dtype)
     for number, (got, want) in enumerate(zip(losses, expected_losses, strict=True)):
         assert got == pytest.approx(want, rel=loss_bound), f"step {number}"
@@ -177,3 +183,11 @@ def test_bf16_training_follows_plain_pytorch(tmp_path: Path, family: str) -> Non
     """Both round alike except where a whole model's backward adds gradients in another order than a layer's does."""
     path = make_model(family, tmp_path / "model")
     compare(path, make_steps(STEPS, 3, padded=True), torch.bfloat16, 2e-3, 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_training_on_a_gpu_equals_plain_pytorch_on_a_cpu(tmp_path: Path, family: str) -> None:
+    path = make_model(family, tmp_path / "model", tied=True)
+    compare(path, make_steps(5, 2, padded=True), torch.float32, 1e-4, 5e-3, torch.device("cuda"))

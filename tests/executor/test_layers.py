@@ -175,10 +175,10 @@ def test_a_backward_sees_the_masks_of_its_forward(tmp_path: Path, family: str) -
         hidden, nudge = it.hidden[layer - 1, 1], torch.randn(it.span(1), dtype=torch.float64)
         shifted = []
         for sign in (1, -1):
-            it.hidden[layer - 1, 1] = hidden + sign * 1e-3 * nudge
+            it.hidden[layer - 1, 1] = hidden + sign * 1e-4 * nudge
             it.forward(layer, 1)
             shifted.append(it.hidden[layer, 1])
-        quotient = torch.dot(shifted[0] - shifted[1], it.gradient[layer + 1, 1]) / 2e-3
+        quotient = torch.dot(shifted[0] - shifted[1], it.gradient[layer + 1, 1]) / 2e-4
         assert quotient == pytest.approx(float(torch.dot(it.gradient[layer, 1], nudge)), rel=5e-3)
 
 
@@ -347,7 +347,7 @@ def test_recorded_arguments_are_kept_once_and_forgotten(tmp_path: Path) -> None:
     it.forward(0, 0)
     one = it.layers.context_bytes()
     rotary, positions, masks = 2 * 12 * 12 * 4, 12 * 8, 2 * 2 * 12 * 12 * 4
-    assert rotary + masks // 2 <= one <= rotary + positions + masks
+    assert rotary < one <= rotary + positions + masks
     it.forward(0, 1)
     assert it.layers.context_bytes() == one, "the same shape without padding"
     it.forward(0, 2)

@@ -12,6 +12,7 @@ import torch
 from accelerate import init_empty_weights
 from safetensors.torch import load_file, save_file
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     BertConfig,
@@ -198,7 +199,7 @@ def test_weights_and_buffers_equal_from_pretrained(tmp_path: Path, family: str, 
     assert whole.state_dict().keys() >= model.persistent_buffers.keys()
 
 
-@pytest.mark.parametrize("family", ["gemma3", "phi3", "gemma4"])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_buffers_equal_from_pretrained_in_bf16(tmp_path: Path, family: str) -> None:
     path = make_model(family, tmp_path / family)
     buffers = dict(open_model(path, torch.bfloat16).module.named_buffers())
@@ -410,7 +411,7 @@ _GEMMA4 = {"layer_types": ["sliding_attention", "sliding_attention", "full_atten
         ("mixtral", {"num_local_experts": 4}, "mixture of experts"),
         ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}, "mixture of experts"),
         ("gemma3n_text", _GEMMA3N | {"num_hidden_layers": 2}, r"not \[batch, sequence, hidden\]"),
-        ("gemma4_text", _GEMMA4 | {"hidden_size_per_layer_input": 8}, "depend on trained parameters"),
+        ("gemma4_text", _GEMMA4 | {"hidden_size_per_layer_input": 8}, "depend on trained parameters|its arguments"),
         (
             "gemma4_text",
             {
@@ -427,6 +428,8 @@ _GEMMA4 = {"layer_types": ["sliding_attention", "sliding_attention", "full_atten
 def test_families_that_cannot_be_streamed_exactly(
     tmp_path: Path, model_type: str, fields: dict[str, Any], why: str
 ) -> None:
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {model_type}")
     general = {
         "vocab_size": 97,
         "hidden_size": 32,

@@ -51,7 +51,13 @@ def run(directory: Path, out: Path, name: str = "llama", *, recipe: Recipe = REC
     model = open_model(directory / name, torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, **choices)
     return plan, train(
-        plan, model, EmulatedDevice(), data=directory / data, out=out, recipe=recipe, eval_data=directory / "held-out.txt"
+        plan,
+        model,
+        EmulatedDevice(),
+        data=directory / data,
+        out=out,
+        recipe=recipe,
+        eval_data=directory / "held-out.txt",
     )
 
 

@@ -284,3 +284,21 @@ def test_wrong_arguments_are_refused_and_named() -> None:
 
 def test_isa_names_a_known_path() -> None:
     assert native.isa() in {"x86-64-v4", "x86-64-v3", "baseline"}
+
+
+@pytest.mark.parametrize("elements", [0, 1, 15, 16, 17, 2047, 2048, 2049, 100_003])
+def test_gradient_statistics_are_those_of_the_update(elements: int) -> None:
+    generator = torch.Generator().manual_seed(elements)
+    gradient = torch.randn(elements, generator=generator)
+    finite, squares = native.gradient_statistics(gradient.data_ptr(), elements, threads=2)
+    assert finite and squares == pytest.approx(float(gradient.double().square().sum()), rel=1e-14)
+    states = torch.zeros(3, max(elements, 1))
+    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "step": 1}
+    addresses = [states[row].data_ptr() for row in range(3)]
+    master = states[0].data_ptr()
+    assert native.adamw(*addresses, gradient.data_ptr(), master, "fp32", elements, **rates) == (finite, squares)
+    for position in {0, elements // 2, elements - 1} if elements else ():
+        for bad in (float("inf"), float("nan")):
+            spoilt = gradient.clone()
+            spoilt[position] = bad
+            assert not native.gradient_statistics(spoilt.data_ptr(), elements)[0]

@@ -1,10 +1,9 @@
-"""Random machines and models for hypothesis: every shape that the planner must handle, small enough to build schedules of."""
+"""Random machines and models for hypothesis: every shape that the planner must handle, small enough to be quick."""
 
 from hypothesis import strategies as st
 
 from ssdplan.plans.profile import Machine, Model, Volume
-
-from .made import MIB, made_machine, made_model, made_volume
+from tests.planner.made import MIB, made_machine, made_model, made_volume
 
 RATES = st.floats(0.05, 20.0)
 """Of a drive, link or device, relative to what makes it about as slow as the others."""

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.drive import combined_frontier, hull_edges, shared_fraction
-
 from tests.planner.machines import volumes
 from tests.planner.made import made_volume
 

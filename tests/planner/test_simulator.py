@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Transfer, Update
-
 from tests.planner.made import made_machine, made_model, made_volume
 
 MODEL = made_model(flops=1e9)
@@ -77,19 +76,19 @@ def test_a_read_and_a_write_share_the_drive(mixed: tuple[tuple[float, float], ..
 def test_compute_updates_and_copies_share_the_cores() -> None:
     """On two cores a copy beside compute makes both run at two thirds; updates wait for compute."""
     machine = made_machine(shared=True, cores=2, update_rate=1e6, link=1e6)
-    graph = Graph("made", (backward(0), update(1, 500_000), transfer(2, "h2d", 100_000)), 1)
+    graph = Graph("made", (backward(0), update(1, 500_000), transfer(2, "h2d", 1_000)), 1)
     timeline = simulate(graph, MODEL, machine, 1)
-    beside = 0.1 * 3 / 2
+    beside = 0.001 * 3 / 2
     assert timeline.ends[2] == pytest.approx(beside)
-    assert timeline.ends[0] == pytest.approx(BACKWARD + 0.1 / 2)
+    assert timeline.ends[0] == pytest.approx(BACKWARD + 0.001 / 2)
     assert timeline.starts[1] == timeline.ends[0]
-    assert timeline.seconds == pytest.approx(BACKWARD + 0.5 + 0.1 / 2)
+    assert timeline.seconds == pytest.approx(BACKWARD + 0.5 + 0.001 / 2)
     apart = simulate(graph, MODEL, made_machine(cores=2, update_rate=1e6, link=1e6), 1)
-    assert apart.ends == pytest.approx((BACKWARD, 0.5, 0.1))
+    assert apart.ends == pytest.approx((BACKWARD, 0.5, 0.001))
 
 
 def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fraction], list[Fraction]]:
-    """The policy once more, in exact arithmetic and without cleverness: all work left is counted down at every event."""
+    """The policy once more, exactly and without cleverness: all work that is left is counted down at every event."""
 
     def lane(op: Op) -> str:
         return "compute" if op.resource == "cpu" and machine.compute_shares_cpu else op.resource

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import ModelCosts, measure_model, saved_activation_bytes
-from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
+from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeWeights
 
 LENGTH = 16
 
@@ -104,6 +104,31 @@ def test_sizes_that_do_not_fit_are_left_out() -> None:
 def test_a_model_that_does_not_fit_at_all() -> None:
     with pytest.raises(MemoryBudgetError, match="made device: a layer of made at micro-batch size 1 and sequence len"):
         measure(MadeLayers(largest=1), MadeWeights(), sizes=(1, 2), seconds=1.0)
+
+
+def test_weights_reach_a_device_of_its_own_memory() -> None:
+    class Gpu(MadeDevice):
+        kind = "cuda"
+        copies = 0
+
+        def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
+            assert target.dtype == source.dtype == torch.uint8 and target.data_ptr() != source.data_ptr()
+            target.copy_(source)
+            self.copies += 1
+
+    layers, weights, device = MadeLayers(), MadeWeights(), Gpu()
+    measure_model(
+        layers.model,
+        layers,
+        MadeMicroBatch,
+        weights,
+        device,
+        sequence_length=LENGTH,
+        micro_batch_sizes=[1],
+        limits=Limits(seconds=0.01),
+        progress=silent,
+    )  # MadeLayers checks that its weights are there
+    assert device.copies == len(weights.reads)
 
 
 def test_want_of_time_is_noted_once() -> None:

@@ -1,0 +1,382 @@
+"""Fitting: from the program's fractions to a decision whose schedule keeps every budget, exactly.
+
+Owns the difference between what the program sees (what stays) and what the schedule takes (the pipeline's buffers, in
+whole pages): it builds schedules, compares them with the budgets and asks the program again. What it promises is built.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
+from ssdplan.plans.plan import Decision
+from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
+from ssdplan.plans.schedule import PAGE, Schedule
+from ssdplan.plans.vertical import build_schedule
+
+from .memory import Peaks, predict_peaks
+from .program import Aim, FixedChoices, Limits, ProgramResult, footprint, solve_program
+
+ROUNDS = 5
+SPARE = 0.005
+"""A host budget with less than this share unused is used."""
+ENDS = 4
+"""Layers of each kind kept at either end of a shortened model: more than the stages that a buffer lives."""
+CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.05, 8
+"""Update chunks are cut so that those on their way take about this share of the host budget."""
+
+UNLIMITED = 1 << 60
+"""Bytes; more than any machine has."""
+
+Constraint = Literal["host memory", "device memory", "ssd space", "ssd writes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One point of the outer search."""
+
+    micro_batch_size: int
+    micro_batches: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.micro_batch_size * self.micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that a decision takes, or may take, of everything that has a budget."""
+
+    host: int
+    device: int
+    ssd: int
+    writes: int
+    """Written to ssd a step."""
+
+    def over(self, budget: "Needs") -> dict[Constraint, int]:
+        """How far beyond `budget` each is; nothing for those within."""
+        excess: dict[Constraint, int] = {
+            "host memory": self.host - budget.host,
+            "device memory": self.device - budget.device,
+            "ssd space": self.ssd - budget.ssd,
+            "ssd writes": self.writes - budget.writes,
+        }
+        return {name: nbytes for name, nbytes in excess.items() if nbytes > 0}
+
+    def without(self, constraint: Constraint) -> "Needs":
+        """These as budgets, one of them lifted."""
+        names = {"host memory": "host", "device memory": "device", "ssd space": "ssd", "ssd writes": "writes"}
+        return replace(self, **{names[constraint]: UNLIMITED})
+
+    def of(self, constraint: Constraint) -> int:
+        return {
+            "host memory": self.host,
+            "device memory": self.device,
+            "ssd space": self.ssd,
+            "ssd writes": self.writes,
+        }[constraint]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A decision, its schedule, and what they take exactly."""
+
+    candidate: Candidate
+    decision: Decision
+    schedule: Schedule
+    peaks: Peaks
+    needs: Needs
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A fitted decision and the program that it came from."""
+
+    fitted: Fitted
+    program: ProgramResult
+    limits: Limits
+    """What the program was given in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How the pipeline of updates is cut."""
+
+    chunk_elements: int
+    lookahead: int
+
+
+class Fitter:
+    """Fits candidates of one model on one machine into one set of budgets."""
+
+    def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
+        self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
+        largest = max(state.elements for state in model.states)
+        each = OPTIMIZER_BYTES + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
+        affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
+        smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
+        self.usual = _Pace(_grains(min(max(affordable, smallest), usual)), 3)
+        self.tight = _Pace(_grains(smallest), 1)
+        self.short = shortened(model)
+        self._last: tuple[Model, Decision, Schedule] | None = None
+        self._pipelines: dict[Candidate, Needs] = {}
+        self._leanest: dict[Candidate, Solved] = {}
+
+    # Before solving: what the pipeline will take, for ranking.
+
+    def limits(self, candidate: Candidate) -> Limits | None:
+        """A first guess at what the program may use, or None when the device cannot hold the candidate."""
+        pipeline = self._pipeline(candidate)
+        if pipeline.device > self.budget.device:
+            return None
+        writes = None if self.budget.writes == UNLIMITED else self.budget.writes
+        return Limits(max(self.budget.host - pipeline.host, 0), self.budget.ssd, writes)
+
+    def _pipeline(self, candidate: Candidate) -> Needs:
+        """The pipeline's buffers when nothing stays on host. Linear in n from two micro-batches on."""
+        n = candidate.micro_batches
+        if n <= 2:
+            return self._pipeline_exactly(candidate)
+        two, six = (self._pipeline_exactly(replace(candidate, micro_batches=at)) for at in (2, 6))
+        return Needs(
+            host=two.host + (six.host - two.host) * (n - 2) // 4,
+            device=two.device + (six.device - two.device) * (n - 2) // 4,
+            ssd=0,
+            writes=0,
+        )
+
+    def _pipeline_exactly(self, candidate: Candidate) -> Needs:
+        if candidate not in self._pipelines:
+            decision = self._decision(candidate, self._corner(candidate, 0, 0, 0), self.usual)
+            schedule = build_schedule(self.short, decision)
+            peaks = predict_peaks(schedule, self.short, decision)
+            self._pipelines[candidate] = Needs(peaks.host - peaks.residents, peaks.device, 0, 0)
+        return self._pipelines[candidate]
+
+    # Solving.
+
+    def solve(self, candidate: Candidate) -> Solved | None:
+        """The fastest decision of a candidate that keeps every budget, or None."""
+        limits = self.limits(candidate)
+        if limits is None:
+            return None
+        solved = self._approach(candidate, self.usual, limits, "seconds", self.budget)
+        if solved is not None:
+            return solved
+        leanest = self.leanest(candidate)
+        over = leanest.fitted.needs.over(self.budget)
+        if "host memory" in over or "device memory" in over:
+            return None
+        for aim in ("seconds", *self._last_resorts(candidate)):
+            for pace in (self.usual, self.tight):
+                solved = self._approach(candidate, pace, limits, aim, self.budget)
+                if solved is not None:
+                    return solved
+        return None if over else leanest
+
+    def least(self, candidate: Candidate, constraint: Constraint) -> int | None:
+        """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""
+        budget = self.budget.without(constraint)
+        leanest = self.leanest(candidate).fitted.needs
+        over = leanest.over(budget)
+        if "host memory" in over or "device memory" in over:
+            return None
+        found = [] if over else [leanest]
+        limits = self.limits(candidate)
+        if limits is not None and constraint in ("ssd space", "ssd writes"):
+            aim: Aim = "ssd space" if constraint == "ssd space" else "ssd writes"
+            solved = self._approach(candidate, self.tight, limits, aim, budget)
+            found += [solved.fitted.needs] if solved else []
+        return min((needs.of(constraint) for needs in found), default=None)
+
+    def _last_resorts(self, candidate: Candidate) -> tuple[Aim, ...]:
+        """What to aim for, when the fastest placement breaks a budget by its rounding: the least of that budget."""
+        everything = footprint(self.model, self._decision(candidate, self._corner(candidate, 0, 0, 0), self.tight))
+        aims: list[Aim] = []
+        if everything.ssd_write_bytes > 0.9 * self.budget.writes:
+            aims.append("ssd writes")
+        if everything.ssd_bytes > 0.9 * self.budget.ssd:
+            aims.append("ssd space")
+        return tuple(aims)
+
+    def _approach(self, candidate: Candidate, pace: _Pace, limits: Limits, aim: Aim, budget: Needs) -> Solved | None:
+        """Give the program as much as leaves room for the pipeline's buffers: solve, build, compare, and again."""
+        if aim == "ssd writes":
+            limits = replace(limits, ssd_write_bytes=None)  # as little as can be, so only the exact figure counts
+        elif aim == "ssd space":
+            limits = replace(limits, ssd_bytes=None)
+        found: tuple[ProgramResult, Limits] | None = None
+        for number in range(ROUNDS):
+            program = self._program(candidate, limits, aim)
+            if program is None:
+                if number:
+                    break
+                limits = replace(limits, host_bytes=budget.host)  # perhaps the guess was too careful
+                continue
+            needs = self._estimate(self._decision(candidate, program, pace))
+            over = needs.over(budget)
+            if "device memory" in over:
+                return None
+            if not over and (found is None or aim != "seconds" or program.seconds < found[0].seconds):
+                found = program, limits
+            spare = budget.host - needs.host
+            used_up = spare < SPARE * budget.host or program.host_bytes < (1 - SPARE) * limits.host_bytes
+            if used_up and not over:
+                break
+            limits = _less(limits, over)
+            if not used_up:
+                limits = replace(limits, host_bytes=limits.host_bytes + spare)
+        for _ in range(ROUNDS):
+            if found is None:
+                break
+            fitted = self._build(candidate, self._decision(candidate, found[0], pace))
+            over = fitted.needs.over(budget)
+            if not over:
+                return Solved(fitted, *found)
+            limits = _less(found[1], over)
+            program = self._program(candidate, limits, aim)
+            found = (program, limits) if program else None
+        return None
+
+    def leanest(self, candidate: Candidate) -> Solved:
+        """Everything at one end or the other, whichever takes least host memory: what a tight budget ends in."""
+        if candidate not in self._leanest:
+            self._leanest[candidate] = self._find_leanest(candidate)
+        return self._leanest[candidate]
+
+    def _find_leanest(self, candidate: Candidate) -> Solved:
+        corners: list[tuple[int, int, int, Decision, ProgramResult]] = []
+        for optimizer, parameters, checkpoints in product((0.0, 1.0), repeat=3):
+            program = self._corner(candidate, optimizer, parameters, checkpoints)
+            decision = self._decision(candidate, program, self.tight)
+            needs = self._estimate(decision)
+            corners.append((needs.host, needs.ssd, len(corners), decision, program))
+        _, _, _, decision, program = min(corners, key=lambda corner: corner[:3])
+        limits = Limits(program.host_bytes + PAGE)
+        return Solved(self._build(candidate, decision), program, limits)
+
+    def _corner(self, candidate: Candidate, optimizer: float, parameters: float, checkpoints: float) -> ProgramResult:
+        fixed = self.fixed
+        choices = FixedChoices(
+            delay_ratio=0.0 if fixed.delay_ratio is None else fixed.delay_ratio,
+            parameters=parameters if fixed.parameters is None else fixed.parameters,
+            optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
+            checkpoints=checkpoints if fixed.checkpoints is None else fixed.checkpoints,
+        )
+        program = solve_program(
+            self.model,
+            self.machine,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            limits=Limits(UNLIMITED),
+            fixed=choices,
+            aim="host memory",
+        )
+        assert program is not None, "no limit, and still no placement"
+        return program
+
+    def _program(self, candidate: Candidate, limits: Limits, aim: Aim) -> ProgramResult | None:
+        return solve_program(
+            self.model,
+            self.machine,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            limits=limits,
+            fixed=self.fixed,
+            aim=aim,
+        )
+
+    def _decision(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Decision:
+        return Decision(
+            schedule="vertical",
+            optimizer="adamw",
+            optimizer_states="fp32",
+            precision=self.model.precision,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            sequence_length=self.model.sequence_length,
+            delay_ratio=program.delay_ratio,
+            placement=program.placement,
+            checkpoint_host=program.checkpoint_host,
+            recompute="all",
+            update_chunk_elements=pace.chunk_elements,
+            update_lookahead=pace.lookahead,
+            host_budget_bytes=self.budget.host,
+            device_budget_bytes=self.budget.device,
+        )
+
+    # What decisions take.
+
+    def _build(self, candidate: Candidate, decision: Decision) -> Fitted:
+        schedule = self._schedule(self.model, decision)
+        peaks = predict_peaks(schedule, self.model, decision)
+        return Fitted(candidate, decision, schedule, peaks, _needs(schedule, peaks))
+
+    def _schedule(self, model: Model, decision: Decision) -> Schedule:
+        """The schedule of a decision; the last one is kept, for a short model is its own estimate."""
+        if self._last is None or self._last[:2] != (model, decision):
+            self._last = model, decision, build_schedule(model, decision)
+        return self._last[2]
+
+    def _estimate(self, decision: Decision) -> Needs:
+        """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
+        schedule = self._schedule(self.short, decision)
+        built = _needs(schedule, predict_peaks(schedule, self.short, decision))
+        dropped = len(self.model.layers) - len(self.short.layers)
+        if not dropped:
+            return built
+        whole, part = footprint(self.model, decision), footprint(self.short, decision)
+        # Every form of a state is cut to whole grains, every checkpoint to whole pages.
+        states = len(self.model.states) - len(self.short.states)
+        each = OPTIMIZER_BYTES + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
+        rounding = states * GRAIN * each + dropped * decision.micro_batches * PAGE
+        return Needs(
+            host=built.host + round(whole.host_bytes - part.host_bytes) + rounding,
+            device=built.device,
+            ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
+            writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
+        )
+
+
+def shortened(model: Model) -> Model:
+    """`model` with only the first and last few blocks of each kind: its pipeline's buffers are the same."""
+    kinds: dict[tuple[str, tuple[tuple[str, int], ...]], list[int]] = {}
+    for number, layer in enumerate(model.layers):
+        states = tuple((model.states[index].state_class, model.states[index].elements) for index in layer.states)
+        kinds.setdefault((layer.layer_class, states), []).append(number)
+    keep = {number for members in kinds.values() for number in (*members[:ENDS], *members[-ENDS:])}
+    if len(keep) + 2 >= len(model.layers):
+        return model
+    layers = [layer for number, layer in enumerate(model.layers) if number in keep]
+    used = sorted({index for layer in layers for index in layer.states})
+    place = {index: position for position, index in enumerate(used)}
+    return model.model_copy(
+        update={
+            "states": tuple(model.states[index] for index in used),
+            "layers": tuple(
+                layer.model_copy(update={"states": tuple(place[index] for index in layer.states)}) for layer in layers
+            ),
+        }
+    )
+
+
+def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
+    # The first step never writes more than a steady one: it has no delayed updates.
+    return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic(schedule.steady)["write"])
+
+
+def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:
+    """Limits reduced by what was too much."""
+
+    def reduced(limit: float | None, excess: int) -> float | None:
+        return limit if limit is None or not excess else max(limit - excess, 0.0)
+
+    return Limits(
+        host_bytes=max(limits.host_bytes - over.get("host memory", 0), 0.0),
+        ssd_bytes=reduced(limits.ssd_bytes, over.get("ssd space", 0)),
+        ssd_write_bytes=reduced(limits.ssd_write_bytes, over.get("ssd writes", 0)),
+    )
+
+
+def _grains(elements: float) -> int:
+    return -(-int(elements) // GRAIN) * GRAIN

@@ -1,0 +1,50 @@
+"""Peaks: how much of each tier a schedule takes, exactly.
+
+Owns the sum of what buffer assignment and the profile know; it assigns nothing.
+"""
+
+from dataclasses import dataclass
+
+from ssdplan.plans.plan import Decision
+from ssdplan.plans.profile import Model
+from ssdplan.plans.schedule import PAGE, Backward, Forward, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Bytes that a run takes of each tier."""
+
+    host: int
+    """The host arena: every buffer on host."""
+    device_arena: int
+    device: int
+    """The device arena, the largest compute workspace and what every micro-batch keeps for the whole step."""
+    ssd: int
+    """The store."""
+    residents: int
+    """The part of the host arena that states, checkpoints and waiting gradients keep for the whole run."""
+
+
+def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks:
+    """The peaks of a run of `schedule`, evaluation included. `decision` is the one it was built from."""
+    size = decision.micro_batch_size
+    timings = {entry.name: model.timing(entry.name, size) for entry in model.classes}
+    workspace = 0
+    for graph in (schedule.first, schedule.steady, schedule.evaluate):
+        for op in graph.ops:
+            if isinstance(op, Forward):
+                workspace = max(workspace, timings[op.layer_class].forward_workspace_bytes)
+            elif isinstance(op, Backward):
+                workspace = max(workspace, timings[op.layer_class].backward_workspace_bytes)
+    stay: dict[int, int] = {}
+    for buffer in schedule.buffers:
+        if buffer.tier == "host" and not buffer.pool:
+            stay[buffer.slot] = max(stay.get(buffer.slot, 0), buffer.offset + buffer.nbytes - buffer.slot)
+    arena = schedule.arenas["device"]
+    return Peaks(
+        host=schedule.arenas["host"],
+        device_arena=arena,
+        device=arena + workspace + decision.micro_batches * model.context_bytes[size],
+        ssd=schedule.arenas["ssd"],
+        residents=sum(-(-nbytes // PAGE) * PAGE for nbytes in stay.values()),
+    )

@@ -1,0 +1,397 @@
+"""The linear program of DESIGN section 5: the fastest placement for one micro-batch size and number of micro-batches.
+
+Owns the constraints and the order of objectives; what moves comes from `traffic`, the solver from `lexicographic`.
+Alpha and all residencies are variables of one program, so it is never worse than GreedySnake's sweep (section 4.5).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ssdplan.plans.homes import GRADIENT_BYTES
+from ssdplan.plans.plan import Decision, Placement
+from ssdplan.plans.profile import Machine, Model
+
+from .drive import combined_frontier, hull_edges
+from .lexicographic import Linear, Row, minimise, value
+from .traffic import (
+    ALPHA,
+    CHECKPOINT_HOST,
+    LayerGroup,
+    Stage,
+    StateVariables,
+    checkpoint_bytes,
+    host_bytes,
+    layer_groups,
+    ssd_bytes,
+    stages,
+    total_bytes,
+)
+
+Aim = Literal["seconds", "host memory", "ssd space", "ssd writes"]
+DIGITS = 6
+"""Decimals of every fraction: finer than any state can be cut, coarser than the noise of a solver."""
+NEGLIGIBLE = 1e-6
+"""Of a step's least seconds: what a whole delay ratio may cost at most when one objective stands for two."""
+_GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True)
+class FixedChoices:
+    """What the user has decided; None leaves it to the program. Residencies are fractions on host."""
+
+    delay_ratio: float | None = None
+    parameters: float | None = None
+    optimizer: float | None = None
+    checkpoints: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a placement may take. None: no limit."""
+
+    host_bytes: float
+    """For what stays on host; the pipeline's buffers are not the program's."""
+    ssd_bytes: float | None = None
+    """Size of the store."""
+    ssd_write_bytes: float | None = None
+    """Written a step: the drive's wear."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """How long one kind of stage takes, and what makes it take that long."""
+
+    layer_class: str
+    phase: str
+    count: int
+    seconds: float
+    bound_by: str
+    """compute, ssd, h2d, d2h, cpu; cores when compute and updates share them."""
+    compute_seconds: float
+    other_seconds: float
+    """The longest of everything but compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """An optimal placement and what it implies."""
+
+    seconds: float
+    """The program's optimum for a step, before fractions are rounded to `DIGITS`."""
+    delay_ratio: float
+    placement: dict[str, Placement]
+    checkpoint_host: float
+    reclaimed: dict[str, float]
+    """State class -> the fraction of elements whose delayed gradients lie where consumed checkpoints were."""
+    host_bytes: float
+    ssd_bytes: float
+    ssd_read_bytes: float
+    ssd_write_bytes: float
+    stages: tuple[StageTime, ...]
+
+    @property
+    def compute_seconds(self) -> float:
+        """A step that waits for nothing but compute."""
+        return sum(stage.count * stage.compute_seconds for stage in self.stages)
+
+    @property
+    def other_seconds(self) -> float:
+        """A step on a device that computes in no time."""
+        return sum(stage.count * stage.other_seconds for stage in self.stages)
+
+
+def solve_program(
+    model: Model,
+    machine: Machine,
+    *,
+    micro_batch_size: int,
+    micro_batches: int,
+    limits: Limits,
+    fixed: FixedChoices = FixedChoices(),
+    aim: Aim = "seconds",
+    solver: Any = None,
+) -> ProgramResult | None:
+    """The best placement within `limits` that honours `fixed`, or None when there is none.
+
+    Among placements of equal seconds it takes the one that writes least to ssd, then the smallest delay ratio, then the
+    one that reads least. `aim` puts another objective before the seconds, to learn the least that a limit could be.
+    """
+    program = _Program(model, machine, micro_batch_size, micro_batches, limits, fixed)
+    objectives = [program.seconds, program.writes, {ALPHA: 1.0}, program.reads, program.generic]
+    if aim != "seconds":
+        objectives.insert(0, program.aims[aim])
+    found = minimise(program.bounds, program.rows, objectives, solver)
+    return program.result(found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The program's optimum without the placement that reaches it."""
+
+    seconds: float
+    delay_ratio: float
+
+
+def program_bound(
+    model: Model,
+    machine: Machine,
+    *,
+    micro_batch_size: int,
+    micro_batches: int,
+    limits: Limits,
+    fixed: FixedChoices = FixedChoices(),
+) -> Bound | None:
+    """The optimum of `solve_program`, and about the least delay ratio that reaches it, for a fifth of the work."""
+    program = _Program(model, machine, micro_batch_size, micro_batches, limits, fixed)
+    found = minimise(program.bounds, program.rows, [{**program.seconds, ALPHA: NEGLIGIBLE}])
+    if found is None:
+        return None
+    return Bound(program.unit * value(program.seconds, found), round(found[ALPHA], DIGITS))
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a decision keeps on host and on ssd, and writes to ssd a step, before any rounding."""
+
+    host_bytes: float
+    ssd_bytes: float
+    ssd_write_bytes: float
+
+
+def footprint(model: Model, decision: Decision) -> Footprint:
+    """The program's own forms at a decision."""
+    groups = layer_groups(model)
+    size, n = decision.micro_batch_size, decision.micro_batches
+    at: dict[str, float] = {ALPHA: decision.delay_ratio, CHECKPOINT_HOST: decision.checkpoint_host}
+    for name, placement in decision.placement.items():
+        at |= _values(name, placement, 0.0)
+    checkpoints = n * checkpoint_bytes(model, size) * decision.checkpoint_host
+    reclaimed = 0.0
+    for group in groups:
+        if group.role == "block":
+            waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
+            reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
+    return Footprint(
+        host_bytes=value(host_bytes(model, groups, size, n), at) - reclaimed,
+        ssd_bytes=value(ssd_bytes(model, groups, size, n), at),
+        ssd_write_bytes=value(total_bytes(stages(model, groups, size, n), "write"), at),
+    )
+
+
+class _Program:
+    """Variables, rows and objectives, each scaled to about 1.
+
+    The time of a stage is counted in multiples of the least that its constant work takes, a step in multiples of the
+    least that a step takes, and bytes in multiples of what there is to move or keep.
+    """
+
+    def __init__(
+        self, model: Model, machine: Machine, micro_batch_size: int, n: int, limits: Limits, fixed: FixedChoices
+    ) -> None:
+        self.machine, self.fixed = machine, fixed
+        groups = layer_groups(model)
+        self.stages = stages(model, groups, micro_batch_size, n)
+        self.edges = hull_edges(combined_frontier(machine.volumes))
+        self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
+        self.host = host_bytes(model, groups, micro_batch_size, n)
+        self.store_bytes = ssd_bytes(model, groups, micro_batch_size, n)
+        self.read_bytes = total_bytes(self.stages, "read")
+        self.write_bytes = total_bytes(self.stages, "write")
+        self.times = [self._times(stage) for stage in self.stages]
+        least = [max(form.get("", 0.0) for _, form in each if set(form) <= {""}) for each in self.times]
+        self.unit = sum(stage.count * seconds for stage, seconds in zip(self.stages, least, strict=True))
+
+        self.bounds: dict[str, tuple[float, float | None]] = {
+            ALPHA: (0.0, 1.0) if fixed.delay_ratio is None else (fixed.delay_ratio, fixed.delay_ratio),
+            CHECKPOINT_HOST: (0.0, 1.0) if fixed.checkpoints is None else (fixed.checkpoints, fixed.checkpoints),
+        }
+        for name in self.classes:
+            self.bounds |= {variable: (0.0, 1.0) for variable in StateVariables(name).all()}
+        self.bounds |= {_seconds_of(number): (1.0, None) for number in range(len(self.stages))}
+        self.seconds: Linear = {
+            _seconds_of(number): stage.count * seconds / self.unit
+            for number, (stage, seconds) in enumerate(zip(self.stages, least, strict=True))
+        }
+        self.writes, self.reads = _relative(self.write_bytes), _relative(self.read_bytes)
+        self.aims: dict[Aim, Linear] = {
+            "host memory": _relative(self.host),
+            "ssd space": _relative(self.store_bytes),
+            "ssd writes": self.writes,
+        }
+        fractions = [name for name in self.bounds if name not in self.seconds]
+        self.generic: Linear = {
+            name: (3.0 if name.endswith("ssd") else 1.0) + (number + 1) * _GOLDEN % 1.0
+            for number, name in enumerate(fractions)
+        }
+        """Nothing left to prefer but host over ssd; weights without a pattern, so that one point is the best."""
+        self.rows = [
+            *self._splits(),
+            *self._residencies(),
+            *self._reclaimed(groups, n * checkpoint_bytes(model, micro_batch_size)),
+            *self._limits(limits),
+        ]
+        for number, (each, seconds) in enumerate(zip(self.times, least, strict=True)):
+            for _, form in each:
+                if not set(form) <= {""}:  # constant work is in the bounds already
+                    scaled = {name: factor / seconds for name, factor in form.items()}
+                    self.rows.append(Row(scaled | {_seconds_of(number): -1.0}, "<="))
+
+    def _times(self, stage: Stage) -> list[tuple[str, Linear]]:
+        """Resource -> seconds of a stage, as linear forms; the stage takes at least each of them."""
+        machine = self.machine
+        h2d, d2h = stage.h2d_bytes / machine.h2d_bandwidth, stage.d2h_bytes / machine.d2h_bandwidth
+        updates = {name: factor / machine.update_rate for name, factor in stage.updates.items() if factor}
+        constant = (("compute", stage.compute_seconds), ("h2d", h2d), ("d2h", d2h))
+        times: list[tuple[str, Linear]] = [(resource, {"": seconds}) for resource, seconds in constant]
+        if machine.compute_shares_cpu:
+            # Compute and updates want every core, a copy wants one.
+            always = stage.compute_seconds + (h2d + d2h) / machine.cores + updates.get("", 0.0)
+            times.append(("cores", updates | {"": always}))
+        elif updates:
+            times.append(("cpu", updates))
+        for a, b in self.edges:
+            form: dict[str, float] = {}
+            for factor, traffic in ((a, stage.read_bytes), (b, stage.write_bytes)):
+                for name, nbytes in traffic.items():
+                    form[name] = form.get(name, 0.0) + factor * nbytes
+            if form:
+                times.append(("ssd", form))
+        return times
+
+    def _splits(self) -> list[Row]:
+        rows = []
+        for name in self.classes:
+            names = StateVariables(name)
+            for prompt_host, prompt_ssd, delayed_host, delayed_ssd in (names.optimizer, names.parameters):
+                rows.append(Row({prompt_host: 1.0, prompt_ssd: 1.0, ALPHA: 1.0, "": -1.0}, "=="))
+                rows.append(Row({delayed_host: 1.0, delayed_ssd: 1.0, ALPHA: -1.0}, "=="))
+            rows.append(Row(dict.fromkeys(names.gradient, 1.0) | {ALPHA: -1.0}, "=="))
+        return rows
+
+    def _residencies(self) -> list[Row]:
+        rows = []
+        for name in self.classes:
+            names = StateVariables(name)
+            for four, wanted in ((names.optimizer, self.fixed.optimizer), (names.parameters, self.fixed.parameters)):
+                if wanted is not None:
+                    rows.append(Row({four[0]: 1.0, four[2]: 1.0, "": -wanted}, "=="))
+        return rows
+
+    def _reclaimed(self, groups: tuple[LayerGroup, ...], checkpoints: int) -> list[Row]:
+        """A layer's delayed gradients take the place of its own resident checkpoints, at most."""
+        rows = []
+        for group in groups:
+            scale = GRADIENT_BYTES * sum(use.elements for use in group.uses)
+            terms: dict[str, float] = {CHECKPOINT_HOST: -checkpoints / scale} if group.role == "block" else {}
+            for use in group.uses:
+                reclaimed = StateVariables(use.state_class).gradient[0]
+                terms[reclaimed] = terms.get(reclaimed, 0.0) + GRADIENT_BYTES * use.elements / scale
+            rows.append(Row(terms, "<="))
+        return rows
+
+    def _limits(self, limits: Limits) -> list[Row]:
+        rows = [_at_most(self.host, limits.host_bytes)]
+        if limits.ssd_bytes is not None:
+            rows.append(_at_most(self.store_bytes, limits.ssd_bytes))
+        if limits.ssd_write_bytes is not None:
+            rows.append(_at_most(self.write_bytes, limits.ssd_write_bytes))
+        return rows
+
+    def result(self, found: Mapping[str, float]) -> ProgramResult:
+        alpha = self.fixed.delay_ratio if self.fixed.delay_ratio is not None else round(found[ALPHA], DIGITS)
+        checkpoints = (
+            self.fixed.checkpoints if self.fixed.checkpoints is not None else round(found[CHECKPOINT_HOST], DIGITS)
+        )
+        exact: dict[str, float] = {ALPHA: alpha, CHECKPOINT_HOST: checkpoints}
+        placement, reclaimed = {}, {}
+        for name in self.classes:
+            names = StateVariables(name)
+            optimizer = _four(found, names.optimizer, alpha, self.fixed.optimizer)
+            parameters = _four(found, names.parameters, alpha, self.fixed.parameters)
+            taken = min(round(found[names.gradient[0]], DIGITS), alpha)
+            host = min(max(taken, round(found[names.gradient[0]] + found[names.gradient[1]], DIGITS)), alpha)
+            placement[name] = Placement(
+                optimizer_prompt_host=optimizer[0],
+                optimizer_prompt_ssd=optimizer[1],
+                optimizer_delayed_host=optimizer[2],
+                optimizer_delayed_ssd=optimizer[3],
+                parameters_prompt_host=parameters[0],
+                parameters_prompt_ssd=parameters[1],
+                parameters_delayed_host=parameters[2],
+                parameters_delayed_ssd=parameters[3],
+                delayed_gradient_host=host,
+                delayed_gradient_ssd=alpha - host,
+            )
+            reclaimed[name] = taken
+            exact |= _values(name, placement[name], taken)
+        return ProgramResult(
+            seconds=self.unit * value(self.seconds, found),
+            delay_ratio=alpha,
+            placement=placement,
+            checkpoint_host=checkpoints,
+            reclaimed=reclaimed,
+            host_bytes=value(self.host, exact),
+            ssd_bytes=value(self.store_bytes, exact),
+            ssd_read_bytes=value(self.read_bytes, exact),
+            ssd_write_bytes=value(self.write_bytes, exact),
+            stages=tuple(_stage_time(stage, each, exact) for stage, each in zip(self.stages, self.times, strict=True)),
+        )
+
+
+def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[str, float]:
+    """The program's variables of a state class at a placement."""
+    names, p = StateVariables(state_class), placement
+    optimizer = (p.optimizer_prompt_host, p.optimizer_prompt_ssd, p.optimizer_delayed_host, p.optimizer_delayed_ssd)
+    parameters = (
+        p.parameters_prompt_host,
+        p.parameters_prompt_ssd,
+        p.parameters_delayed_host,
+        p.parameters_delayed_ssd,
+    )
+    gradient = (reclaimed, p.delayed_gradient_host - reclaimed, p.delayed_gradient_ssd)
+    return dict(zip(names.all(), (*optimizer, *parameters, *gradient), strict=True))
+
+
+def _stage_time(stage: Stage, times: list[tuple[str, Linear]], at: Mapping[str, float]) -> StageTime:
+    seconds: dict[str, float] = {}
+    for resource, form in times:
+        seconds[resource] = max(seconds.get(resource, 0.0), value(form, at))
+    slowest = max(seconds, key=lambda resource: seconds[resource])
+    others = [each for resource, each in seconds.items() if resource not in ("compute", "cores")]
+    if "cores" in seconds:
+        others.append(seconds["cores"] - stage.compute_seconds)
+    return StageTime(
+        layer_class=stage.layer_class,
+        phase=stage.phase,
+        count=stage.count,
+        seconds=seconds[slowest],
+        bound_by=slowest,
+        compute_seconds=stage.compute_seconds,
+        other_seconds=max(others),
+    )
+
+
+def _four(
+    found: Mapping[str, float], names: tuple[str, str, str, str], alpha: float, wanted: float | None
+) -> tuple[float, float, float, float]:
+    """The split nearest the solver's that sums exactly to 1 - alpha and alpha, and to the host fraction wanted."""
+    host = wanted if wanted is not None else round(found[names[0]] + found[names[2]], DIGITS)
+    prompt = 1.0 - alpha
+    delayed_host = min(max(round(found[names[2]], DIGITS), host - prompt, 0.0), alpha, host)
+    prompt_host = min(max(host - delayed_host, 0.0), prompt)
+    return prompt_host, max(prompt - prompt_host, 0.0), delayed_host, max(alpha - delayed_host, 0.0)
+
+
+def _at_most(form: Linear, limit: float) -> Row:
+    scale = sum(factor for factor in form.values() if factor > 0)
+    return Row(_relative(form) | {"": (form.get("", 0.0) - limit) / scale}, "<=")
+
+
+def _relative(form: Linear) -> dict[str, float]:
+    scale = sum(factor for factor in form.values() if factor > 0)
+    return {name: factor / scale for name, factor in form.items()}
+
+
+def _seconds_of(number: int) -> str:
+    return f"seconds of stage {number}"

@@ -1,0 +1,120 @@
+"""The simulator: when every operation of a graph would run at a profile's rates.
+
+Owns the model of time: one lane a resource, the lowest ready op first (the executor's policy), and how lanes that share
+a drive or the cores slow each other. It never changes a graph and schedules nothing that is not in it.
+"""
+
+import heapq
+from math import inf
+
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
+from ssdplan.plans.timeline import Timeline
+
+from .drive import combined_frontier, shared_fraction
+
+
+def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Timeline:
+    """Run `graph` in time: event-driven list scheduling with rates that change when lanes start and stop.
+
+    Each lane runs one op at a time; an op is ready when all of its waits have ended, and a free lane takes the ready op
+    of lowest index. A read and a write that run together share the drive at one point of its frontier. When compute
+    shares the CPU, compute and updates are one lane that wants all cores, a copy to or from the device wants one, and
+    whatever runs slows in proportion when more cores are wanted than there are. Deterministic.
+    """
+    ops = graph.ops
+    lane_of, speeds = _lanes(machine)
+    lanes = [lane_of[op.resource] for op in ops]
+    alone = _seconds_alone(ops, model, machine, micro_batch_size)
+    missing = [len(op.waits) for op in ops]
+    followers: list[list[int]] = [[] for _ in ops]
+    for op in ops:
+        for before in op.waits:
+            followers[before].append(op.index)
+
+    starts, ends = [0.0] * len(ops), [0.0] * len(ops)
+    ready: list[list[int]] = [[] for _ in RESOURCES]
+    for index, count in enumerate(missing):
+        if count == 0:
+            ready[lanes[index]].append(index)  # in order, so already a heap
+    running = [-1] * len(RESOURCES)
+    until = [inf] * len(RESOURCES)
+    speed = [1.0] * len(RESOURCES)
+    now, mask, left, slowed = 0.0, 0, len(ops), False
+    everyone = range(len(RESOURCES))
+    while left:
+        for lane in everyone:
+            if running[lane] < 0 and ready[lane]:
+                index = heapq.heappop(ready[lane])
+                running[lane], starts[index] = index, now
+                until[lane] = now + alone[index]
+                speed[lane] = 1.0
+                mask |= 1 << lane
+        wanted = speeds[mask]
+        if slowed or wanted is not None:
+            slowed = wanted is not None
+            for lane in everyone:
+                if running[lane] >= 0:
+                    new = 1.0 if wanted is None else wanted[lane]
+                    if new != speed[lane]:
+                        until[lane] = now + (until[lane] - now) * speed[lane] / new
+                        speed[lane] = new
+        assert mask, "a graph whose waits form a cycle"
+        now = min(until)
+        for lane in everyone:
+            if until[lane] <= now:
+                index = running[lane]
+                ends[index] = now
+                running[lane], until[lane] = -1, inf
+                mask &= ~(1 << lane)
+                left -= 1
+                for follower in followers[index]:
+                    missing[follower] -= 1
+                    if missing[follower] == 0:
+                        heapq.heappush(ready[lanes[follower]], follower)
+    return Timeline(graph, tuple(starts), tuple(ends))
+
+
+def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...] | None]]:
+    """Resource -> lane; and, for every bit mask of running lanes, the speed of each (None: all at full speed)."""
+    lane_of = {resource: number for number, resource in enumerate(RESOURCES)}
+    read, write, h2d, d2h = (1 << lane_of[name] for name in ("read", "write", "h2d", "d2h"))
+    if machine.compute_shares_cpu:
+        lane_of["cpu"] = lane_of["compute"]
+    kept = shared_fraction(combined_frontier(machine.volumes))
+    speeds: list[tuple[float, ...] | None] = []
+    for mask in range(1 << len(RESOURCES)):
+        drive = kept if mask & read and mask & write else 1.0
+        core = 1.0
+        if machine.compute_shares_cpu:
+            wanted = bool(mask & h2d) + bool(mask & d2h)
+            wanted += machine.cores if mask & (1 << lane_of["compute"]) else 0
+            core = min(1.0, machine.cores / wanted) if wanted else 1.0
+        on_drive = {lane_of["read"], lane_of["write"]}
+        each = tuple(drive if lane in on_drive else core for lane in range(len(RESOURCES)))
+        speeds.append(None if drive == core == 1.0 else each)
+    return lane_of, speeds
+
+
+def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_batch_size: int) -> list[float]:
+    """Seconds of every op when nothing else runs."""
+    frontier = combined_frontier(machine.volumes)
+    bandwidth = {
+        "read": frontier[0][0],
+        "write": frontier[-1][1],
+        "h2d": machine.h2d_bandwidth,
+        "d2h": machine.d2h_bandwidth,
+    }
+    timings = {entry.name: model.timing(entry.name, micro_batch_size) for entry in model.classes}
+    seconds = []
+    for op in ops:
+        if isinstance(op, Transfer):
+            seconds.append(op.nbytes / bandwidth[op.kind])
+        elif isinstance(op, Forward):
+            seconds.append(timings[op.layer_class].forward_seconds)
+        elif isinstance(op, Backward):
+            seconds.append(timings[op.layer_class].backward_seconds)
+        else:
+            assert isinstance(op, Update)
+            seconds.append(op.elements / machine.update_rate)
+    return seconds

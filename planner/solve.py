@@ -1,0 +1,389 @@
+"""solve: from a profile and what the user wants to the best plan that fits.
+
+Owns the outer search over micro-batch sizes and numbers of micro-batches (GreedySnake, Algorithm 1) and the words in
+which a plan is justified or refused. The program finds placements, `fit` makes them exact, the simulator predicts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil
+from typing import Literal
+
+from ssdplan.plans.errors import InfeasibleError, UsageError
+from ssdplan.plans.plan import Alternative, Plan, Prediction
+from ssdplan.plans.profile import Machine, Model, Profile
+from ssdplan.plans.schedule import Resource
+from ssdplan.plans.timeline import Timeline
+
+from .fit import UNLIMITED, Candidate, Constraint, Fitter, Needs, Solved
+from .program import Bound, FixedChoices, Limits, program_bound
+from .sensitivity import scaled_compute, sensitivities
+from .simulator import simulate
+
+MOST_MICRO_BATCHES = 64
+LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)
+"""Numbers of micro-batches that are tried first; the search then looks between the two that matter."""
+ENOUGH = 0.99
+"""The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
+FINALISTS = 3
+RESIDENCIES = ("parameters", "optimizer", "checkpoints")
+
+
+@dataclass(frozen=True, slots=True)
+class SolveRequest:
+    """What the user wants; None leaves it to the search."""
+
+    host_memory_bytes: int
+    device_memory_bytes: int | None = None
+    """None: what the machine has."""
+    global_batch: int | None = None
+    micro_batch_size: int | None = None
+    micro_batches: int | None = None
+    delay_ratio: float | None = None
+    residency: Mapping[str, float] = field(default_factory=dict)
+    """parameters, optimizer, checkpoints -> the fraction on host."""
+    max_ssd_write_bytes: int | None = None
+    """Written a step."""
+    schedule: Literal["vertical", "single"] = "vertical"
+    """single: the whole batch at once, one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """A candidate and its program's bound."""
+
+    candidate: Candidate
+    limits: Limits
+    bound: Bound
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    solved: Solved
+    timeline: Timeline
+    tokens_per_second: float
+
+
+def solve(profile: Profile, request: SolveRequest) -> Plan:
+    """The plan with the smallest global batch that reaches 99% of the best throughput, or the best for a given batch.
+
+    Raises UsageError for a request that names what was not measured or cannot be, and InfeasibleError, naming the
+    constraint and the least budget that would do, when nothing fits.
+    """
+    model, machine = profile.model, profile.machine
+    fixed = _fixed(request)
+    budget = Needs(
+        host=request.host_memory_bytes,
+        device=machine.device_memory_bytes if request.device_memory_bytes is None else request.device_memory_bytes,
+        ssd=sum(volume.free_bytes for volume in machine.volumes),
+        writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
+    )
+    candidates = _candidates(model, request)
+    search = _Search(model, machine, Fitter(model, machine, budget, fixed), fixed)
+    scanned = search.scan(candidates)
+    if request.micro_batches is None and request.global_batch is None and request.schedule == "vertical":
+        scanned = search.look_between(scanned)
+    simulated = search.narrow_down(scanned)
+    smallest = _smallest(candidates)
+    if not simulated:
+        simulated = [found for candidate in smallest if (found := search.simulate(candidate))][:1]
+    if not simulated:
+        raise search.refusal(smallest)
+    chosen = _smallest_good_enough(simulated)
+    return Plan(
+        schema="ssdplan.plan/1",
+        profile_sha256=profile.sha256(),
+        model=model,
+        machine=machine,
+        decision=chosen.solved.fitted.decision,
+        prediction=_prediction(chosen, machine),
+        alternatives=search.alternatives(scanned, simulated),
+        sensitivity=sensitivities(model, machine, chosen.solved.fitted.candidate, chosen.solved.limits, fixed),
+    )
+
+
+class _Search:
+    """The outer search on one model, machine and set of budgets."""
+
+    def __init__(self, model: Model, machine: Machine, fitter: Fitter, fixed: FixedChoices) -> None:
+        self.model, self.machine, self.fitter, self.fixed = model, machine, fitter, fixed
+
+    def scan(self, candidates: Sequence[Candidate]) -> list[_Scanned]:
+        """The program's bound for every candidate whose pipeline leaves room on device and host."""
+        found = []
+        for candidate in candidates:
+            limits = self.fitter.limits(candidate)
+            if limits is None or limits.host_bytes <= 0:
+                continue
+            bound = self._bound(self.model, candidate, limits)
+            if bound is None:  # perhaps the guess is too careful; fitting will tell
+                limits = replace(limits, host_bytes=self.fitter.budget.host)
+                bound = self._bound(self.model, candidate, limits)
+            if bound is not None:
+                found.append(_Scanned(candidate, limits, bound, self._tokens(candidate) / bound.seconds))
+        return found
+
+    def look_between(self, scanned: list[_Scanned]) -> list[_Scanned]:
+        """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
+        if not scanned:
+            return scanned
+        first = _good_enough(scanned)[0].candidate
+        n = first.micro_batches
+        before = max((rung for rung in LADDER if rung < n), default=0)
+        more = self.scan([Candidate(first.micro_batch_size, between) for between in range(before + 1, n)])
+        return sorted([*scanned, *more], key=lambda entry: _order(entry.candidate))
+
+    def narrow_down(self, scanned: list[_Scanned]) -> list[_Simulated]:
+        """Simulate the best candidates: enough of them to find about the smallest batch that is good enough.
+
+        The program's favourites first: its fastest, and its smallest batch that is good enough. When fill and drain
+        make the latter fall short, halve what lies between.
+        """
+        fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
+        simulated: list[_Simulated] = []
+        for best in fastest[:FINALISTS]:
+            simulated += self._simulated(best)
+            if simulated:
+                break
+        else:
+            return []
+        fastest.remove(best)
+        if all(entry.candidate.global_batch == best.candidate.global_batch for entry in fastest):
+            return simulated + [found for entry in fastest[: FINALISTS - 1] for found in self._simulated(entry)]
+        enough = _good_enough([entry for entry in scanned if _order(entry.candidate) <= _order(best.candidate)])
+        low, high = -1, len(enough) - 1
+        for step in range(FINALISTS):
+            if high - low < 2 and step:
+                break
+            middle = 0 if step == 0 else (low + high) // 2
+            if middle == high:
+                break
+            found = self._simulated(enough[middle])
+            simulated += found
+            if found and _smallest_good_enough(simulated) is found[0]:
+                high = middle
+            else:
+                low = middle
+        return simulated
+
+    def _simulated(self, entry: _Scanned) -> list[_Simulated]:
+        found = self.simulate(entry.candidate)
+        return [found] if found else []
+
+    def simulate(self, candidate: Candidate) -> _Simulated | None:
+        """The candidate's best decision, fitted and simulated; None when it does not fit."""
+        solved = self.fitter.solve(candidate)
+        if solved is None:
+            return None
+        steady = solved.fitted.schedule.steady
+        timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
+        return _Simulated(solved, timeline, self._tokens(candidate) / timeline.seconds)
+
+    def alternatives(self, scanned: list[_Scanned], simulated: list[_Simulated]) -> tuple[Alternative, ...]:
+        """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
+        bounds = {entry.candidate: entry.bound for entry in scanned}
+        limits = {entry.candidate: entry.limits for entry in scanned}
+        exact: dict[Candidate, float] = {}
+        for found in simulated:
+            candidate, program = found.solved.fitted.candidate, found.solved.program
+            exact[candidate] = found.tokens_per_second
+            bounds[candidate] = Bound(program.seconds, program.delay_ratio)
+            limits[candidate] = found.solved.limits
+        without_compute = scaled_compute(self.model, 0.0)
+        rows = []
+        for candidate in sorted(bounds, key=_order):
+            bound, io = bounds[candidate], self._bound(without_compute, candidate, limits[candidate])
+            assert io is not None, "a candidate that fits only when it computes"
+            tokens = self._tokens(candidate)
+            rows.append(
+                Alternative(
+                    micro_batch_size=candidate.micro_batch_size,
+                    micro_batches=candidate.micro_batches,
+                    tokens_per_second=exact.get(candidate, tokens / bound.seconds),
+                    delay_ratio=bound.delay_ratio,
+                    program_seconds=bound.seconds,
+                    compute_tokens_per_second=tokens / self._compute_seconds(candidate),
+                    io_tokens_per_second=tokens / io.seconds,
+                    simulated=candidate in exact,
+                )
+            )
+        return tuple(rows)
+
+    def refusal(self, candidates: Sequence[Candidate]) -> InfeasibleError:
+        """Why none of `candidates` fits: the one budget to raise, and how far; or all, when one is not enough."""
+        budget = self.fitter.budget
+        constraints: tuple[Constraint, ...] = ("device memory", "ssd writes", "ssd space", "host memory")
+        for constraint in constraints:
+            least = [self.fitter.least(candidate, constraint) for candidate in candidates]
+            enough = min((nbytes for nbytes in least if nbytes is not None), default=None)
+            if enough is not None:
+                return InfeasibleError(
+                    f"no plan fits: {constraint} of {_size(budget.of(constraint))} is too little; "
+                    f"the least that would do is {_size(enough)}"
+                )
+        needs = min((self.fitter.leanest(candidate).fitted.needs for candidate in candidates), key=lambda n: n.host)
+        each = ", ".join(
+            f"{constraint} {_size(needs.of(constraint))} instead of {_size(budget.of(constraint))}"
+            for constraint in needs.over(budget)
+        )
+        return InfeasibleError(f"no plan fits: it would take at least {each}")
+
+    def _bound(self, model: Model, candidate: Candidate, limits: Limits) -> Bound | None:
+        return program_bound(
+            model,
+            self.machine,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            limits=limits,
+            fixed=self.fixed,
+        )
+
+    def _tokens(self, candidate: Candidate) -> int:
+        return candidate.global_batch * self.model.sequence_length
+
+    def _compute_seconds(self, candidate: Candidate) -> float:
+        """All forwards and backwards of a step, one after the other."""
+        head = len(self.model.layers) - 1
+        total = 0.0
+        for number, layer in enumerate(self.model.layers):
+            timing = self.model.timing(layer.layer_class, candidate.micro_batch_size)
+            total += timing.backward_seconds + (timing.forward_seconds if number < head else 0.0)
+        return total * candidate.micro_batches
+
+
+# What the user asked for.
+
+
+def _fixed(request: SolveRequest) -> FixedChoices:
+    unknown = sorted(set(request.residency) - set(RESIDENCIES))
+    if unknown:
+        raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
+    given = {"delay ratio": request.delay_ratio, **{f"residency {k}": v for k, v in request.residency.items()}}
+    for name, fraction in given.items():
+        if fraction is not None and not 0.0 <= fraction <= 1.0:
+            raise UsageError(f"{name} = {fraction:g}: a fraction is from 0 to 1")
+    sizes = {
+        "host memory": request.host_memory_bytes,
+        "device memory": request.device_memory_bytes,
+        "global batch": request.global_batch,
+        "micro-batches": request.micro_batches,
+    }
+    for name, number in sizes.items():
+        if number is not None and number < 1:
+            raise UsageError(f"{name} = {number}: must be positive")
+    return FixedChoices(request.delay_ratio, *(request.residency.get(name) for name in RESIDENCIES))
+
+
+def _candidates(model: Model, request: SolveRequest) -> list[Candidate]:
+    """Every pair that the request allows, smallest batch first. Raises UsageError when there is none."""
+    measured = sorted(model.micro_batch_sizes)
+    names = ", ".join(map(str, measured))
+    sizes = measured if request.micro_batch_size is None else [request.micro_batch_size]
+    if not set(sizes) <= set(measured):
+        raise UsageError(f"micro-batch size {sizes[0]} was not profiled; the profile has {names}")
+    n = request.micro_batches
+    if request.schedule == "single":
+        if n not in (None, 1):
+            raise UsageError(f"schedule single runs the whole batch at once: micro-batches can only be 1, not {n}")
+        n = 1
+    if request.global_batch is None:
+        return sorted((Candidate(b, count) for b in sizes for count in ((n,) if n else LADDER)), key=_order)
+    batch = request.global_batch
+    pairs = [Candidate(b, batch // b) for b in sizes if batch % b == 0 and n in (None, batch // b)]
+    if not pairs:
+        wanted = f" with {n} micro-batch{'es' if n > 1 else ''}" if n else ""
+        possible = [batch // b for b in measured if batch % b == 0]
+        raise UsageError(
+            f"global batch {batch}{wanted} is not a multiple that the profiled micro-batch sizes ({names}) can make; "
+            + (f"{batch} can be made of {', '.join(map(str, possible))} micro-batches" if possible else "profile more")
+        )
+    return sorted(pairs, key=_order)
+
+
+def _smallest(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """For each micro-batch size the fewest micro-batches: where nothing of these fits, nothing does."""
+    found: dict[int, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.micro_batch_size, candidate)
+    return sorted(found.values(), key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[int, int]:
+    return candidate.global_batch, candidate.micro_batches
+
+
+def _good_enough(scanned: Sequence[_Scanned]) -> list[_Scanned]:
+    best = max(entry.tokens_per_second for entry in scanned)
+    enough = [entry for entry in scanned if entry.tokens_per_second >= ENOUGH * best]
+    return sorted(enough, key=lambda entry: _order(entry.candidate))
+
+
+def _smallest_good_enough(simulated: Sequence[_Simulated]) -> _Simulated:
+    best = max(found.tokens_per_second for found in simulated)
+    enough = [found for found in simulated if found.tokens_per_second >= ENOUGH * best]
+    return min(enough, key=lambda found: (found.solved.fitted.candidate.global_batch, -found.tokens_per_second))
+
+
+# What the plan says.
+
+
+def _prediction(chosen: _Simulated, machine: Machine) -> Prediction:
+    fitted = chosen.solved.fitted
+    steady = fitted.schedule.steady
+    traffic = fitted.schedule.traffic(steady)
+    seconds = chosen.timeline.seconds
+    busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in chosen.timeline.busy().items()}
+    return Prediction(
+        step_seconds=seconds,
+        tokens_per_second=chosen.tokens_per_second,
+        peak_host_bytes=fitted.peaks.host,
+        peak_device_bytes=fitted.peaks.device,
+        host_arena_bytes=fitted.peaks.host,
+        device_arena_bytes=fitted.peaks.device_arena,
+        ssd_bytes=fitted.peaks.ssd,
+        ssd_read_bytes=traffic["read"],
+        ssd_write_bytes=traffic["write"],
+        h2d_bytes=traffic["h2d"],
+        d2h_bytes=traffic["d2h"],
+        bound_by=_bound_by(chosen.timeline, machine),
+        busy=busy,
+        program_seconds=chosen.solved.program.seconds,
+    )
+
+
+def _bound_by(timeline: Timeline, machine: Machine) -> str:
+    """The resource that works most of the time, in words."""
+    shared = machine.compute_shares_cpu
+    resources: dict[str, tuple[Resource, ...]] = {
+        "compute and updates (shared cores)" if shared else "compute": ("compute", "cpu") if shared else ("compute",),
+        "ssd": ("read", "write"),
+        "link to device": ("h2d",),
+        "link from device": ("d2h",),
+    }
+    if not shared:
+        resources["cpu updates"] = ("cpu",)
+    spent = {name: _covered(timeline, members) for name, members in resources.items()}
+    return max(spent, key=lambda name: spent[name])
+
+
+def _covered(timeline: Timeline, resources: tuple[Resource, ...]) -> float:
+    """Seconds in which at least one op of `resources` runs."""
+    spans = sorted(
+        (start, end)
+        for op, start, end in zip(timeline.graph.ops, timeline.starts, timeline.ends, strict=True)
+        if op.resource in resources
+    )
+    covered = until = 0.0
+    for start, end in spans:
+        covered += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return covered
+
+
+def _size(nbytes: int) -> str:
+    """Rounded up, so that the printed value is enough when it is used."""
+    if nbytes < 10 << 30:
+        return f"{-(-nbytes >> 20)} MiB"
+    return f"{float(Fraction(ceil(Fraction(nbytes, 1 << 30) * 1000), 1000)):.3f} GiB"

@@ -1,0 +1,276 @@
+"""Traffic: what each layer's stages move and compute, as linear forms in the fractions that the program chooses.
+
+Owns the table of DESIGN section 5 (GreedySnake sections 3 and 4), refined to what the graph does: the head has no
+forward stage, states may be tied, the stack of blocks has ends. It knows no rates.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from ssdplan.plans.profile import ELEMENT_BYTES, Model
+from ssdplan.plans.schedule import PAGE
+
+from .lexicographic import Linear
+
+ALPHA = "alpha"
+CHECKPOINT_HOST = "checkpoint host"
+DELAYED_USES_AHEAD = 3
+"""Stages over which the head's delayed updates are spread: read, update and write (GreedySnake 4.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateVariables:
+    """The variables of one state class: its part of every state, as fractions of the state's elements."""
+
+    state_class: str
+
+    def name(self, what: str) -> str:
+        return f"{self.state_class}: {what}"
+
+    @property
+    def optimizer(self) -> tuple[str, str, str, str]:
+        """Prompt on host, prompt on ssd, delayed on host, delayed on ssd."""
+        return self._four("optimizer")
+
+    @property
+    def parameters(self) -> tuple[str, str, str, str]:
+        return self._four("parameters")
+
+    @property
+    def gradient(self) -> tuple[str, str, str]:
+        """Delayed gradients: in memory reclaimed from consumed checkpoints, in extra host memory, on ssd."""
+        return self.name("gradient reclaimed"), self.name("gradient host"), self.name("gradient ssd")
+
+    def _four(self, what: str) -> tuple[str, str, str, str]:
+        sides = ("prompt host", "prompt ssd", "delayed host", "delayed ssd")
+        first, second, third, fourth = (self.name(f"{what} {side}") for side in sides)
+        return first, second, third, fourth
+
+    def all(self) -> tuple[str, ...]:
+        return (*self.optimizer, *self.parameters, *self.gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one kind of stage takes, and how many of them a step has."""
+
+    layer_class: str
+    phase: str
+    """forward or backward."""
+    count: int
+    read_bytes: Linear
+    write_bytes: Linear
+    updates: Linear
+    """Elements."""
+    h2d_bytes: float
+    d2h_bytes: float
+    compute_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One state of a layer."""
+
+    state_class: str
+    elements: int
+    own: bool
+    """The layer is the first that uses the state: it owns its updates."""
+    shared: bool
+    """Another layer uses it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that cost the same, stage by stage."""
+
+    layer_class: str
+    role: str
+    """embedding, block or head."""
+    uses: tuple[_Use, ...]
+    keeps_output: bool
+    """Its output is a checkpoint, not only the head's input."""
+    head_share: float
+    """The part of the head's delayed updates that runs during its forward."""
+    count: int = field(default=1)
+
+
+def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
+    """The layers of `model`, equal ones together, in order of first appearance."""
+    first: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for number, layer in enumerate(model.layers):
+        for index in layer.states:
+            first.setdefault(index, number)
+            times[index] = times.get(index, 0) + 1
+    last = len(model.layers) - 1
+    spread = min(DELAYED_USES_AHEAD, last - 1)
+    counts: dict[LayerGroup, int] = {}
+    for number, layer in enumerate(model.layers):
+        group = LayerGroup(
+            layer_class=layer.layer_class,
+            role="embedding" if number == 0 else "head" if number == last else "block",
+            uses=tuple(
+                _Use(
+                    model.states[index].state_class,
+                    model.states[index].elements,
+                    first[index] == number,
+                    times[index] > 1,
+                )
+                for index in layer.states
+            ),
+            keeps_output=number < last - 1,
+            head_share=1 / spread if last - spread <= number < last else 0.0,
+        )
+        counts[group] = counts.get(group, 0) + 1
+    return tuple(replace(group, count=count) for group, count in counts.items())
+
+
+def checkpoint_bytes(model: Model, micro_batch_size: int) -> int:
+    """A layer's input for one micro-batch, in whole pages."""
+    nbytes = micro_batch_size * model.sequence_length * model.hidden_size * ELEMENT_BYTES[model.precision]
+    return -(-nbytes // PAGE) * PAGE
+
+
+def stages(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int) -> tuple[Stage, ...]:
+    """Every kind of stage of a step of `n` micro-batches."""
+    head = next(group for group in groups if group.role == "head")
+    made = []
+    for group in groups:
+        timing = model.timing(group.layer_class, micro_batch_size)
+        if group.role != "head":
+            made.append(_forward(model, group, head, micro_batch_size, n, n * timing.forward_seconds))
+        made.append(_backward(model, group, micro_batch_size, n, n * timing.backward_seconds))
+    return tuple(made)
+
+
+def host_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int) -> Linear:
+    """What stays on host for the whole run: states, checkpoints, and what of delayed gradients these do not hold."""
+    element = ELEMENT_BYTES[model.precision]
+    total: dict[str, float] = {}
+    for group in groups:
+        for use in group.uses:
+            if use.own:
+                names = StateVariables(use.state_class)
+                size = group.count * use.elements
+                for name in (names.optimizer[0], names.optimizer[2]):
+                    _add(total, name, OPTIMIZER_BYTES * size)
+                for name in (names.parameters[0], names.parameters[2]):
+                    _add(total, name, element * size)
+                _add(total, names.gradient[1], GRADIENT_BYTES * size)
+        if group.role == "block":
+            _add(total, CHECKPOINT_HOST, group.count * n * checkpoint_bytes(model, micro_batch_size))
+    return total
+
+
+def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int) -> Linear:
+    """The size of the store."""
+    element = ELEMENT_BYTES[model.precision]
+    total: dict[str, float] = {}
+    for group in groups:
+        for use in group.uses:
+            if use.own:
+                names = StateVariables(use.state_class)
+                size = group.count * use.elements
+                for name in (names.optimizer[1], names.optimizer[3]):
+                    _add(total, name, OPTIMIZER_BYTES * size)
+                for name in (names.parameters[1], names.parameters[3]):
+                    _add(total, name, element * size)
+                _add(total, names.gradient[2], GRADIENT_BYTES * size)
+        if group.role == "block":
+            _add_checkpoints_on_ssd(total, group.count * n * checkpoint_bytes(model, micro_batch_size))
+    return total
+
+
+def total_bytes(stages: Iterable[Stage], kind: str) -> Linear:
+    """read_bytes or write_bytes of a whole step."""
+    total: dict[str, float] = {}
+    for stage in stages:
+        for name, factor in (stage.read_bytes if kind == "read" else stage.write_bytes).items():
+            _add(total, name, stage.count * factor)
+    return total
+
+
+def _forward(
+    model: Model, group: LayerGroup, head: LayerGroup, micro_batch_size: int, n: int, compute_seconds: float
+) -> Stage:
+    element = ELEMENT_BYTES[model.precision]
+    checkpoint = checkpoint_bytes(model, micro_batch_size)
+    read: dict[str, float] = {}
+    write: dict[str, float] = {}
+    updates: dict[str, float] = {}
+    for use in group.uses:
+        _add(read, StateVariables(use.state_class).parameters[1], element * use.elements)
+    delayed = [(use, 1.0) for use in group.uses if use.own]
+    if group.head_share:
+        delayed += [(use, group.head_share) for use in head.uses if use.own]
+    for use, share in delayed:
+        names, size = StateVariables(use.state_class), share * use.elements
+        _add(read, names.optimizer[3], OPTIMIZER_BYTES * size)
+        _add(read, names.gradient[2], GRADIENT_BYTES * size)
+        _add(write, names.optimizer[3], OPTIMIZER_BYTES * size)
+        _add(write, names.parameters[3], element * size)
+        _add(updates, ALPHA, size)
+    if group.keeps_output:
+        _add_checkpoints_on_ssd(write, n * checkpoint)
+    weights = sum(element * use.elements for use in group.uses)
+    return Stage(
+        layer_class=group.layer_class,
+        phase="forward",
+        count=group.count,
+        read_bytes=read,
+        write_bytes=write,
+        updates=updates,
+        h2d_bytes=weights + (0 if group.role == "embedding" else (n - 1) * checkpoint),
+        d2h_bytes=(n if group.keeps_output else n - 1) * checkpoint,
+        compute_seconds=compute_seconds,
+    )
+
+
+def _backward(model: Model, group: LayerGroup, micro_batch_size: int, n: int, compute_seconds: float) -> Stage:
+    element = ELEMENT_BYTES[model.precision]
+    checkpoint = checkpoint_bytes(model, micro_batch_size)
+    read: dict[str, float] = {}
+    write: dict[str, float] = {}
+    updates: dict[str, float] = {}
+    h2d = float((n - 1) * checkpoint)  # inter-layer gradients; for the head, its input
+    d2h = 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)
+    for use in group.uses:
+        names, size = StateVariables(use.state_class), use.elements
+        _add(read, names.parameters[1], element * size)
+        if group.role != "head" or not use.own:  # the head's own delayed part comes from its update, not from ssd
+            _add(read, names.parameters[3], element * size)
+        h2d += element * size
+        d2h += GRADIENT_BYTES * size
+        if use.own:
+            _add(read, names.optimizer[1], OPTIMIZER_BYTES * size)
+            _add(write, names.optimizer[1], OPTIMIZER_BYTES * size)
+            _add(write, names.parameters[1], element * size)
+            _add(write, names.gradient[2], GRADIENT_BYTES * size)
+            _add(updates, "", size)
+            _add(updates, ALPHA, -size)
+            if use.shared:
+                h2d += GRADIENT_BYTES * size  # what the head has added to the gradient
+    if group.role == "block":
+        _add_checkpoints_on_ssd(read, n * checkpoint)
+        h2d += n * checkpoint
+    return Stage(
+        layer_class=group.layer_class,
+        phase="backward",
+        count=group.count,
+        read_bytes=read,
+        write_bytes=write,
+        updates=updates,
+        h2d_bytes=h2d,
+        d2h_bytes=d2h,
+        compute_seconds=compute_seconds,
+    )
+
+
+def _add(total: dict[str, float], name: str, factor: float) -> None:
+    total[name] = total.get(name, 0.0) + factor
+
+
+def _add_checkpoints_on_ssd(total: dict[str, float], nbytes: float) -> None:
+    _add(total, "", nbytes)
+    _add(total, CHECKPOINT_HOST, -nbytes)

@@ -1,0 +1,1 @@
+"""The profiler: measures a machine and a model, and writes a Profile."""

@@ -1,0 +1,302 @@
+"""Measures what a model's layers cost on a device: seconds and bytes of each layer class at each micro-batch size.
+
+Owns what is measured and on which inputs: real weights, random tokens, hidden states and gradients of unit scale. No
+more than one layer's states are in memory at any time. It never looks inside a layer.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ssdplan.plans.errors import MemoryBudgetError
+from ssdplan.plans.profile import LayerClass, Timing
+from ssdplan.profiler.measure import Limits, Measurement, Progress, portion, repeat
+from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
+
+Result = TypeVar("Result")
+
+SAMPLE_SECONDS = 0.01
+"""What takes less runs several times for a sample, after one run that does not count: its code is cold by then."""
+RUNS_A_SAMPLE = 16
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """What `measure_model` found; every class has the micro-batch sizes that fit into the device, in rising order."""
+
+    classes: tuple[LayerClass, ...]
+    context_bytes: dict[int, int]
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The name of one measured time."""
+
+    layer_class: str
+    micro_batch_size: int
+    backward: bool
+
+    def __str__(self) -> str:
+        return f"{'backward' if self.backward else 'forward'} of {self.layer_class} at {self.micro_batch_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes that one layer class takes at one micro-batch size."""
+
+    forward_workspace: int
+    backward_workspace: int
+    saved_activations: int
+
+
+def measure_model(
+    model: Model,
+    layers: Layers,
+    make_micro_batch: MakeMicroBatch,
+    weights: Weights,
+    device: Device,
+    *,
+    sequence_length: int,
+    micro_batch_sizes: Sequence[int],
+    limits: Limits,
+    progress: Progress,
+) -> ModelCosts:
+    """Measure the first layer of each class at each micro-batch size, and what a micro-batch keeps for a step.
+
+    Times are of rows without padding, as packed data has them; bytes are of rows with it, which take a mask more, so
+    that they bound both. `limits` bound the repetition of times; each class runs a few times in any case. Sizes for
+    which the device has too little memory are left out, with a note. Errors: MemoryBudgetError where none is left.
+    """
+    sizes = sorted(micro_batch_sizes)
+    classes: dict[str, int] = {}
+    for index, layer in enumerate(model.layers):
+        classes.setdefault(layer.layer_class, index)
+    bench = _Bench(model, layers, make_micro_batch, weights, device, sequence_length, sizes)
+    context = bench.begin()
+    spaces = _measure_spaces(bench, classes, sizes, portion(progress, 0.0, 0.4))
+    fitting = [size for size in sizes if all((name, size) in spaces for name in classes)]
+    if not fitting:
+        raise MemoryBudgetError(
+            f"{device.name}: a layer of {model.name} at micro-batch size {sizes[0]} and sequence length "
+            f"{sequence_length} does not fit into its memory; choose a smaller micro-batch size or shorter sequences"
+        )
+    times = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 1.0))
+    notes = [f"micro-batch size {size} does not fit into {device.name}" for size in sizes if size not in fitting]
+    if trouble := _trouble(times):
+        notes.append(f"{model.name}: {trouble}")
+
+    def timing(name: str, size: int) -> Timing:
+        return Timing(
+            micro_batch_size=size,
+            forward_seconds=times[Figure(name, size, backward=False)].median,
+            backward_seconds=times[Figure(name, size, backward=True)].median,
+            forward_workspace_bytes=spaces[name, size].forward_workspace,
+            backward_workspace_bytes=spaces[name, size].backward_workspace,
+            saved_activation_bytes=spaces[name, size].saved_activations,
+        )
+
+    return ModelCosts(
+        classes=tuple(LayerClass(name=name, timings=tuple(timing(name, size) for size in fitting)) for name in classes),
+        context_bytes={size: context[size] for size in fitting},
+        notes=notes,
+    )
+
+
+def saved_activation_bytes(work: Callable[[], Result]) -> tuple[Result, int]:
+    """Run `work`, a forward and its backward; returns its result and the bytes that autograd kept between the two.
+
+    Each storage counts once, whole, and only if `work` made it: weights, inputs and masks outlive it. Weak references
+    tell which do: addresses are used again, and references would keep the bytes.
+    """
+    kept: dict[StorageWeakRef, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept.setdefault(StorageWeakRef(storage), storage.nbytes())
+        return tensor
+
+    gc.freeze()  # the collector then looks only at what `work` leaves behind, not at all of the process each time
+    try:
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = work()
+        gc.collect()
+    finally:
+        gc.unfreeze()
+    return result, sum(nbytes for storage, nbytes in kept.items() if storage.expired())
+
+
+def _measure_spaces(
+    bench: "_Bench", classes: Mapping[str, int], sizes: Sequence[int], progress: Progress
+) -> dict[tuple[str, int], Space]:
+    """The space of every class and size, without those that the device's memory is too small for."""
+    spaces: dict[tuple[str, int], Space] = {}
+    for step, (name, layer) in enumerate(classes.items()):
+        bench.load(layer)
+        for part, size in enumerate(sizes):
+            progress((step + part / len(sizes)) / len(classes), f"memory of {name} at micro-batch size {size}")
+            try:
+                spaces[name, size] = bench.space(layer, size)
+            except torch.OutOfMemoryError:
+                break
+    return spaces
+
+
+def _measure_times(
+    bench: "_Bench", classes: Mapping[str, int], sizes: Sequence[int], limits: Limits, progress: Progress
+) -> dict[Figure, Measurement]:
+    """Seconds of every class, size and direction."""
+
+    def seconds(figure: Figure) -> float:
+        layer = classes[figure.layer_class]
+        bench.load(layer)
+        first = bench.seconds(layer, figure, 1)
+        if first >= SAMPLE_SECONDS:
+            return first
+        return bench.seconds(layer, figure, min(RUNS_A_SAMPLE, math.ceil(SAMPLE_SECONDS / first)))
+
+    figures = [Figure(name, size, backward) for name in classes for size in sizes for backward in (False, True)]
+    return repeat({f: partial(seconds, f) for f in figures}, limits, progress, "seconds of the layers")
+
+
+def _trouble(times: Mapping[Figure, Measurement]) -> str | None:
+    """All unstable times in one line, the worst by name."""
+    unstable = {figure: trouble for figure, measured in times.items() if (trouble := measured.trouble())}
+    if not unstable:
+        return None
+    worst = max(unstable, key=lambda figure: times[figure].spread)
+    return f"{len(unstable)} of {len(times)} times are unstable, most the {worst}: {unstable[worst]}"
+
+
+class _Bench:
+    """Inputs, outputs and one layer's weights and gradients on the device, in buffers that the layers use in turn.
+
+    The step's micro-batches are those of all sizes without padding, then those with it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        layers: Layers,
+        make_micro_batch: MakeMicroBatch,
+        weights: Weights,
+        device: Device,
+        sequence_length: int,
+        sizes: Sequence[int],
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._weights = weights
+        self._device = device
+        self._sizes = list(sizes)
+        tokens = [torch.Generator().manual_seed(size) for size in sizes]
+        self._ids = [
+            torch.randint(model.vocab_size, (size, sequence_length), generator=generator)
+            for size, generator in zip(sizes, tokens, strict=True)
+        ]
+        self._make_micro_batch = make_micro_batch
+        self._head = len(model.layers) - 1
+        self._largest = max(sizes) * sequence_length * model.hidden_size
+        elements = max(sum(model.states[state].elements for state in layer.states) for layer in model.layers)
+        self._flat_weights = device.allocate(elements * model.dtype.itemsize).view(model.dtype)
+        self._flat_gradients = device.allocate(elements * 4).view(torch.float32).zero_()
+        self._hidden, self._out, self._out_gradient, self._in_gradient = (self._array(seed) for seed in range(4))
+        self._loaded: int | None = None
+        self._layer_weights: list[torch.Tensor] = []
+        self._layer_gradients: list[torch.Tensor] = []
+
+    def _array(self, seed: int) -> torch.Tensor:
+        """An inter-layer array for the largest size: normal numbers, in the model's dtype."""
+        array = self._device.allocate(self._largest * self._model.dtype.itemsize).view(self._model.dtype)
+        return array.normal_(generator=torch.Generator(array.device).manual_seed(seed))
+
+    def begin(self) -> dict[int, int]:
+        """Begin a step with all micro-batches and run its embedding, which every other layer needs to have run.
+
+        Returns the bytes that a padded micro-batch of each size keeps on the device for the whole step.
+        """
+        self.load(0)
+        unpadded, padded, context = [], [], {}
+        for size, ids in zip(self._sizes, self._ids, strict=True):
+            mask = torch.ones_like(ids)
+            mask[-1, -(ids.shape[1] // 2) :] = 0
+            labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
+            unpadded.append(self._make_micro_batch(ids, ids, None))
+            padded.append(self._make_micro_batch(ids, labels, mask))
+            self._layers.begin_step(0, padded[-1:])
+            self._layers.forward(0, 0, self._layer_weights, None, self._out)
+            context[size] = self._layers.context_bytes() + sum(tensor.nbytes for tensor in (ids, labels, mask))
+        self._layers.begin_step(1, unpadded + padded)
+        for micro_batch in range(2 * len(self._sizes)):
+            self._layers.forward(0, micro_batch, self._layer_weights, None, self._out)
+        return context
+
+    def load(self, layer: int) -> None:
+        """Read a layer's states into the one place for weights; what was there is gone."""
+        if self._loaded == layer:
+            return
+        self._loaded = None  # should reading fail
+        self._layer_weights, self._layer_gradients = [], []
+        start = 0
+        for state in self._model.layers[layer].states:
+            stop = start + self._model.states[state].elements
+            place = self._flat_weights[start:stop]
+            if self._device.kind == "cpu":
+                self._weights.read(state, place)
+            else:
+                staged = torch.empty(stop - start, dtype=self._model.dtype)
+                self._weights.read(state, staged)
+                self._device.copy_h2d(place.view(torch.uint8), staged.view(torch.uint8))
+            self._layer_weights.append(place)
+            self._layer_gradients.append(self._flat_gradients[start:stop])
+            start = stop
+        self._loaded = layer
+
+    def forward(self, layer: int, micro_batch: int) -> None:
+        """A layer's forward; the head's yields the loss."""
+        if layer == self._head:
+            self._layers.loss(micro_batch, self._layer_weights, self._hidden)
+        else:
+            hidden = self._hidden if layer else None
+            self._layers.forward(layer, micro_batch, self._layer_weights, hidden, self._out)
+
+    def backward(self, layer: int, micro_batch: int) -> None:
+        """A layer's backward, which recomputes its forward first."""
+        self._layers.backward(
+            layer,
+            micro_batch,
+            self._layer_weights,
+            self._hidden if layer else None,
+            self._out_gradient if layer != self._head else None,
+            self._in_gradient if layer else None,
+            self._layer_gradients,
+        )
+
+    def space(self, layer: int, size: int) -> Space:
+        """What the loaded layer takes for a padded micro-batch, beyond weights, gradients and inter-layer arrays."""
+        micro_batch = len(self._sizes) + self._sizes.index(size)
+        _, forward = self._device.peak_bytes(lambda: self.forward(layer, micro_batch))
+        (_, saved), backward = self._device.peak_bytes(
+            lambda: saved_activation_bytes(lambda: self.backward(layer, micro_batch))
+        )
+        return Space(forward, backward, saved)
+
+    def seconds(self, layer: int, figure: Figure, runs: int) -> float:
+        """Seconds that one run on an unpadded micro-batch takes, on average over `runs` in a row."""
+        run = self.backward if figure.backward else self.forward
+        micro_batch = self._sizes.index(figure.micro_batch_size)
+        self._device.synchronize()
+        started = time.perf_counter()
+        for _ in range(runs):
+            run(layer, micro_batch)
+        self._device.synchronize()
+        return (time.perf_counter() - started) / runs

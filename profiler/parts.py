@@ -1,0 +1,124 @@
+"""What the profiler needs of a model, its layers, its weights and a device.
+
+Owns these protocols and nothing else. The executor has what satisfies them, and its docstrings say what each method
+does; the cli hands it in, as the profiler never imports the executor.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+class TensorSpec(Protocol):
+    """executor.model.TensorSpec"""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class StateSpec(Protocol):
+    """executor.model.StateSpec"""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def tensors(self) -> Sequence[TensorSpec]: ...
+
+
+class LayerSpec(Protocol):
+    """executor.model.LayerSpec"""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def layer_class(self) -> str: ...
+    @property
+    def states(self) -> tuple[int, ...]: ...
+
+
+class Model(Protocol):
+    """executor.model.StreamedModel: `layers` are the embedding, the blocks and the head."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def layers(self) -> Sequence[LayerSpec]: ...
+    @property
+    def states(self) -> Sequence[StateSpec]: ...
+
+
+class Layers(Protocol):
+    """executor.layers.Layers"""
+
+    def begin_step(self, step: int, micro_batches: Sequence[Any], /) -> int: ...
+    def context_bytes(self) -> int: ...
+    def forward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out: torch.Tensor,
+        /,
+    ) -> None: ...
+    def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor, /) -> None: ...
+    def backward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out_gradient: torch.Tensor | None,
+        in_gradient: torch.Tensor | None,
+        gradients: Sequence[torch.Tensor],
+        /,
+    ) -> None: ...
+
+
+class Weights(Protocol):
+    """executor.weights.Weights"""
+
+    def read(self, state: int, out: torch.Tensor, /) -> None: ...
+
+
+MakeMicroBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
+"""executor.layers.MicroBatch: from input_ids, labels (int64 [b, s]) and attention_mask (int64 [b, s], or None)."""
+
+
+class HostArena(Protocol):
+    """executor.device.HostArena: `bytes` is a uint8 tensor; `note` says why it is not page-locked, if it is not."""
+
+    bytes: torch.Tensor
+    note: str
+
+
+class Device(Protocol):
+    """executor.device.Device"""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    def memory_bytes(self) -> int: ...
+    def allocate(self, nbytes: int, /) -> torch.Tensor: ...
+    def host_arena(self, nbytes: int, /) -> HostArena: ...
+    def release(self, arena: Any, /) -> None: ...
+    def copy_h2d(self, target: torch.Tensor, source: torch.Tensor, /) -> None: ...
+    def copy_d2h(self, target: torch.Tensor, source: torch.Tensor, /) -> None: ...
+    def synchronize(self) -> None: ...
+    def peak_bytes(self, work: Callable[[], Result], /) -> tuple[Result, int]: ...

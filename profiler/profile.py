@@ -1,0 +1,160 @@
+"""Measures this machine and a model together, and writes down what a planner needs to know of them: a Profile.
+
+Owns the order of measurements, their limits, and the naming of state classes. It decides nothing and imports neither
+planner nor executor: the model, its layers and the device are handed in.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+
+import torch
+
+from ssdplan.native import Engine
+from ssdplan.plans import profile as document
+from ssdplan.plans.errors import UsageError
+from ssdplan.profiler.machine import cores, cpu_name, host_memory, measure_link, measure_update
+from ssdplan.profiler.measure import Limits, Progress, portion
+from ssdplan.profiler.model import measure_model
+from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
+from ssdplan.profiler.storage import measure_volume
+
+DTYPES: dict[torch.dtype, document.Precision] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileLimits:
+    """How long each part may repeat its measurements, in seconds."""
+
+    volume_seconds: float = 6.0
+    link_seconds: float = 2.0
+    update_seconds: float = 2.0
+    model_seconds: float = 20.0
+
+
+def profile(
+    model: Model,
+    make_layers: Callable[[], Layers],
+    make_micro_batch: MakeMicroBatch,
+    weights: Weights,
+    device: Device,
+    volumes: Sequence[Path],
+    *,
+    sequence_length: int,
+    micro_batch_sizes: Sequence[int],
+    progress: Progress,
+    limits: ProfileLimits = ProfileLimits(),
+    open_engine: Callable[[], Engine] = Engine,
+) -> document.Profile:
+    """Measure everything; about half a minute for a small model.
+
+    Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
+    `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
+    """
+    _check(volumes, sequence_length, micro_batch_sizes)
+    layers, ids = make_layers(), torch.zeros(1, sequence_length, dtype=torch.int64)
+    layers.begin_step(0, [make_micro_batch(ids, ids, None)])  # refuses what the model cannot take, before all the rest
+    threads, memory = cores(), host_memory()
+    precision = DTYPES[model.dtype]
+    notes: list[str] = []
+    measured_volumes = []
+    for index, directory in enumerate(volumes):
+        part = portion(progress, 0.3 * index / len(volumes), 0.3 * (index + 1) / len(volumes))
+        time_limit = Limits(limits.volume_seconds)
+        volume, remarks = measure_volume(directory.resolve(), time_limit, part, open_engine=open_engine)
+        measured_volumes.append(volume)
+        notes += remarks
+    for one, other in combinations(volumes, 2):
+        if one.stat().st_dev == other.stat().st_dev:
+            notes.append(f"{one} and {other} are on one file system: together they are no faster than one")
+
+    h2d, d2h, remarks = measure_link(device, Limits(limits.link_seconds), portion(progress, 0.3, 0.35))
+    notes += remarks
+    time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
+    update, remarks = measure_update(precision, threads, memory.available, time_limit, part)
+    notes += remarks
+    costs = measure_model(
+        model,
+        layers,
+        make_micro_batch,
+        weights,
+        device,
+        sequence_length=sequence_length,
+        micro_batch_sizes=micro_batch_sizes,
+        limits=Limits(limits.model_seconds),
+        progress=portion(progress, 0.4, 1.0),
+    )
+    return document.Profile(
+        schema="ssdplan.profile/1",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=document.Machine(
+            name=cpu_name(),
+            cores=threads,
+            device="cpu" if device.kind == "cpu" else "cuda",
+            device_name=device.name,
+            host_memory_bytes=memory.total,
+            host_available_bytes=memory.available,
+            device_memory_bytes=device.memory_bytes(),
+            compute_shares_cpu=device.kind == "cpu",
+            h2d_bandwidth=h2d.median,
+            d2h_bandwidth=d2h.median,
+            update_rate=update.median,
+            update_threads=threads,
+            compute_threads=torch.get_num_threads(),
+            volumes=tuple(measured_volumes),
+        ),
+        model=document.Model(
+            name=model.name,
+            architecture=model.architecture,
+            fingerprint=model.fingerprint,
+            parameters=sum(torch.Size(t.shape).numel() for state in model.states for t in state.tensors),
+            hidden_size=model.hidden_size,
+            vocab_size=model.vocab_size,
+            precision=precision,
+            sequence_length=sequence_length,
+            context_bytes=costs.context_bytes,
+            states=tuple(
+                document.State(name=state.name, state_class=state_class, elements=state.elements)
+                for state, state_class in zip(model.states, state_classes(model), strict=True)
+            ),
+            layers=tuple(
+                document.Layer(name=layer.name, layer_class=layer.layer_class, states=layer.states)
+                for layer in model.layers
+            ),
+            classes=costs.classes,
+        ),
+        notes=tuple(notes + costs.notes),
+    )
+
+
+def state_classes(model: Model) -> list[str]:
+    """For each state the class that shares a placement: `embedding`, `head`, `tied` for what both use, and for a
+    block's states its layer class."""
+    last = len(model.layers) - 1
+    classes = []
+    for state in range(len(model.states)):
+        users = [index for index, layer in enumerate(model.layers) if state in layer.states]
+        match users:
+            case [0]:
+                classes.append("embedding")
+            case [index] if index == last:
+                classes.append("head")
+            case [index]:
+                classes.append(model.layers[index].layer_class)
+            case _:
+                assert users == [0, last], f"state {model.states[state].name} belongs to layers {users}"
+                classes.append("tied")
+    return classes
+
+
+def _check(volumes: Sequence[Path], sequence_length: int, micro_batch_sizes: Sequence[int]) -> None:
+    if not volumes:
+        raise UsageError("no volume to measure; name a directory on the drive to use (--volume)")
+    if len({volume.resolve() for volume in volumes}) < len(volumes):
+        raise UsageError(f"a volume is named twice: {', '.join(map(str, volumes))}")
+    if sequence_length < 2:
+        raise UsageError(f"sequence length {sequence_length}: there is a token to predict only from 2 on")
+    if not micro_batch_sizes or min(micro_batch_sizes) < 1 or len(set(micro_batch_sizes)) < len(micro_batch_sizes):
+        raise UsageError(f"micro-batch sizes {list(micro_batch_sizes)}: must be one or more different positive numbers")

@@ -1,0 +1,257 @@
+"""Measures one volume: what it sustains when it reads, when it writes, and when it does both at once.
+
+Owns a file of its own in the volume's directory, for as long as the measurement runs and never longer. It drives the
+engine that training uses, in the same pattern: one request a direction at a time, each of several MiB in sequence, at
+random places of data written before. It knows nothing of what a store holds.
+"""
+
+import errno
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ssdplan.native import Arena, Engine, IoError, Request
+from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
+from ssdplan.plans.profile import MixedBandwidth, Volume
+from ssdplan.profiler.measure import Limits, Progress, portion, repeat
+
+MIB = 1 << 20
+LARGEST_FILE = 1024 * MIB
+SMALLEST_FILE = 64 * MIB
+SHARE_OF_FREE_SPACE = 8
+"""The file takes at most one part in so many of what is free."""
+LARGEST_REQUEST = 24 * MIB
+WINDOW_SECONDS = 0.12
+"""How long one sample lasts; longer on a drive that needs longer for REQUESTS_A_WINDOW."""
+REQUESTS_A_WINDOW = 3
+POOR_MIX = 0.9
+"""Below this part of what taking turns would reach, reading and writing at once deserves a note."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What runs at once: the sizes of the requests of each direction, in bytes, taken in turn; empty for none."""
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+MIXES = (
+    Mix("reads", (8 * MIB, 16 * MIB, 24 * MIB), ()),
+    Mix("reads and writes 3:1", (24 * MIB,), (8 * MIB,)),
+    Mix("reads and writes 1:1", (16 * MIB,), (16 * MIB,)),
+    Mix("reads and writes 1:3", (8 * MIB,), (24 * MIB,)),
+    Mix("writes", (), (8 * MIB, 16 * MIB, 24 * MIB)),
+)
+
+
+def measure_volume(
+    directory: Path,
+    limits: Limits,
+    progress: Progress,
+    *,
+    open_engine: Callable[[], Engine] = Engine,
+) -> tuple[Volume, list[str]]:
+    """What `directory`'s drive sustains, and notes for people. Its file is gone when this returns, however it returns.
+
+    Errors: UsageError where it is no directory, DiskFullError where too little is free, IoFailure where the drive fails
+    or its file system cannot do direct I/O.
+    """
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: not a directory; a volume is a directory on the drive to use")
+    free = free_bytes(directory)
+    size = min(LARGEST_FILE, free // SHARE_OF_FREE_SPACE) // MIB * MIB
+    if size < SMALLEST_FILE:
+        raise DiskFullError(
+            f"{directory}: {free / MIB:.0f} MiB are free; measuring a volume needs "
+            f"{SMALLEST_FILE * SHARE_OF_FREE_SPACE // MIB} MiB free (it writes an eighth of them and gives them back)"
+        )
+    try:
+        with _opened(directory, size, open_engine) as bench:
+            uring, notes = bench.engine.kind == "io_uring", []
+            bench.write_all(limits.seconds / 3, portion(progress, 0.0, 0.3))
+            shares: dict[Mix, list[float]] = {mix: [] for mix in MIXES}
+
+            def rate(mix: Mix) -> float:
+                read, written, seconds = bench.run(mix)
+                shares[mix].append(read / (read + written))
+                return (read + written) / seconds
+
+            figures = {mix: partial(rate, mix) for mix in MIXES}
+            measured = repeat(figures, limits, portion(progress, 0.3, 1.0), f"{directory}: bandwidth")
+    except IoError as error:
+        raise explained(error, directory) from error
+    points = []
+    for mix, figure in measured.items():
+        share = sorted(shares[mix])[len(shares[mix]) // 2]
+        points.append((figure.median * share, figure.median * (1 - share)))
+        if trouble := figure.trouble():
+            notes.append(f"{directory}: {mix.name}: {trouble}")
+    if not uring:
+        notes.append(f"{directory}: io_uring is not to be had here; a pool of threads reads and writes")
+    worst = min(efficiency(point, points[0][0], points[-1][1]) for point in points)
+    if worst < POOR_MIX:
+        notes.append(f"{directory}: reading and writing at once reaches {worst:.0%} of what taking turns would")
+    return Volume(
+        path=str(directory), free_bytes=free, engine="io_uring" if uring else "threads", frontier=frontier(points)
+    ), notes
+
+
+def free_bytes(directory: Path) -> int:
+    """What an unprivileged user may still write to the file system of `directory`."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> tuple[MixedBandwidth, ...]:
+    """The upper concave hull of measured (read, write) bytes/s, from reads only (first) to writes only (last).
+
+    A mix below the line between its neighbours is dropped: taking turns reaches that line, and every edge of what is
+    left is then a constraint a r + b w <= t with a, b >= 0 that all points satisfy. A mix that reads faster than reads
+    alone, or writes faster than writes alone, is noise, and is cut to what they reach.
+    """
+    (read, _), (_, write) = points[0], points[-1]
+    assert read > 0 and write > 0 and points[0][1] == 0 and points[-1][0] == 0
+    inner = [(min(r, read), min(w, write)) for r, w in points[1:-1]]
+    hull: list[tuple[float, float]] = []
+    for point in [(read, 0.0), *sorted(inner, key=lambda p: (p[1], -p[0])), (0.0, write)]:
+        while len(hull) > 1 and not _above(hull[-2], hull[-1], point, read * write):
+            hull.pop()
+        hull.append(point)
+    return tuple(MixedBandwidth(read=r, write=w) for r, w in hull)
+
+
+def _above(before: tuple[float, float], point: tuple[float, float], after: tuple[float, float], scale: float) -> bool:
+    """Whether `point` lies above the line from `before` to `after`, by more than rounding."""
+    (r0, w0), (r1, w1), (r2, w2) = before, point, after
+    return (w1 - w0) * (r1 - r2) - (w2 - w1) * (r0 - r1) > 1e-9 * scale
+
+
+def efficiency(point: tuple[float, float], read: float, write: float) -> float:
+    """A mix's bytes a second over what taking turns at `read` and `write` alone would reach."""
+    return point[0] / read + point[1] / write
+
+
+def explained(error: IoError, directory: Path) -> SsdplanError:
+    """What an I/O error means for someone who chose `directory` as a volume."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(f"{directory}: no space left for the file that measures it ({error.strerror})")
+    if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+        return IoFailure(
+            f"{directory}: no direct I/O on this file system ({error.strerror}); "
+            "choose a directory on one that has it, such as ext4 or xfs on the drive itself"
+        )
+    return IoFailure(f"{directory}: cannot be measured: {error.strerror}")
+
+
+@contextmanager
+def _opened(directory: Path, size: int, open_engine: Callable[[], Engine]) -> Iterator["_Bench"]:
+    """A bench on a new file of `size` bytes. The file's name goes as soon as the engine has it open, so that not even
+    a killed process leaves it behind; its space goes with the engine."""
+    path = directory / f".ssdplan-profile-{os.getpid()}-{uuid.uuid4().hex}.tmp"
+    engine = open_engine()
+    try:
+        file = engine.open(path, create_bytes=size)
+        path.unlink()
+        yield _Bench(engine, file, size, Arena(2 * LARGEST_REQUEST))
+    finally:
+        engine.close()  # waits for what is in flight, and only then may the arena go
+        path.unlink(missing_ok=True)
+
+
+@dataclass
+class _Bench:
+    """An open file and two buffers, one a direction, in one arena."""
+
+    engine: Engine
+    file: int
+    size: int
+    arena: Arena
+    runs: int = field(default=0, init=False)
+
+    def write_all(self, seconds: float, progress: Progress) -> None:
+        """Fill the file with random bytes: a first write is slow, and reading what was never written costs nothing.
+
+        On a drive too slow for that, only as much as `seconds` allow; the rest of the file stays out of use.
+        """
+        torch.from_dlpack(self.arena).view(torch.int64).random_(generator=torch.Generator().manual_seed(0))
+        started = time.perf_counter()
+        step = 2 * LARGEST_REQUEST
+        for offset in range(0, self.size, step):
+            if offset >= SMALLEST_FILE and time.perf_counter() - started > seconds:
+                self.size = offset
+                break
+            progress(offset / self.size, "writing a file to measure")
+            nbytes = min(step, self.size - offset)
+            self.engine.write([(self.file, offset, self.arena.address, nbytes)]).wait()
+        self.engine.flush(self.file)
+
+    def run(self, mix: Mix) -> tuple[int, int, float]:
+        """Keep one request of each direction of `mix` going; returns bytes read, bytes written and seconds.
+
+        Readers and writers keep to halves of the file, as training never reads what is being written, and swap halves
+        from run to run, so that both meet all of it.
+        """
+        self.runs += 1
+        half = self.size // 2 // MIB * MIB
+        first, second = (0, half) if self.runs % 2 else (half, 0)
+        address = self.arena.address
+        reading = _Lane(self.engine.read, self.file, mix.reads, first, half, address, 2 * self.runs)
+        writing = _Lane(
+            self.engine.write, self.file, mix.writes, second, half, address + LARGEST_REQUEST, 2 * self.runs + 1
+        )
+        running = [lane for lane in (reading, writing) if lane.sizes]
+        stop = threading.Event()
+        started = time.perf_counter()
+
+        def going() -> bool:
+            enough = min(lane.requests for lane in running) >= REQUESTS_A_WINDOW
+            return not stop.is_set() and not (enough and time.perf_counter() - started >= WINDOW_SECONDS)
+
+        with ThreadPoolExecutor(len(running)) as pool:
+            try:
+                for done in [pool.submit(lane.run, going, stop) for lane in running]:
+                    done.result()
+            finally:
+                stop.set()
+        seconds = time.perf_counter() - started
+        return reading.moved, writing.moved, seconds
+
+
+@dataclass
+class _Lane:
+    """One direction: request after request, each awaited before the next, as the executor's worker does."""
+
+    submit: Callable[[Sequence[tuple[int, int, int, int]]], Request]
+    file: int
+    sizes: tuple[int, ...]
+    start: int
+    extent: int
+    address: int
+    seed: int
+    requests: int = 0
+    moved: int = 0
+
+    def run(self, going: Callable[[], bool], stop: threading.Event) -> None:
+        rng = random.Random(self.seed)
+        try:
+            while going():
+                nbytes = self.sizes[self.requests % len(self.sizes)]
+                offset = self.start + rng.randrange((self.extent - nbytes) // MIB + 1) * MIB
+                self.submit([(self.file, offset, self.address, nbytes)]).wait()
+                self.moved += nbytes
+                self.requests += 1
+        except BaseException:
+            stop.set()  # the other direction must not wait for this one's requests
+            raise

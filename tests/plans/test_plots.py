@@ -1,0 +1,194 @@
+"""Plots are written, of the promised size and in time; and what they draw is what the plan says."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from ssdplan.plans import plots
+from ssdplan.plans.plan import Alternative, Plan, Prediction
+from ssdplan.plans.plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
+from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.usage import Usage, memory_usage
+from ssdplan.plans.vertical import build_schedule
+from ssdplan.planner.simulator import simulate
+
+from tests.plans.decided import decide
+from tests.planner.made import made_machine, made_model
+
+NAMES = ["memory.png", "timeline.png", "throughput.png"]
+
+
+def _made(blocks: int, micro_batches: int, *, hidden: int = 64, name: str = "made") -> tuple[Plan, Schedule, Timeline]:
+    model = made_model(blocks=blocks, hidden=hidden).model_copy(update={"name": name})
+    decision = decide(
+        model, alpha=0.25, optimizer=0.3, parameters=0.5, checkpoints=0.5, micro_batches=micro_batches, chunk=1 << 13
+    )
+    schedule = build_schedule(model, decision)
+    machine = made_machine()
+    timeline = simulate(schedule.steady, model, machine, 1)
+    traffic = schedule.traffic(schedule.steady)
+    seconds = timeline.seconds
+    prediction = Prediction(
+        step_seconds=seconds,
+        tokens_per_second=32 * micro_batches / seconds,
+        peak_host_bytes=schedule.arenas["host"],
+        peak_device_bytes=schedule.arenas["device"] + (1 << 20),
+        host_arena_bytes=schedule.arenas["host"],
+        device_arena_bytes=schedule.arenas["device"],
+        ssd_bytes=schedule.arenas["ssd"],
+        ssd_read_bytes=traffic["read"],
+        ssd_write_bytes=traffic["write"],
+        h2d_bytes=traffic["h2d"],
+        d2h_bytes=traffic["d2h"],
+        bound_by="ssd",
+        busy={name: min(spent / seconds, 1.0) for name, spent in timeline.busy().items()},
+        program_seconds=seconds,
+    )
+    speed = prediction.tokens_per_second
+    alternatives = tuple(
+        Alternative(
+            micro_batch_size=size,
+            micro_batches=n,
+            tokens_per_second=speed * min(n / micro_batches, 1.5),
+            delay_ratio=0.0,
+            program_seconds=1.0,
+            compute_tokens_per_second=speed * 2,
+            io_tokens_per_second=speed * n / micro_batches,
+            simulated=(size, n) == (1, micro_batches),
+        )
+        for size in (1, 2)
+        for n in (1, 2, 4, 8, 16)
+    )
+    plan = Plan(
+        profile_sha256="0" * 64,
+        model=model,
+        machine=machine,
+        decision=decision,
+        prediction=prediction,
+        alternatives=alternatives,
+        sensitivity=(),
+    )
+    return plan, schedule, timeline
+
+
+def _check(paths: list[Path], directory: Path) -> None:
+    assert [path.name for path in paths] == NAMES
+    assert sorted(path.name for path in directory.iterdir()) == sorted(NAMES)
+    for path in paths:
+        image = imread(path)
+        assert image.shape[:2] == (SIZE_INCHES[1] * 100, SIZE_INCHES[0] * 100)
+        assert 1200 <= image.shape[1] <= 1600
+        assert np.unique(image.reshape(-1, image.shape[2]), axis=0).shape[0] > 20  # not a blank page
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    directory = tmp_path / "not" / "yet"
+    _check(write_plots(*_made(16, 8), directory), directory)
+
+
+def test_every_graph_and_every_size(tmp_path: Path) -> None:
+    """The flush of a plan that delays nothing has no operations at all; three layers need no enlargement."""
+    plan, schedule, _ = _made(1, 1, name="$dollars$ and \n 模型")
+    for graph in (schedule.first, schedule.flush, schedule.evaluate):
+        timeline = simulate(graph, plan.model, plan.machine, 1)
+        _check(write_plots(plan, schedule, timeline, tmp_path), tmp_path)
+    empty = Timeline(build_schedule(plan.model, decide(plan.model)).flush, (), ())
+    _check(write_plots(plan.model_copy(update={"alternatives": ()}), schedule, empty, tmp_path), tmp_path)
+
+
+def test_plots_repeat_to_the_bit(tmp_path: Path) -> None:
+    made = _made(4, 2)
+    first, second = write_plots(*made, tmp_path / "a"), write_plots(*made, tmp_path / "b")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_a_large_step_draws_in_time(tmp_path: Path) -> None:
+    plan, schedule, timeline = _made(96, 24)
+    assert len(timeline.graph.ops) > 25_000
+    start = time.process_time()
+    _check(write_plots(plan, schedule, timeline, tmp_path), tmp_path)
+    assert time.process_time() - start < 20  # a few seconds alone; the checks and a busy machine included
+
+
+def test_memory_shows_reserved_budget_and_roles() -> None:
+    plan, schedule, timeline = _made(16, 8)
+    close = plan.decision.model_copy(update={"host_budget_bytes": int(schedule.arenas["host"] * 1.2)})
+    figure = draw_memory(plan.model_copy(update={"decision": close}), schedule, timeline)
+    host, device = figure.axes
+    words = [entry.get_text() for entry in host.get_legend().get_texts()]
+    assert words[:2] == ["reserved for the whole run", "budget"]
+    assert {"parameters", "optimizer states", "checkpoints", "delayed gradients"} <= set(words)
+    heights = {float(np.asarray(line.get_ydata())[0]) for line in host.lines}
+    assert schedule.arenas["host"] / (1 << 20) in heights
+    assert "far above" in device.get_title(loc="left") and "far above" not in host.get_title(loc="left")
+    assert host.get_xlim() == (0, timeline.seconds)
+
+
+def test_timeline_shows_every_resource_and_kind() -> None:
+    plan, schedule, timeline = _made(16, 8)
+    figure = draw_timeline(plan, schedule, timeline)
+    whole, part = figure.axes
+    labels = [entry.get_text() for entry in whole.get_yticklabels()]
+    busy = timeline.busy()
+    assert labels[0].split() == ["ssd", "read", f"{busy['read'] / timeline.seconds:.0%}"]
+    assert [entry.get_text() for entry in whole.get_legend().get_texts()] == list(plots.WORK_COLOURS)
+    backward = min(s for op, s in zip(timeline.graph.ops, timeline.starts, strict=True) if "backward" in str(op))
+    assert part.get_xlim()[0] < backward < part.get_xlim()[1]
+    assert {note.get_text() for note in part.texts} == {"forward", "backward"}
+
+
+def test_shares_of_time_are_exact() -> None:
+    """Two works of a quarter of a column each, whatever lies across its edges."""
+    edges = np.linspace(0.0, 4.0, 5)
+    busy = plots._elapsed([0.5, 1.5, 3.25], edges) - plots._elapsed([0.75, 2.5, 3.5], edges)
+    assert np.diff(busy).tolist() == [0.25, 0.5, 0.5, 0.25]
+
+
+def test_thinning_keeps_the_peak() -> None:
+    """A spike shorter than a pixel is still drawn."""
+    count = 40_000
+    values = np.full(count, 100)
+    values[12_345] = 900
+    times = tuple(float(t) for t in range(count + 1))
+    drawn, alive = plots._columns(Usage("host", 1000, times, {"gradients": tuple(values.tolist())}))
+    assert len(drawn) == plots.COLUMNS + 1 and alive["gradients"].max() == 900
+    assert (alive["gradients"] == 900).sum() == 1
+
+
+def test_thinning_agrees_with_the_usage() -> None:
+    _, schedule, timeline = _made(16, 8)
+    for usage in memory_usage(schedule, timeline).values():
+        _, alive = plots._columns(usage)
+        assert np.sum(list(alive.values()), axis=0).max() == usage.peak_bytes
+
+
+def test_throughput_marks_the_plan() -> None:
+    plan, _, _ = _made(16, 8)
+    axes = draw_throughput(plan).axes[0]
+    words = [entry.get_text() for entry in axes.get_legend().get_texts()]
+    assert words[:3] == ["this plan", "micro-batches of 1 sequence", "micro-batches of 2 sequences"]
+    stars = [tuple(np.asarray(offsets)) for c in axes.collections for offsets in c.get_offsets()]
+    assert (8.0, plan.prediction.tokens_per_second) in stars
+    assert axes.get_ylim()[1] > plan.alternatives[0].compute_tokens_per_second
+
+
+def test_a_roofline_far_above_does_not_flatten_the_curves() -> None:
+    plan, _, _ = _made(16, 8)
+    high = tuple(e.model_copy(update={"compute_tokens_per_second": 1e12}) for e in plan.alternatives)
+    axes = draw_throughput(plan.model_copy(update={"alternatives": high})).axes[0]
+    assert axes.get_ylim()[1] < 2 * max(e.tokens_per_second for e in high)
+    assert any("far above" in note.get_text() for note in axes.texts)
+
+
+@pytest.mark.parametrize("module", ["plots", "text", "usage"])
+def test_what_importing_costs(module: str) -> None:
+    """Nothing here imports the planner, the executor or torch; only plots needs matplotlib, and not its pyplot."""
+    code = f"import sys, ssdplan.plans.{module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "matplotlib.pyplot", "ssdplan.planner", "ssdplan.executor", "ssdplan.profiler"} & set(loaded)
+    assert ("matplotlib" in loaded) == (module == "plots")

@@ -1,0 +1,331 @@
+"""What a person reads of a plan and of a profile: the document's own figures, in lines that fit."""
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from ssdplan.plans import text
+from ssdplan.plans.plan import Alternative, Decision, Placement, Plan, Prediction, Sensitivity
+from ssdplan.plans.profile import Model, Profile, Volume
+from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.text import bar, count, describe_plan, describe_profile, duration, exact_percent, number, percent
+from ssdplan.plans.vertical import build_schedule
+
+from tests.plans.decided import decide
+from tests.planner.made import made_machine, made_model, made_profile, made_volume
+
+GIB = 1 << 30
+
+
+def _prediction(schedule: Schedule, **changes: object) -> Prediction:
+    traffic = schedule.traffic(schedule.steady)
+    prediction = Prediction(
+        step_seconds=12.5,
+        tokens_per_second=1311.0,
+        peak_host_bytes=schedule.arenas["host"],
+        peak_device_bytes=schedule.arenas["device"] + 3 * GIB,
+        host_arena_bytes=schedule.arenas["host"],
+        device_arena_bytes=schedule.arenas["device"],
+        ssd_bytes=schedule.arenas["ssd"],
+        ssd_read_bytes=traffic["read"],
+        ssd_write_bytes=traffic["write"],
+        h2d_bytes=traffic["h2d"],
+        d2h_bytes=traffic["d2h"],
+        bound_by="ssd",
+        busy={"compute": 0.61, "read": 0.93, "write": 0.42, "h2d": 0.1, "d2h": 0.002, "cpu": 0.0},
+        program_seconds=11.9,
+    )
+    return prediction.model_copy(update=changes)
+
+
+def _alternative(size: int, n: int, **changes: object) -> Alternative:
+    entry = Alternative(
+        micro_batch_size=size,
+        micro_batches=n,
+        tokens_per_second=1000.0 * size * n / (n + 3),
+        delay_ratio=0.25,
+        program_seconds=1.0,
+        compute_tokens_per_second=4321.0,
+        io_tokens_per_second=900.0 * n,
+        simulated=False,
+    )
+    return entry.model_copy(update=changes)
+
+
+def _plan(model: Model, decision: Decision, schedule: Schedule, **changes: object) -> Plan:
+    plan = Plan(
+        profile_sha256="0" * 64,
+        model=model,
+        machine=made_machine(),
+        decision=decision,
+        prediction=_prediction(schedule),
+        alternatives=(_alternative(1, 2), _alternative(1, 4), _alternative(2, 3, simulated=True)),
+        sensitivity=(
+            Sensitivity(resource="compute", unit="10%", seconds_per_unit=0.0, throughput_gain=0.0),
+            Sensitivity(resource="host memory", unit="GiB", seconds_per_unit=-0.5, throughput_gain=0.0923),
+        ),
+    )
+    return plan.model_copy(update=changes)
+
+
+def _page(alpha: float = 0.3125, **changes: object) -> str:
+    model = made_model(blocks=6, hidden=256)
+    decision = decide(
+        model, alpha=alpha, optimizer=0.25, parameters=0.5, checkpoints=0.123456, gradient=0.75, micro_batches=3
+    ).model_copy(update={"micro_batch_size": 2, "host_budget_bytes": 40 * GIB, "device_budget_bytes": 4 * GIB})
+    schedule = build_schedule(model, decision)
+    return describe_plan(_plan(model, decision, schedule, **changes), schedule)
+
+
+def _line(page: str, start: str) -> str:
+    """The only line that begins so, as words."""
+    found = [line for line in page.splitlines() if line.strip().startswith(start)]
+    assert len(found) == 1, found
+    return " ".join(found[0].split())
+
+
+def test_what_a_plan_decides() -> None:
+    page = _page()
+    assert _line(page, "batch") == "batch 3 micro-batches of 2 sequences of 32 tokens"
+    assert "192 tokens a step" in page
+    assert "0.3125: 31.25% of each layer's update" in page
+    assert _line(page, "checkpoints on host") == "checkpoints on host 12.3456%"
+    assert _line(page, "optimizer ") == "optimizer adamw, states in fp32"
+    assert "at most 16,384 elements at once, 2 ahead" in page
+
+
+def test_where_states_live() -> None:
+    """Six blocks of 786,432 elements: the shares of the decision, and the bytes of the homes."""
+    lines = _page().splitlines()
+    block = next(index for index, line in enumerate(lines) if line.startswith("  block x6"))
+    assert lines[block].split() == "block x6 parameters 34.4% 34.4% 15.6% 15.6% 4.5 MiB 4.5 MiB".split()
+    optimizer = "optimizer states 17.2% 51.6% 7.8% 23.4% 13.5 MiB 40.5 MiB"
+    assert lines[block + 1].split() == optimizer.split()
+    gradients = "delayed gradients - - 23.4% 7.8% 4.22 MiB 1.41 MiB"
+    assert lines[block + 2].split() == gradients.split()
+
+
+def test_nothing_delayed_needs_no_columns_for_it() -> None:
+    page = _page(alpha=0.0)
+    assert "0: every update runs in its own step" in page
+    heading, body = "Where states live", page.split("Where states live")[1].split("\n\n")[0]
+    assert "delayed" not in body and "prompt" not in body, heading
+
+
+def test_what_a_plan_predicts() -> None:
+    page = _page(prediction=_prediction(_made_schedule(), ssd_read_bytes=7 * GIB, ssd_write_bytes=5 * GIB))
+    assert "12.5 s a step, 1,311 tokens/s." in page
+    assert "What bounds it: ssd." in page
+    assert _line(page, "step ").startswith("step 12.5 s (11.9 s by the linear program alone")
+    assert _line(page, "read from ssd") == "read from ssd 7 GiB"
+    a_day = 5 * GIB / 12.5 * 86400 / 1e12
+    assert _line(page, "written to ssd") == f"written to ssd 5 GiB, or {a_day:.3g} TB a day"
+    assert "of 40 GiB budget" in _line(page, "peak host memory")
+    assert "of 4 GiB budget" in _line(page, "peak device memory")
+    assert "of 4 TiB free on 1 volume" in _line(page, "store on ssd")
+
+
+def _made_schedule() -> Schedule:
+    model = made_model(blocks=1)
+    return build_schedule(model, decide(model))
+
+
+def test_a_step_that_leaves_the_drive_alone() -> None:
+    page = _page(prediction=_prediction(_made_schedule(), ssd_read_bytes=0, ssd_write_bytes=0))
+    assert _line(page, "written to ssd") == "written to ssd nothing"
+
+
+def test_busy_shares_are_bars() -> None:
+    page = _page()
+    assert _line(page, "ssd read") == f"ssd read [{'#' * 28}..] 93%"
+    assert _line(page, "device to host") == f"device to host [#{'.' * 29}] 0%"  # a little is not nothing
+    assert _line(page, "cpu updates") == f"cpu updates [{'.' * 30}] 0%"
+
+
+def test_alternatives_mark_the_plan() -> None:
+    page = _page()
+    marked = [line for line in page.splitlines() if line.startswith("  * ")]
+    assert len(marked) == 1
+    assert marked[0].split()[:4] == ["*", "2", "3", "1,000"] and marked[0].endswith("simulated")
+
+
+def test_many_alternatives_are_thinned_but_never_the_plan() -> None:
+    many = tuple(_alternative(size, n) for size in (1, 2) for n in range(1, 101))
+    page = _page(alternatives=many)
+    section = page.split("What else was looked at")[1].split("\n\n")[0]
+    rows = [line.removeprefix("  *").split() for line in section.splitlines()[2:-1]]
+    assert len(rows) <= 2 * text.MOST_ROWS
+    assert f"and {200 - len(rows)} more, in plan.json" in section
+    assert ["2", "3"] in [row[:2] for row in rows] and "  *  " in section
+    assert {"1", "100"} <= {row[1] for row in rows}
+
+
+def test_sensitivity_in_words_best_first() -> None:
+    page = _page()
+    gains = page.split("What one unit more")[1].splitlines()[1:3]
+    assert gains[0].split() == "1 GiB more of host memory +9.23% tokens/s a step 500 ms shorter".split()
+    assert gains[1].split() == "10% more of compute nothing".split()
+
+
+def test_reserved_memory_is_split() -> None:
+    model = made_model(blocks=6, hidden=256)
+    decision = decide(model, micro_batches=3)
+    schedule = build_schedule(model, decision)
+    page = describe_plan(_plan(model, decision, schedule), schedule)
+    shares = re.findall(r"([0-9.]+)%$", page.split("Host memory, by")[1].split("\n\n")[0], re.MULTILINE)
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.5)
+    assert "at most): 3 GiB" in page
+
+
+def test_a_profile() -> None:
+    profile = made_profile(
+        machine=made_machine(volumes=(made_volume(mixed=((1.5e9, 1.2e9),)), made_volume(path="/mnt/second"))),
+        blocks=32,
+        tied=True,
+    ).model_copy(update={"notes": ("io_uring is not allowed here; threads instead",)})
+    page = describe_profile(profile)
+    assert "reads 3 GB/s, writes 2 GB/s; together 1.5 GB/s and 1.2 GB/s" in page
+    assert "together not measured" in page
+    assert "/mnt/second" in page
+    assert _line(page, "block ").startswith("block 32 49,152")
+    assert _line(page, "embedding 1 32,768").endswith("tied")
+    assert "io_uring is not allowed here; threads instead" in page
+    assert _line(page, "host memory") == "host memory 64 GiB, 64 GiB available"
+
+
+def test_a_name_cannot_move_the_cursor() -> None:
+    model = made_model().model_copy(update={"name": "evil\x1b[2J\nname\u202e"})
+    decision = decide(model)
+    schedule = build_schedule(model, decision)
+    for page in (
+        describe_plan(_plan(model, decision, schedule), schedule),
+        describe_profile(made_profile(model=model).model_copy(update={"notes": ("a\x1b[31mred\nnote",)})),
+    ):
+        assert "\x1b" not in page and "\u202e" not in page and "evil?[2J?name?" in page
+
+
+texts = st.text(min_size=1, max_size=256)
+sizes = st.integers(0, (1 << 60) - 1)
+positive = st.floats(min_value=1e-300, max_value=1e300)
+counts = st.integers(1, (1 << 40) - 1)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@given(
+    data=st.data(),
+    names=st.tuples(texts, texts, texts, texts, texts),
+    nbytes=st.tuples(sizes, sizes, sizes, sizes, sizes, sizes, sizes),
+    rates=st.tuples(positive, positive, positive, positive, positive, positive),
+    numbers=st.tuples(counts, counts, counts, counts),
+)
+def test_no_line_is_too_long(
+    data: st.DataObject,
+    names: tuple[str, ...],
+    nbytes: tuple[int, ...],
+    rates: tuple[float, ...],
+    numbers: tuple[int, ...],
+) -> None:
+    """Whatever a document that passes its checks may say, in 100 columns of a terminal, wide characters included."""
+    model = made_model(blocks=2)
+    renamed = {"embedding": names[0], "block": names[1] + "b", "head": names[2] + "h"}
+    if len(set(renamed.values())) < 3:
+        renamed = {name: name for name in renamed}
+    states = [state.model_copy(update={"state_class": renamed[state.state_class]}) for state in model.states]
+    model = model.model_copy(
+        update={
+            "name": names[3],
+            "path": names[4],
+            "architecture": names[4],
+            "parameters": numbers[0],
+            "states": tuple(states),
+        }
+    )
+    decision = decide(model, alpha=data.draw(st.floats(0, 1)), checkpoints=data.draw(st.floats(0, 1)))
+    schedule = build_schedule(model, decision)
+    decision = decision.model_copy(
+        update={
+            "micro_batches": numbers[1],
+            "update_chunk_elements": numbers[2],
+            "update_lookahead": numbers[3],
+            "host_budget_bytes": nbytes[5],
+            "device_budget_bytes": nbytes[6],
+        }
+    )
+    prediction = _prediction(
+        schedule,
+        step_seconds=rates[0],
+        tokens_per_second=rates[1],
+        peak_host_bytes=nbytes[0],
+        peak_device_bytes=nbytes[1],
+        ssd_bytes=nbytes[2],
+        ssd_read_bytes=nbytes[3],
+        ssd_write_bytes=nbytes[4],
+        h2d_bytes=nbytes[3],
+        d2h_bytes=nbytes[4],
+        bound_by=names[0],
+        busy={names[0]: 1.0, names[1]: 0.5},
+        program_seconds=rates[2],
+    )
+    entry = _alternative(
+        numbers[0], numbers[1], tokens_per_second=rates[3], io_tokens_per_second=rates[4], delay_ratio=1 / 3
+    )
+    row = Sensitivity(resource=names[1], unit=names[2], seconds_per_unit=-rates[5], throughput_gain=rates[4])
+    machine = made_machine(host_memory=nbytes[0], device_memory=nbytes[1], link=rates[0], update_rate=rates[1])
+    machine = machine.model_copy(update={"name": names[2], "device_name": names[3], "cores": numbers[0]})
+    volume = Volume(path=names[4], free_bytes=nbytes[2], engine="io_uring", frontier=machine.volumes[0].frontier)
+    machine = machine.model_copy(update={"volumes": (volume,) * 3})
+    plan = _plan(
+        model,
+        decision,
+        schedule,
+        machine=machine,
+        prediction=prediction,
+        alternatives=(entry, entry),
+        sensitivity=(row, row),
+    )
+    profile = Profile(created=names[0], machine=machine, model=model, notes=names)
+    for page in (describe_plan(plan, schedule), describe_profile(profile)):
+        assert page.endswith("\n")
+        for line in page.splitlines():
+            assert cell_len(line) <= 100, line
+            assert line.isprintable()
+
+
+def test_numbers() -> None:
+    assert [duration(s) for s in (0, 2e-6, 0.0123, 1.5, 59, 353.2, 4000)] == [
+        "0 ms",
+        "2 us",
+        "12.3 ms",
+        "1.5 s",
+        "59 s",
+        "353 s",
+        "1:06:40",
+    ]
+    assert [number(v) for v in (0, 0.01234, 1.5, 99.9, 1234.5, 5e15)] == [
+        "0",
+        "0.0123",
+        "1.5",
+        "99.9",
+        "1,234",
+        "5e+15",
+    ]
+    assert [count(v) for v in (999, 12_345, 124_439_808, 7_615_616_512)] == [
+        "999",
+        "12,345",
+        "124 million",
+        "7.62 billion",
+    ]
+    assert [percent(s) for s in (0, 1e-5, 0.0005, 0.5, 0.9999, 1)] == ["-", "<0.1%", "0.1%", "50%", ">99.9%", "100%"]
+    assert exact_percent(0.258912) == "25.8912%" and exact_percent(1.0) == "100%"
+    assert bar(0, 1, 4) == "[....]" and bar(1e-9, 1, 4) == "[#...]" and bar(5, 1, 4) == "[####]" == bar(1, 0, 4)
+
+
+def test_a_placement_that_is_all_on_host() -> None:
+    model = made_model(blocks=1)
+    decision = decide(model, optimizer=1.0, parameters=1.0, checkpoints=1.0)
+    schedule = build_schedule(model, decision)
+    assert isinstance(decision.placement["block"], Placement)
+    body = describe_plan(_plan(model, decision, schedule), schedule).split("Where states live")[1].split("\n\n")[0]
+    assert body.count("100%") == 7  # two states of three classes, and the checkpoints
