@@ -1,7 +1,7 @@
 # make venv         .venv with the package (editable) and all that the tests and the demo need
 # make test         lint, the native programs under sanitisers, then the tests
 # make gpu          the tests that need a CUDA device, with $(PYTHON) as it is: no .venv, no network
-# make demo         a real model, planned, trained, killed and resumed
+# make demo         a real model: measured, planned, trained from ssd, and asked something
 # make lint, make native-test, make format, make clean
 #
 # Needs Python 3.11 or newer with its headers, make and a C++17 compiler; cmake and ninja come with the build.

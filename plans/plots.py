@@ -242,7 +242,7 @@ def _work(schedule: Schedule, op: Op) -> str:
 
 
 def _draw_shares(axes: Axes, row: int, spans: Sequence[Span], seconds: float) -> None:
-    """Of each moment of a whole step, the share that each kind of work has, stacked: what is too short to see counts."""
+    """Of each moment of a step, the share that each kind of work has, stacked: what is too short to see counts."""
     edges = np.linspace(0.0, seconds, SHARE_COLUMNS + 1)
     floor = np.zeros(SHARE_COLUMNS + 1)
     for work, colour in WORK_COLOURS.items():

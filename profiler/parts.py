@@ -5,6 +5,7 @@ does; the cli hands it in, as the profiler never imports the executor.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -44,6 +45,8 @@ class LayerSpec(Protocol):
 class Model(Protocol):
     """executor.model.StreamedModel: `layers` are the embedding, the blocks and the head."""
 
+    @property
+    def path(self) -> Path: ...
     @property
     def name(self) -> str: ...
     @property

@@ -107,6 +107,7 @@ def profile(
         ),
         model=document.Model(
             name=model.name,
+            path=str(model.path.resolve()),
             architecture=model.architecture,
             fingerprint=model.fingerprint,
             parameters=sum(torch.Size(t.shape).numel() for state in model.states for t in state.tensors),

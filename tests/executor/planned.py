@@ -1,5 +1,7 @@
 """Plans made by hand for tiny models: any fractions, no profile, no solver. The predictions are the schedule's own."""
 
+from typing import Literal
+
 from ssdplan.executor.model import StreamedModel
 from ssdplan.plans.plan import Decision, Placement, Plan, Prediction
 from ssdplan.plans.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
@@ -45,18 +47,18 @@ def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: in
     )
 
 
-def machine() -> Machine:
+def machine(device: Literal["cpu", "cuda"] = "cpu") -> Machine:
     """Round figures."""
     frontier = (MixedBandwidth(read=2e9, write=0), MixedBandwidth(read=0, write=1e9))
     return Machine(
         name="made",
         cores=2,
-        device="cpu",
+        device=device,
         device_name="made",
         host_memory_bytes=GIB,
         host_available_bytes=GIB,
         device_memory_bytes=GIB,
-        compute_shares_cpu=True,
+        compute_shares_cpu=device == "cpu",
         h2d_bandwidth=1e10,
         d2h_bandwidth=1e10,
         update_rate=1e8,
@@ -97,6 +99,7 @@ def make_plan(
     gradient: float = 1.0,
     chunk: int = 1 << 14,
     lookahead: int = 2,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> Plan:
     """A plan with these fractions on host."""
     shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
@@ -139,7 +142,7 @@ def make_plan(
     return Plan(
         profile_sha256="0" * 64,
         model=shape,
-        machine=machine(),
+        machine=machine(device),
         decision=decision,
         prediction=prediction,
         alternatives=(),

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+
 from ssdplan.plans import text
 from ssdplan.plans.plan import Alternative, Decision, Placement, Plan, Prediction, Sensitivity
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.text import bar, count, describe_plan, describe_profile, duration, exact_percent, number, percent
 from ssdplan.plans.vertical import build_schedule
-
-from tests.plans.decided import decide
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
+from tests.plans.decided import decide
 
 GIB = 1 << 30
 
@@ -56,6 +56,7 @@ def _alternative(size: int, n: int, **changes: object) -> Alternative:
 
 def _plan(model: Model, decision: Decision, schedule: Schedule, **changes: object) -> Plan:
     plan = Plan(
+        schema="ssdplan.plan/1",
         profile_sha256="0" * 64,
         model=model,
         machine=made_machine(),
@@ -81,9 +82,9 @@ def _page(alpha: float = 0.3125, **changes: object) -> str:
 
 def _line(page: str, start: str) -> str:
     """The only line that begins so, as words."""
-    found = [line for line in page.splitlines() if line.strip().startswith(start)]
+    found = [line for line in (" ".join(line.split()) for line in page.splitlines()) if line.startswith(start)]
     assert len(found) == 1, found
-    return " ".join(found[0].split())
+    return found[0]
 
 
 def test_what_a_plan_decides() -> None:
@@ -92,7 +93,7 @@ def test_what_a_plan_decides() -> None:
     assert "192 tokens a step" in page
     assert "0.3125: 31.25% of each layer's update" in page
     assert _line(page, "checkpoints on host") == "checkpoints on host 12.3456%"
-    assert _line(page, "optimizer ") == "optimizer adamw, states in fp32"
+    assert _line(page, "optimizer adamw") == "optimizer adamw, states in fp32"
     assert "at most 16,384 elements at once, 2 ahead" in page
 
 
@@ -100,7 +101,8 @@ def test_where_states_live() -> None:
     """Six blocks of 786,432 elements: the shares of the decision, and the bytes of the homes."""
     lines = _page().splitlines()
     block = next(index for index, line in enumerate(lines) if line.startswith("  block x6"))
-    assert lines[block].split() == "block x6 parameters 34.4% 34.4% 15.6% 15.6% 4.5 MiB 4.5 MiB".split()
+    parameters = "block x6 parameters 34.4% 34.4% 15.6% 15.6% 4.5 MiB 4.5 MiB"
+    assert lines[block].split() == parameters.split()
     optimizer = "optimizer states 17.2% 51.6% 7.8% 23.4% 13.5 MiB 40.5 MiB"
     assert lines[block + 1].split() == optimizer.split()
     gradients = "delayed gradients - - 23.4% 7.8% 4.22 MiB 1.41 MiB"
@@ -165,8 +167,8 @@ def test_many_alternatives_are_thinned_but_never_the_plan() -> None:
 def test_sensitivity_in_words_best_first() -> None:
     page = _page()
     gains = page.split("What one unit more")[1].splitlines()[1:3]
-    assert gains[0].split() == "1 GiB more of host memory +9.23% tokens/s a step 500 ms shorter".split()
-    assert gains[1].split() == "10% more of compute nothing".split()
+    assert " ".join(gains[0].split()) == "1 GiB more of host memory +9.23% tokens/s a step 500 ms shorter"
+    assert " ".join(gains[1].split()) == "10% more of compute nothing"
 
 
 def test_reserved_memory_is_split() -> None:
@@ -189,7 +191,7 @@ def test_a_profile() -> None:
     assert "reads 3 GB/s, writes 2 GB/s; together 1.5 GB/s and 1.2 GB/s" in page
     assert "together not measured" in page
     assert "/mnt/second" in page
-    assert _line(page, "block ").startswith("block 32 49,152")
+    assert _line(page, "block 32") == "block 32 49,152 96 KiB 576 KiB"
     assert _line(page, "embedding 1 32,768").endswith("tied")
     assert "io_uring is not allowed here; threads instead" in page
     assert _line(page, "host memory") == "host memory 64 GiB, 64 GiB available"
@@ -212,7 +214,7 @@ positive = st.floats(min_value=1e-300, max_value=1e300)
 counts = st.integers(1, (1 << 40) - 1)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(
     data=st.data(),
     names=st.tuples(texts, texts, texts, texts, texts),
@@ -247,7 +249,7 @@ def test_no_line_is_too_long(
     decision = decision.model_copy(
         update={
             "micro_batches": numbers[1],
-            "update_chunk_elements": numbers[2],
+            "update_chunk_elements": numbers[2] // 2048 * 2048 or 2048,
             "update_lookahead": numbers[3],
             "host_budget_bytes": nbytes[5],
             "device_budget_bytes": nbytes[6],
@@ -285,7 +287,7 @@ def test_no_line_is_too_long(
         alternatives=(entry, entry),
         sensitivity=(row, row),
     )
-    profile = Profile(created=names[0], machine=machine, model=model, notes=names)
+    profile = Profile(schema="ssdplan.profile/1", created=names[0], machine=machine, model=model, notes=names)
     for page in (describe_plan(plan, schedule), describe_profile(profile)):
         assert page.endswith("\n")
         for line in page.splitlines():

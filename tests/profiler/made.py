@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -82,6 +83,7 @@ class MadeModel:
     """Three blocks of two classes; the head shares the embedding's state and has one of its own."""
 
     name: str = "made"
+    path: Path = Path("models/made")
     architecture: str = "MadeForCausalLM"
     fingerprint: str = "f" * 64
     hidden_size: int = 32

@@ -54,6 +54,7 @@ def test_a_tiny_real_model(tmp_path: Path, family: str, tied: bool, dtype: torch
     assert found.model.parameters == sum(parameter.numel() for parameter in plain.parameters())
     assert found.model.precision == {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
     assert (found.model.name, found.model.fingerprint) == (model.name, model.fingerprint)
+    assert found.model.path == str(directory), "absolute, so that a plan finds it from anywhere"
     assert [layer.name for layer in found.model.layers] == [layer.name for layer in model.layers]
     assert {state.name: state.state_class for state in found.model.states} == (
         {"tied": "tied", "head": "head", **{f"block.{i}": "block" for i in range(4)}}

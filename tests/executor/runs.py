@@ -1,0 +1,40 @@
+"""What tests of whole runs share: a tiny model, a text, and the micro-batches that a run takes from it."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from ssdplan.executor.data import TextData, load_tokenizer
+from ssdplan.executor.layers import MicroBatch
+from tests.tiny import make_model, make_tokenizer
+
+LENGTH = 16
+
+
+def prepare(path: Path, family: str = "llama", **odd: object) -> Path:
+    """A directory with a tiny model of a family, its tokenizer, and texts; returns `path`."""
+    make_model(family, path / family, vocab=320, **{"layers": 3, "tied": True, **odd})
+    make_tokenizer(path / family)
+    rows = [f"row {i}: " + "the quick brown fox jumps over the lazy dog " * (1 + i % 3) for i in range(60)]
+    rows = [row[: 20 + 7 * (i % 9)] for i, row in enumerate(rows)]
+    (path / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    (path / "text.txt").write_text(" ".join(rows))
+    (path / "held-out.txt").write_text(rows[0] * 4)
+    return path
+
+
+def micro_batches_of(
+    directory: Path, step: int, *, micro_batches: int, family: str = "llama", pack: bool = True
+) -> list[MicroBatch]:
+    """The micro-batches of two rows that step `step` of a run with seed 0 trains on."""
+    data = directory / ("text.txt" if pack else "rows.jsonl")
+    text = TextData(data, load_tokenizer(directory / family), sequence_length=LENGTH, pack=pack)
+    return [
+        MicroBatch(
+            torch.from_numpy(batch.input_ids),
+            torch.from_numpy(batch.labels),
+            None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
+        )
+        for batch in text.micro_batches(step, micro_batches=micro_batches, micro_batch_size=2, seed=0)
+    ]

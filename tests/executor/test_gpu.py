@@ -1,0 +1,69 @@
+"""Runs on a CUDA device: equal to plain PyTorch, the same bits serial and overlapped, within the plan's peak."""
+
+import pytest
+import torch
+
+from ssdplan.executor.device import CudaDevice
+from ssdplan.executor.model import open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.train import Recipe, train
+from tests import reference
+from tests.executor.planned import make_plan
+from tests.executor.runs import LENGTH, micro_batches_of, prepare
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("model"))
+
+
+def run(directory, out, *, serial=False, precision="fp32", **choices):
+    model = open_model(directory / "llama", torch.bfloat16 if precision == "bf16" else torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, precision=precision, device="cuda", **choices)
+    recipe = Recipe(steps=5, optimizer=AdamW(lr=1e-3, weight_decay=0.1), serial=serial)
+    return plan, train(plan, model, CudaDevice(), data=directory / "text.txt", out=out, recipe=recipe)
+
+
+def test_a_run_on_the_gpu_equals_plain_pytorch(directory, tmp_path):
+    _, result = run(directory, tmp_path / "run", micro_batches=3, alpha=0.4, optimizer=0.5, parameters=0.3)
+    steps = [micro_batches_of(directory, step, micro_batches=3) for step in range(5)]
+    losses, _ = reference.train(directory / "llama", steps, reference.AdamW(lr=1e-3, betas=(0.9, 0.999)))
+    assert result.losses == pytest.approx(losses, rel=2e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_placement_delay_and_runner_change_no_bit_on_the_gpu(directory, tmp_path, precision):
+    seen = set()
+    for number, (alpha, residency, serial) in enumerate(
+        [(0.0, 0.0, True), (0.0, 0.0, False), (0.3, 0.37, False), (1.0, 1.0, False)]
+    ):
+        out = tmp_path / str(number)
+        _, result = run(
+            directory,
+            out,
+            serial=serial,
+            precision=precision,
+            alpha=alpha,
+            optimizer=residency,
+            parameters=residency,
+            checkpoints=residency,
+            gradient=residency,
+            chunk=4096,
+        )
+        seen.add((tuple(result.losses), (out / "model" / "model.safetensors").read_bytes()))
+    assert len(seen) == 1
+
+
+def test_the_allocators_peak_keeps_the_plan(directory, tmp_path):
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _, result = run(directory, tmp_path / "run", micro_batches=4)
+    measured = next(row.measured for row in result.compared if row.quantity == "peak_device_bytes")
+    slack = 64 << 10  # token ids, losses and buffers of the model itself
+    assert torch.cuda.max_memory_allocated() - before <= measured + slack
