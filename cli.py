@@ -108,6 +108,7 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(options: argparse.Namespace) -> int:
+    _let_threads_sleep()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.layers import Layers, MicroBatch
@@ -294,6 +295,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.eval_every and not options.eval_data:
         raise UsageError("--eval-every needs --eval-data")
     plan = Plan.load(options.plan)
+    _let_threads_sleep()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.model import open_model
@@ -344,6 +346,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 # what options mean
+
+
+def _let_threads_sleep() -> None:
+    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def _print(document: Document, text: str, as_json: bool) -> None:

@@ -86,6 +86,7 @@ def train(
     made before the first step is removed then.
     """
     watch = watch or Watch()
+    torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
     tokenizer = load_tokenizer(model.path)
     texts = _Texts(plan, recipe, data, eval_data, tokenizer, model.vocab_size)

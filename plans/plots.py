@@ -353,7 +353,9 @@ def _draw_size(axes: Axes, entries: Sequence[Alternative], colour: str, marker: 
     """Lines through the linear program's figures, which compare; the simulated ones, of a few finalists, lie below."""
     bounds = [entry for entry in entries if not entry.simulated]
     line = bounds if len(bounds) > 1 else entries
-    n = [entry.micro_batches for entry in line]
+    n: list[float] = [entry.micro_batches for entry in line]
+    if len(line) == 1:  # a dash instead of a line
+        line, n = [*line, *line], [n[0] - 0.3, n[0] + 0.3]
     axes.plot(n, [entry.compute_tokens_per_second for entry in line], color=colour, linestyle="--", linewidth=1)
     axes.plot(n, [entry.io_tokens_per_second for entry in line], color=colour, linestyle=":", linewidth=1.4)
     axes.plot(n, [entry.tokens_per_second for entry in line], color=colour, linewidth=1.6)
