@@ -450,7 +450,7 @@ class _Program:
                     assert waiting is not None
                     optimizer = self._load_optimizer(delayed[ahead], _When.PENDING)
                     if self._on_ssd(waiting):
-                        target = self._gradient_chunk(delayed[ahead])
+                        target = self._gradient_chunk(delayed[ahead], "again/")
                         what = f"gradient of {self._name(home.state)}"
                         self._move("read", waiting, target, what, _When.PENDING)
                         waiting = target
@@ -494,13 +494,14 @@ class _Program:
         if self._on_ssd(home.parameters):
             self._move("write", parameters, home.parameters, self._name(home.state), when)
 
-    def _gradient_chunk(self, home: Home) -> Region:
-        return self._chunk("gradient", home, GRADIENT_BYTES, "gradients")
+    def _gradient_chunk(self, home: Home, use: str = "") -> Region:
+        return self._chunk("gradient", home, GRADIENT_BYTES, "gradients", use)
 
-    def _chunk(self, kind: str, home: Home, each: int, role: str) -> Region:
-        """A host buffer for one home's optimizer states, gradient or updated parameters."""
+    def _chunk(self, kind: str, home: Home, each: int, role: str, use: str = "") -> Region:
+        """A host buffer for one home's optimizer states, gradient or updated parameters. What a step uses twice, with
+        nothing of worth in between, is a buffer for each `use`."""
         nbytes = (home.stop - home.start) * each
-        name = f"{kind} chunk/{home.state}/{home.start}"
+        name = f"{kind} chunk/{use}{home.state}/{home.start}"
         return Region(self._buffer(name, "host", nbytes, role, f"{kind} chunk"), 0, nbytes)
 
     # Helpers of all verbs.

@@ -130,6 +130,14 @@ def test_slots_of_one_pool_are_as_few_as_buffers_alive_at_once():
     assert len({b.offset for b in blocks}) == 2, "one layer computes, the next arrives"
 
 
+def test_delayed_gradients_on_ssd_take_no_host_memory_but_their_way_there():
+    model = made_model(blocks=8)
+    on_ssd = build_schedule(model, decide(model, alpha=0.5, gradient=0.0, chunk=2048))
+    chunks = {b.offset for b in on_ssd.buffers if b.pool == "gradient chunk"}
+    none = build_schedule(model, decide(model, alpha=0.0, chunk=2048))
+    assert len(chunks) <= len({b.offset for b in none.buffers if b.pool == "gradient chunk"})
+
+
 def broken(schedule: Schedule, graph: Graph, index: int, waits: tuple[int, ...]) -> Schedule:
     ops = list(graph.ops)
     ops[index] = ops[index].placed(index, waits)
