@@ -54,7 +54,8 @@ class Layers:
     of the model's dtype, one for each of the layer's states, at least as long. `hidden` and the inter-layer gradients
     are 1-D tensors of the model's dtype whose first b * s * hidden_size elements are a [b, s, hidden_size] array.
     Every forward and backward seeds torch's generators from (seed, step, layer, micro-batch): dropout is the same in
-    a forward and its recomputation, in any order of execution.
+    a forward and its recomputation, in any order of execution. One call at a time: a call swaps entries of the
+    model's own list of layers while it runs.
     """
 
     def __init__(self, model: StreamedModel, device: torch.device, *, seed: int = 0) -> None:
