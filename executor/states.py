@@ -58,8 +58,8 @@ class States:
         scratch.zero_()
         self._write_the_rest(scratch)
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of every parameter in `entries` order, one state in memory at a time."""
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of all that the model saves, in `entries` order, one state in memory at a time."""
         for index, state in enumerate(self._model.states):
             flat = torch.empty(state.elements, dtype=self._dtype)
             scratch = self._scratch()
@@ -68,14 +68,17 @@ class States:
             for tensor in state.tensors:
                 values = flat[tensor.offset : tensor.offset + math.prod(tensor.shape)]
                 yield tensor.name, values.view(tensor.shape)
+        yield from self._model.persistent_buffers.items()
 
     def entries(self) -> list[TensorEntry]:
-        """What `parameters` yields, for the exporter."""
-        return [
+        """What `tensors` yields, for the exporter: parameters, then the buffers that the model saves."""
+        parameters = [
             TensorEntry(tensor.name, tensor.shape, self._dtype)
             for state in self._model.states
             for tensor in state.tensors
         ]
+        buffers = self._model.persistent_buffers
+        return parameters + [TensorEntry(name, tuple(b.shape), b.dtype) for name, b in buffers.items()]
 
     def _scratch(self) -> torch.Tensor:
         """Aligned memory for the longest home; it goes when the tensor does."""

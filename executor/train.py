@@ -344,7 +344,7 @@ def _steps(
         },
     )
     destination = run / "model"
-    export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.parameters())
+    export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.tensors())
     return Result(losses, eval_losses, compared, destination)
 
 

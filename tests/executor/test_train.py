@@ -201,3 +201,15 @@ def test_training_that_diverges_stops(directory, tmp_path):
     with pytest.raises(NumericalError, match="step"):
         run(directory, tmp_path / "run", recipe=Recipe(steps=5, optimizer=AdamW(lr=1e30)))
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_buffers_that_a_model_saves_are_exported(tmp_path):
+    """Gemma 4 keeps a scalar a layer in a buffer: without it, the exported model would be another model."""
+    pytest.importorskip("transformers.models.gemma4", reason="this transformers has no Gemma 4")
+    prepare(tmp_path, "gemma4", tied=True)
+    saved = load_file(tmp_path / "gemma4" / "model.safetensors")
+    _, result = run(tmp_path, tmp_path / "run", "gemma4", recipe=Recipe(steps=1, optimizer=RECIPE.optimizer))
+    exported = load_file(result.model_directory / "model.safetensors")
+    assert exported.keys() == saved.keys()
+    scalars = [name for name in saved if name.endswith("layer_scalar")]
+    assert scalars and all(torch.equal(exported[name], saved[name]) for name in scalars)
