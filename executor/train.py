@@ -20,7 +20,7 @@ from ssdplan.plans.schedule import Graph, Schedule
 from ssdplan.plans.timeline import Timeline, write_trace
 from ssdplan.plans.vertical import build_schedule
 
-from .data import Batch, TextData, load_tokenizer
+from .data import Batch, TextData
 from .device import Device
 from .export import export_model
 from .layers import Layers, MicroBatch
@@ -31,6 +31,7 @@ from .optimizer import AdamW
 from .runner import Action, OverlappedRunner, Runner, SerialRunner
 from .states import States
 from .store import Store
+from .tokens import load_tokenizer
 from .weights import Weights
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

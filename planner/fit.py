@@ -4,8 +4,10 @@ Owns the difference between what the program sees (what stays) and what the sche
 whole pages): it builds schedules, compares them with the budgets and asks the program again. What it promises is built.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from typing import Literal
 
 from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
@@ -15,6 +17,7 @@ from ssdplan.plans.schedule import PAGE, Schedule
 from ssdplan.plans.vertical import build_schedule
 
 from .memory import Peaks, predict_peaks
+from .pipeline import MEASURED, Pipelines
 from .program import Aim, FixedChoices, Limits, ProgramResult, footprint, solve_program
 
 ROUNDS = 5
@@ -41,6 +44,14 @@ class Candidate:
     @property
     def global_batch(self) -> int:
         return self.micro_batch_size * self.micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What the program is given: choices and limits."""
+
+    fixed: FixedChoices
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +105,7 @@ class Solved:
 
     fitted: Fitted
     program: ProgramResult
-    limits: Limits
+    branch: Branch
     """What the program was given in the end."""
 
 
@@ -119,57 +130,44 @@ class Fitter:
         self.tight = _Pace(_grains(smallest), 1)
         self.short = shortened(model)
         self._last: tuple[Model, Decision, Schedule] | None = None
-        self._pipelines: dict[Candidate, Needs] = {}
+        self.pipelines = Pipelines(model, self.short, self._spilled)
         self._leanest: dict[Candidate, Solved] = {}
 
-    # Before solving: what the pipeline will take, for ranking.
+    # Before solving: what the program may use.
 
-    def limits(self, candidate: Candidate) -> Limits | None:
-        """A first guess at what the program may use, or None when the device cannot hold the candidate."""
-        pipeline = self._pipeline(candidate)
-        if pipeline.device > self.budget.device:
-            return None
-        writes = None if self.budget.writes == UNLIMITED else self.budget.writes
-        return Limits(max(self.budget.host - pipeline.host, 0), self.budget.ssd, writes)
-
-    def _pipeline(self, candidate: Candidate) -> Needs:
-        """The pipeline's buffers when nothing stays on host. Linear in n from two micro-batches on."""
-        n = candidate.micro_batches
-        if n <= 2:
-            return self._pipeline_exactly(candidate)
-        two, six = (self._pipeline_exactly(replace(candidate, micro_batches=at)) for at in (2, 6))
-        return Needs(
-            host=two.host + (six.host - two.host) * (n - 2) // 4,
-            device=two.device + (six.device - two.device) * (n - 2) // 4,
-            ssd=0,
-            writes=0,
-        )
-
-    def _pipeline_exactly(self, candidate: Candidate) -> Needs:
-        if candidate not in self._pipelines:
-            decision = self._decision(candidate, self._corner(candidate, 0, 0, 0), self.usual)
-            schedule = build_schedule(self.short, decision)
-            peaks = predict_peaks(schedule, self.short, decision)
-            self._pipelines[candidate] = Needs(peaks.host - peaks.residents, peaks.device, 0, 0)
-        return self._pipelines[candidate]
+    def branches(self, candidate: Candidate) -> list[Branch]:
+        """The programs to choose between: checkpoints all on ssd, which takes fewer buffers, or anywhere."""
+        found = []
+        for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
+            mixed = checkpoints != 0.0
+            pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=mixed)
+            if pipeline.device > self.budget.device:
+                continue
+            limits = Limits(
+                host_bytes=self.budget.host - pipeline.constant,
+                ssd_bytes=self.budget.ssd,
+                ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
+                parameter_buffers=pipeline.parameters,
+                checkpoint_buffers=pipeline.checkpoints,
+            )
+            found.append(Branch(replace(self.fixed, checkpoints=checkpoints), limits))
+        return found
 
     # Solving.
 
-    def solve(self, candidate: Candidate) -> Solved | None:
-        """The fastest decision of a candidate that keeps every budget, or None."""
-        limits = self.limits(candidate)
-        if limits is None:
-            return None
-        solved = self._approach(candidate, self.usual, limits, "seconds", self.budget)
-        if solved is not None:
-            return solved
+    def solve(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
+        """The fastest decision of a candidate that keeps every budget, by the first of `branches` that has one."""
+        for branch in branches:
+            solved = self._approach(candidate, branch, self.usual, "seconds", self.budget)
+            if solved is not None:
+                return solved
         leanest = self.leanest(candidate)
         over = leanest.fitted.needs.over(self.budget)
         if "host memory" in over or "device memory" in over:
             return None
         for aim in ("seconds", *self._last_resorts(candidate)):
-            for pace in (self.usual, self.tight):
-                solved = self._approach(candidate, pace, limits, aim, self.budget)
+            for branch in branches:
+                solved = self._approach(candidate, branch, self.tight, aim, self.budget)
                 if solved is not None:
                     return solved
         return None if over else leanest
@@ -182,11 +180,11 @@ class Fitter:
         if "host memory" in over or "device memory" in over:
             return None
         found = [] if over else [leanest]
-        limits = self.limits(candidate)
-        if limits is not None and constraint in ("ssd space", "ssd writes"):
+        if constraint in ("ssd space", "ssd writes"):
             aim: Aim = "ssd space" if constraint == "ssd space" else "ssd writes"
-            solved = self._approach(candidate, self.tight, limits, aim, budget)
-            found += [solved.fitted.needs] if solved else []
+            for branch in self.branches(candidate):
+                solved = self._approach(candidate, branch, self.tight, aim, budget)
+                found += [solved.fitted.needs] if solved else []
         return min((needs.of(constraint) for needs in found), default=None)
 
     def _last_resorts(self, candidate: Candidate) -> tuple[Aim, ...]:
@@ -199,15 +197,19 @@ class Fitter:
             aims.append("ssd space")
         return tuple(aims)
 
-    def _approach(self, candidate: Candidate, pace: _Pace, limits: Limits, aim: Aim, budget: Needs) -> Solved | None:
+    def _approach(self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim, budget: Needs) -> Solved | None:
         """Give the program as much as leaves room for the pipeline's buffers: solve, build, compare, and again."""
+        limits = branch.limits
         if aim == "ssd writes":
             limits = replace(limits, ssd_write_bytes=None)  # as little as can be, so only the exact figure counts
         elif aim == "ssd space":
             limits = replace(limits, ssd_bytes=None)
-        found: tuple[ProgramResult, Limits] | None = None
+        found: Branch | None = None
+        best: ProgramResult | None = None
+        kept, broken, push = -inf, inf, 1.0
+        """The most that was found not to be too much, the least that was, and how hard to lean on what is."""
         for number in range(ROUNDS):
-            program = self._program(candidate, limits, aim)
+            program = self._program(candidate, Branch(branch.fixed, limits), aim)
             if program is None:
                 if number:
                     break
@@ -217,25 +219,31 @@ class Fitter:
             over = needs.over(budget)
             if "device memory" in over:
                 return None
-            if not over and (found is None or aim != "seconds" or program.seconds < found[0].seconds):
-                found = program, limits
+            if not over and (best is None or aim != "seconds" or program.seconds < best.seconds):
+                best, found = program, Branch(branch.fixed, limits)
             spare = budget.host - needs.host
-            used_up = spare < SPARE * budget.host or program.host_bytes < (1 - SPARE) * limits.host_bytes
-            if used_up and not over:
+            if spare < 0:
+                broken = limits.host_bytes
+                wanted = broken + push * spare
+                push *= 2
+            else:
+                kept = max(kept, limits.host_bytes)
+                unused = program.limited_bytes < limits.host_bytes - SPARE * budget.host
+                wanted = kept if unused or spare < SPARE * budget.host else kept + spare
+            if not over and wanted == limits.host_bytes:
                 break
-            limits = _less(limits, over)
-            if not used_up:
-                limits = replace(limits, host_bytes=limits.host_bytes + spare)
+            if not kept <= wanted < broken:
+                wanted = (kept + broken) / 2
+            limits = replace(_less(limits, over), host_bytes=wanted)
         for _ in range(ROUNDS):
-            if found is None:
+            if best is None or found is None:
                 break
-            fitted = self._build(candidate, self._decision(candidate, found[0], pace))
+            fitted = self._build(candidate, self._decision(candidate, best, pace))
             over = fitted.needs.over(budget)
             if not over:
-                return Solved(fitted, *found)
-            limits = _less(found[1], over)
-            program = self._program(candidate, limits, aim)
-            found = (program, limits) if program else None
+                return Solved(fitted, best, found)
+            found = replace(found, limits=_less(found.limits, over))
+            best = self._program(candidate, found, aim)
         return None
 
     def leanest(self, candidate: Candidate) -> Solved:
@@ -245,15 +253,14 @@ class Fitter:
         return self._leanest[candidate]
 
     def _find_leanest(self, candidate: Candidate) -> Solved:
-        corners: list[tuple[int, int, int, Decision, ProgramResult]] = []
-        for optimizer, parameters, checkpoints in product((0.0, 1.0), repeat=3):
-            program = self._corner(candidate, optimizer, parameters, checkpoints)
-            decision = self._decision(candidate, program, self.tight)
-            needs = self._estimate(decision)
-            corners.append((needs.host, needs.ssd, len(corners), decision, program))
-        _, _, _, decision, program = min(corners, key=lambda corner: corner[:3])
-        limits = Limits(program.host_bytes + PAGE)
-        return Solved(self._build(candidate, decision), program, limits)
+        few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
+        corners: list[tuple[int, int, tuple[int, ...]]] = []
+        for corner in product((0, 1), repeat=3):
+            needs = self._estimate(self._decision(few, self._corner(few, *corner), self.tight))
+            corners.append((needs.host, needs.ssd, corner))
+        program = self._corner(candidate, *min(corners)[2])
+        branch = Branch(self.fixed, Limits(program.host_bytes + PAGE))
+        return Solved(self._build(candidate, self._decision(candidate, program, self.tight)), program, branch)
 
     def _corner(self, candidate: Candidate, optimizer: float, parameters: float, checkpoints: float) -> ProgramResult:
         fixed = self.fixed
@@ -263,26 +270,18 @@ class Fitter:
             optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
             checkpoints=checkpoints if fixed.checkpoints is None else fixed.checkpoints,
         )
-        program = solve_program(
-            self.model,
-            self.machine,
-            micro_batch_size=candidate.micro_batch_size,
-            micro_batches=candidate.micro_batches,
-            limits=Limits(UNLIMITED),
-            fixed=choices,
-            aim="host memory",
-        )
+        program = self._program(candidate, Branch(choices, Limits(UNLIMITED)), "host memory")
         assert program is not None, "no limit, and still no placement"
         return program
 
-    def _program(self, candidate: Candidate, limits: Limits, aim: Aim) -> ProgramResult | None:
+    def _program(self, candidate: Candidate, branch: Branch, aim: Aim) -> ProgramResult | None:
         return solve_program(
             self.model,
             self.machine,
             micro_batch_size=candidate.micro_batch_size,
             micro_batches=candidate.micro_batches,
-            limits=limits,
-            fixed=self.fixed,
+            limits=branch.limits,
+            fixed=branch.fixed,
             aim=aim,
         )
 
@@ -304,6 +303,14 @@ class Fitter:
             host_budget_bytes=self.budget.host,
             device_budget_bytes=self.budget.device,
         )
+
+    def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
+        """Everything on ssd, but for a fraction of the checkpoints."""
+        spilled = FixedChoices(delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
+        candidate = Candidate(micro_batch_size, n)
+        program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
+        assert program is not None, "no limit, and still no placement"
+        return self._decision(candidate, program, self.usual)
 
     # What decisions take.
 
@@ -329,7 +336,9 @@ class Fitter:
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = OPTIMIZER_BYTES + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
-        rounding = states * GRAIN * each + dropped * decision.micro_batches * PAGE
+        rounding = states * GRAIN * each
+        if 0.0 < decision.checkpoint_host < 1.0:
+            rounding += dropped * decision.micro_batches * PAGE
         return Needs(
             host=built.host + round(whole.host_bytes - part.host_bytes) + rounding,
             device=built.device,
@@ -339,13 +348,16 @@ class Fitter:
 
 
 def shortened(model: Model) -> Model:
-    """`model` with only the first and last few blocks of each kind: its pipeline's buffers are the same."""
+    """`model` with only the first and last few blocks of each kind: its pipeline's buffers are the same.
+
+    `model` itself when that would leave more than half of it.
+    """
     kinds: dict[tuple[str, tuple[tuple[str, int], ...]], list[int]] = {}
     for number, layer in enumerate(model.layers):
         states = tuple((model.states[index].state_class, model.states[index].elements) for index in layer.states)
         kinds.setdefault((layer.layer_class, states), []).append(number)
     keep = {number for members in kinds.values() for number in (*members[:ENDS], *members[-ENDS:])}
-    if len(keep) + 2 >= len(model.layers):
+    if 2 * len(keep) > len(model.layers):
         return model
     layers = [layer for number, layer in enumerate(model.layers) if number in keep]
     used = sorted({index for layer in layers for index in layer.states})
@@ -371,8 +383,9 @@ def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:
     def reduced(limit: float | None, excess: int) -> float | None:
         return limit if limit is None or not excess else max(limit - excess, 0.0)
 
-    return Limits(
-        host_bytes=max(limits.host_bytes - over.get("host memory", 0), 0.0),
+    return replace(
+        limits,
+        host_bytes=limits.host_bytes - over.get("host memory", 0),
         ssd_bytes=reduced(limits.ssd_bytes, over.get("ssd space", 0)),
         ssd_write_bytes=reduced(limits.ssd_write_bytes, over.get("ssd writes", 0)),
     )

@@ -51,11 +51,15 @@ class Limits:
     """What a placement may take. None: no limit."""
 
     host_bytes: float
-    """For what stays on host; the pipeline's buffers are not the program's."""
+    """For what stays on host, and for the two kinds of pipeline buffers below."""
     ssd_bytes: float | None = None
     """Size of the store."""
     ssd_write_bytes: float | None = None
     """Written a step: the drive's wear."""
+    parameter_buffers: float = 0.0
+    """Host bytes that parameters on their way take when all live on ssd; in proportion to the fraction that does."""
+    checkpoint_buffers: float = 0.0
+    """The same of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class ProgramResult:
     reclaimed: dict[str, float]
     """State class -> the fraction of elements whose delayed gradients lie where consumed checkpoints were."""
     host_bytes: float
+    """What stays on host."""
+    limited_bytes: float
+    """What `Limits.host_bytes` counts."""
     ssd_bytes: float
     ssd_read_bytes: float
     ssd_write_bytes: float
@@ -195,6 +202,7 @@ class _Program:
         self.edges = hull_edges(combined_frontier(machine.volumes))
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
         self.host = host_bytes(model, groups, micro_batch_size, n)
+        self.limited = _with_buffers(self.host, model, limits)
         self.store_bytes = ssd_bytes(model, groups, micro_batch_size, n)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
@@ -291,7 +299,7 @@ class _Program:
         return rows
 
     def _limits(self, limits: Limits) -> list[Row]:
-        rows = [_at_most(self.host, limits.host_bytes)]
+        rows = [_at_most(self.limited, limits.host_bytes)]
         if limits.ssd_bytes is not None:
             rows.append(_at_most(self.store_bytes, limits.ssd_bytes))
         if limits.ssd_write_bytes is not None:
@@ -332,6 +340,7 @@ class _Program:
             checkpoint_host=checkpoints,
             reclaimed=reclaimed,
             host_bytes=value(self.host, exact),
+            limited_bytes=value(self.limited, exact),
             ssd_bytes=value(self.store_bytes, exact),
             ssd_read_bytes=value(self.read_bytes, exact),
             ssd_write_bytes=value(self.write_bytes, exact),
@@ -351,6 +360,21 @@ def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[st
     )
     gradient = (reclaimed, p.delayed_gradient_host - reclaimed, p.delayed_gradient_ssd)
     return dict(zip(names.all(), (*optimizer, *parameters, *gradient), strict=True))
+
+
+def _with_buffers(host: Linear, model: Model, limits: Limits) -> Linear:
+    """What stays on host and, by the size of their states, the buffers of what does not."""
+    total = dict(host)
+    largest: dict[str, int] = {}
+    for state in model.states:
+        largest[state.state_class] = max(largest.get(state.state_class, 0), state.elements)
+    for name, elements in largest.items():
+        _, prompt, _, delayed = StateVariables(name).parameters
+        share = limits.parameter_buffers * elements / sum(largest.values())
+        total |= {prompt: share, delayed: share}
+    total[""] = total.get("", 0.0) + limits.checkpoint_buffers
+    total[CHECKPOINT_HOST] = total.get(CHECKPOINT_HOST, 0.0) - limits.checkpoint_buffers
+    return total
 
 
 def _stage_time(stage: Stage, times: list[tuple[str, Linear]], at: Mapping[str, float]) -> StageTime:

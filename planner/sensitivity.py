@@ -11,17 +11,17 @@ from ssdplan.plans.plan import Sensitivity
 from ssdplan.plans.profile import Machine, Model
 
 from .drive import combined_frontier
-from .fit import Candidate
-from .program import FixedChoices, Limits, program_bound
+from .fit import Branch, Candidate
+from .program import Limits, program_bound
 
 GIB = 1 << 30
 FASTER = 1.1
 
 
-def sensitivities(
-    model: Model, machine: Machine, candidate: Candidate, limits: Limits, fixed: FixedChoices
-) -> tuple[Sensitivity, ...]:
+def sensitivities(model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> tuple[Sensitivity, ...]:
     """One row each for host memory, drive, compute, updates and links; negative seconds are saved ones."""
+
+    limits = branch.limits
 
     def seconds(model: Model = model, machine: Machine = machine, limits: Limits = limits) -> float:
         found = program_bound(
@@ -30,7 +30,7 @@ def sensitivities(
             micro_batch_size=candidate.micro_batch_size,
             micro_batches=candidate.micro_batches,
             limits=limits,
-            fixed=fixed,
+            fixed=branch.fixed,
         )
         assert found is not None, "more of something has made a program infeasible"
         return found.seconds

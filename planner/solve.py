@@ -5,7 +5,7 @@ which a plan is justified or refused. The program finds placements, `fit` makes 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
 from typing import Literal
@@ -16,8 +16,8 @@ from ssdplan.plans.profile import Machine, Model, Profile
 from ssdplan.plans.schedule import Resource
 from ssdplan.plans.timeline import Timeline
 
-from .fit import UNLIMITED, Candidate, Constraint, Fitter, Needs, Solved
-from .program import Bound, FixedChoices, Limits, program_bound
+from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
+from .program import Bound, FixedChoices, program_bound
 from .sensitivity import scaled_compute, sensitivities
 from .simulator import simulate
 
@@ -51,10 +51,10 @@ class SolveRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """A candidate and its program's bound."""
+    """A candidate, its branches (the fastest first) and the bound of the first."""
 
     candidate: Candidate
-    limits: Limits
+    branches: tuple[Branch, ...]
     bound: Bound
     tokens_per_second: float
 
@@ -73,7 +73,6 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
     constraint and the least budget that would do, when nothing fits.
     """
     model, machine = profile.model, profile.machine
-    fixed = _fixed(request)
     budget = Needs(
         host=request.host_memory_bytes,
         device=machine.device_memory_bytes if request.device_memory_bytes is None else request.device_memory_bytes,
@@ -81,14 +80,18 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
         writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
     )
     candidates = _candidates(model, request)
-    search = _Search(model, machine, Fitter(model, machine, budget, fixed), fixed)
+    search = _Search(model, machine, Fitter(model, machine, budget, _fixed(request)))
     scanned = search.scan(candidates)
     if request.micro_batches is None and request.global_batch is None and request.schedule == "vertical":
         scanned = search.look_between(scanned)
     simulated = search.narrow_down(scanned)
     smallest = _smallest(candidates)
     if not simulated:
-        simulated = [found for candidate in smallest if (found := search.simulate(candidate))][:1]
+        simulated = [
+            found
+            for candidate in smallest
+            if (found := search.simulate(candidate, search.fitter.branches(candidate))) is not None
+        ]
     if not simulated:
         raise search.refusal(smallest)
     chosen = _smallest_good_enough(simulated)
@@ -100,30 +103,39 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
         decision=chosen.solved.fitted.decision,
         prediction=_prediction(chosen, machine),
         alternatives=search.alternatives(scanned, simulated),
-        sensitivity=sensitivities(model, machine, chosen.solved.fitted.candidate, chosen.solved.limits, fixed),
+        sensitivity=sensitivities(model, machine, chosen.solved.fitted.candidate, chosen.solved.branch),
     )
 
 
 class _Search:
     """The outer search on one model, machine and set of budgets."""
 
-    def __init__(self, model: Model, machine: Machine, fitter: Fitter, fixed: FixedChoices) -> None:
-        self.model, self.machine, self.fitter, self.fixed = model, machine, fitter, fixed
+    def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
+        self.model, self.machine, self.fitter = model, machine, fitter
 
     def scan(self, candidates: Sequence[Candidate]) -> list[_Scanned]:
         """The program's bound for every candidate whose pipeline leaves room on device and host."""
         found = []
         for candidate in candidates:
-            limits = self.fitter.limits(candidate)
-            if limits is None or limits.host_bytes <= 0:
-                continue
-            bound = self._bound(self.model, candidate, limits)
-            if bound is None:  # perhaps the guess is too careful; fitting will tell
-                limits = replace(limits, host_bytes=self.fitter.budget.host)
-                bound = self._bound(self.model, candidate, limits)
-            if bound is not None:
-                found.append(_Scanned(candidate, limits, bound, self._tokens(candidate) / bound.seconds))
+            entry = self._scan(candidate)
+            if entry is not None:
+                found.append(entry)
         return found
+
+    def _scan(self, candidate: Candidate) -> _Scanned | None:
+        possible: list[tuple[float, Branch, Bound]] = []
+        for branch in self.fitter.branches(candidate):
+            bound = self._bound(self.model, candidate, branch)
+            if bound is not None:
+                # Keeping no checkpoint at all must gain something; what fits in memory touches no drive.
+                handicap = 1.0 if branch.fixed.checkpoints is None else 1.001
+                possible.append((bound.seconds * handicap, branch, bound))
+        if not possible:
+            return None
+        possible.sort(key=lambda each: each[0])
+        bound = possible[0][2]
+        branches = tuple(branch for _, branch, _ in possible)
+        return _Scanned(candidate, branches, bound, self._tokens(candidate) / bound.seconds)
 
     def look_between(self, scanned: list[_Scanned]) -> list[_Scanned]:
         """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
@@ -169,12 +181,12 @@ class _Search:
         return simulated
 
     def _simulated(self, entry: _Scanned) -> list[_Simulated]:
-        found = self.simulate(entry.candidate)
+        found = self.simulate(entry.candidate, entry.branches)
         return [found] if found else []
 
-    def simulate(self, candidate: Candidate) -> _Simulated | None:
+    def simulate(self, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit."""
-        solved = self.fitter.solve(candidate)
+        solved = self.fitter.solve(candidate, branches)
         if solved is None:
             return None
         steady = solved.fitted.schedule.steady
@@ -184,17 +196,17 @@ class _Search:
     def alternatives(self, scanned: list[_Scanned], simulated: list[_Simulated]) -> tuple[Alternative, ...]:
         """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
         bounds = {entry.candidate: entry.bound for entry in scanned}
-        limits = {entry.candidate: entry.limits for entry in scanned}
+        branches = {entry.candidate: entry.branches[0] for entry in scanned}
         exact: dict[Candidate, float] = {}
         for found in simulated:
             candidate, program = found.solved.fitted.candidate, found.solved.program
             exact[candidate] = found.tokens_per_second
             bounds[candidate] = Bound(program.seconds, program.delay_ratio)
-            limits[candidate] = found.solved.limits
+            branches[candidate] = found.solved.branch
         without_compute = scaled_compute(self.model, 0.0)
         rows = []
         for candidate in sorted(bounds, key=_order):
-            bound, io = bounds[candidate], self._bound(without_compute, candidate, limits[candidate])
+            bound, io = bounds[candidate], self._bound(without_compute, candidate, branches[candidate])
             assert io is not None, "a candidate that fits only when it computes"
             tokens = self._tokens(candidate)
             rows.append(
@@ -230,14 +242,14 @@ class _Search:
         )
         return InfeasibleError(f"no plan fits: it would take at least {each}")
 
-    def _bound(self, model: Model, candidate: Candidate, limits: Limits) -> Bound | None:
+    def _bound(self, model: Model, candidate: Candidate, branch: Branch) -> Bound | None:
         return program_bound(
             model,
             self.machine,
             micro_batch_size=candidate.micro_batch_size,
             micro_batches=candidate.micro_batches,
-            limits=limits,
-            fixed=self.fixed,
+            limits=branch.limits,
+            fixed=branch.fixed,
         )
 
     def _tokens(self, candidate: Candidate) -> int:

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from ssdplan.executor import data
-from ssdplan.executor.data import Batch, TextData, load_tokenizer, read_documents
+from ssdplan.executor import data, documents, token_cache
+from ssdplan.executor import tokens as tokenising
+from ssdplan.executor.data import Batch, TextData
+from ssdplan.executor.documents import read_documents
+from ssdplan.executor.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from tests.tiny import EOS, make_tokenizer
 
@@ -89,7 +92,7 @@ def test_text_is_passed_on_as_it_is(tmp_path: Path) -> None:
 
 
 def test_characters_may_straddle_what_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_READ_BYTES", 3)
+    monkeypatch.setattr(documents, "_READ_BYTES", 3)
     text = "aé中🙂" * 20
     (tmp_path / "a.txt").write_text(text)
     assert list(read_documents(tmp_path)) == [text]
@@ -223,7 +226,7 @@ def test_a_tokenizer_that_cannot_be_cut_gets_documents_whole(tmp_path: Path, tok
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    assert not data._Cutter(tokenizer).possible
+    assert not tokenising._Cutter(tokenizer).possible
     samples = TextData(write_rows(tmp_path / "a.jsonl", DOCUMENTS), tokenizer, sequence_length=99, pack=False)
     assert rows_in_order(samples) == [whole(tokenizer, text) for text in DOCUMENTS]
 
@@ -242,7 +245,7 @@ def test_a_tokenizer_without_a_fast_form_serves_too(tmp_path: Path) -> None:
 def test_a_document_too_long_to_be_given_whole_is_refused(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "_WHOLE_CHARACTERS", 50)
+    monkeypatch.setattr(tokenising, "_WHOLE_CHARACTERS", 50)
     path = write_rows(tmp_path / "a.jsonl", ["short", "long " * 20])
     assert TextData(path, tokenizer, sequence_length=4).samples > 0  # this one can be cut
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -255,8 +258,8 @@ PRE_TOKENIZERS = {
     "SmolLM": lambda: pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     ),
-    "Llama 3": lambda: split_by(data._KNOWN_SPLITS[0]),
-    "Qwen 2": lambda: split_by(data._KNOWN_SPLITS[1]),
+    "Llama 3": lambda: split_by(tokenising._KNOWN_SPLITS[0]),
+    "Qwen 2": lambda: split_by(tokenising._KNOWN_SPLITS[1]),
 }
 
 
@@ -270,10 +273,10 @@ def split_by(expression: str) -> Any:
 def test_cutting_a_long_document_changes_no_token(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
 ) -> None:
-    monkeypatch.setattr(data, "_PIECE_CHARACTERS", 200)
-    monkeypatch.setattr(data._Cutter, "LOOK_AHEAD", 40)
+    monkeypatch.setattr(tokenising, "_PIECE_CHARACTERS", 200)
+    monkeypatch.setattr(tokenising._Cutter, "LOOK_AHEAD", 40)
     tokenizer.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[kind]()
-    cutter = data._Cutter(tokenizer)
+    cutter = tokenising._Cutter(tokenizer)
     assert cutter.possible
     parts = ["\n", " ", "  ", "\n\n", "\t", "\r\n", "a", "word", "It's", "'s", "is read", "123", "4567890", ".", "!!"]
     parts += ["é", "中文", "\u00a0", "\x1c", "🙂", "_", EOS, EOS[:5], "x" * 300, " " * 90]
@@ -294,7 +297,7 @@ def test_cutting_a_long_document_changes_no_token(
 def test_a_long_document_with_a_framing_tokenizer_is_framed_once(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "_PIECE_CHARACTERS", 2000)
+    monkeypatch.setattr(tokenising, "_PIECE_CHARACTERS", 2000)
     start = (tokenizer.convert_ids_to_tokens(5), 5)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start[0]} $A", special_tokens=[start]
@@ -365,7 +368,7 @@ def test_the_second_time_nothing_is_tokenised(
     path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
     first = TextData(path, tokenizer, sequence_length=4, cache=cache)
     [file] = cache.iterdir()
-    monkeypatch.setattr(data, "_write_cache", None)  # would fail if it were called
+    monkeypatch.setattr(data, "write_cache", None)  # would fail if it were called
     again = TextData(path, load_tokenizer(model_dir), sequence_length=6, cache=cache)
     assert again.tokens == first.tokens
     assert rows_in_order(again) == packed(tokenizer, DOCUMENTS, 6)
@@ -400,7 +403,7 @@ def test_a_full_disk_leaves_no_cache_behind(tmp_path: Path, tokenizer: Any, monk
         raise OSError(28, "No space left on device")
 
     path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
-    monkeypatch.setattr(data, "_write_tokens", full)
+    monkeypatch.setattr(token_cache, "_write_tokens", full)
     with pytest.raises(DiskFullError, match="no space for the tokenised text"):
         TextData(path, tokenizer, sequence_length=4, cache=cache)
     assert list(cache.iterdir()) == []

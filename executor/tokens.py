@@ -1,0 +1,242 @@
+"""Tokens: documents through the model's own tokenizer, piece by piece.
+
+Owns how text is tokenised. A long document is cut only where that cannot change a token; where that is not known of a
+tokenizer, its documents are tokenised whole.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssdplan.plans.errors import MismatchError, UsageError
+
+from .documents import Document
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_PIECE_CHARACTERS = 1 << 18
+_BATCH_CHARACTERS = 1 << 20
+_WHOLE_CHARACTERS = 100_000_000
+
+
+def load_tokenizer(model_dir: Path) -> Any:
+    """The tokenizer in a model's directory (a transformers tokenizer), never from a hub.
+
+    Raises UsageError when there is none, or when it cannot be read.
+    """
+    if not model_dir.is_dir():
+        raise UsageError(f"{model_dir}: no such model directory")
+    if not any((model_dir / name).is_file() for name in _TOKENIZER_FILES):
+        raise UsageError(
+            f"{model_dir}: no tokenizer here ({', '.join(_TOKENIZER_FILES)}); copy the model's own into it"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"{model_dir}: the tokenizer cannot be read ({reason}); copy the model's own again") from error
+
+
+def end_of_sequence(tokenizer: Any, vocab_size: int | None) -> int:
+    name = tokenizer.name_or_path or "the tokenizer"
+    largest = max(tokenizer.get_vocab().values())
+    if vocab_size is not None and largest >= vocab_size:
+        raise MismatchError(
+            f"{name}: the tokenizer has ids up to {largest}, the model's vocab_size is {vocab_size}; "
+            "they do not belong together: use the model's own tokenizer, or resize the model's embedding"
+        )
+    if tokenizer.eos_token_id is None:
+        raise UsageError(f"{name}: the tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
+    return int(tokenizer.eos_token_id)
+
+
+def tokenizer_identity(tokenizer: Any) -> bytes:
+    """Everything about a tokenizer that decides its tokens, as bytes for the cache's key."""
+    if tokenizer.is_fast:
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        del state["truncation"], state["padding"]  # set by whoever called it last; the calls here override both
+        return json.dumps([state, tokenizer.eos_token_id, _PIECE_CHARACTERS], sort_keys=True).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
+        return b"".join(file.name.encode() + file.read_bytes() for file in files)
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_KNOWN_SPLITS = tuple(
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for number in (r"\p{N}{1,3}", r"\p{N}")
+)
+"""The expressions of Llama 3 and of Qwen 2, which scan forward only and never look past the start of the next word."""
+
+
+class _Cutter:
+    """Cuts a long document where that cannot change its tokens, so that no document is tokenised whole in memory.
+
+    A byte-level tokenizer without a normalizer first splits text at its added tokens, then splits what lies between
+    into pre-tokens with a regular expression that scans from left to right, and then turns each pre-token into tokens
+    by itself. The expressions known here never look behind and never look ahead past the start of the next word. So a
+    scan that starts at a pre-token's boundary does not depend on what came before, and a cut there changes nothing.
+    `possible` says whether a tokenizer is of this kind; for any other, documents are tokenised whole.
+    """
+
+    LOOK_AHEAD = 1024
+    """Characters left uncut at the end of a buffer; longer than any added token."""
+
+    _WORD_BEFORE_LAST = re.compile(r"\w[ \n]+\w")
+
+    def __init__(self, tokenizer: Any) -> None:
+        state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else None
+        added = state["added_tokens"] if state else []
+        self.possible = (
+            state is not None
+            and state["normalizer"] is None
+            and state["model"].get("type") == "BPE"
+            and not state["model"].get("dropout")
+            and self._scans_forward(state["pre_tokenizer"])
+            and not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
+            and len({token["normalized"] for token in added}) <= 1  # else they are matched in two passes
+            and all(len(token["content"]) < self.LOOK_AHEAD for token in added)
+        )
+        self._pre_tokenizer = tokenizer.backend_tokenizer.pre_tokenizer if self.possible else None
+        contents = sorted((token["content"] for token in added), key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, contents)) or r"(?!)")
+
+    @staticmethod
+    def _scans_forward(pre_tokenizer: dict[str, Any] | None) -> bool:
+        """Whether it is runs of digits, then one known expression, in the order in which nesting keeps cuts safe."""
+        parts = (pre_tokenizer or {}).get("pretokenizers") or [pre_tokenizer]
+        expressions = 0
+        for part in parts:
+            match part:
+                case {"type": "Digits"} if expressions == 0:
+                    pass
+                case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": bool(splits)}:
+                    expressions += splits
+                case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
+                    expressions += 1 if pattern in _KNOWN_SPLITS else 2
+                case _:
+                    return False
+        return expressions == 1
+
+    def pieces(self, texts: Iterable[str]) -> Iterator[str]:
+        """The same text, in pieces whose tokens, one after the other, are the tokens of the whole."""
+        buffer, reach = "", _PIECE_CHARACTERS
+        for text in texts:
+            buffer += text
+            while len(buffer) > reach + _PIECE_CHARACTERS:
+                cut = self._cut(buffer[:reach])
+                if cut == 0:  # one word as long as that: look further
+                    reach *= 2
+                else:
+                    yield buffer[:cut]
+                    buffer, reach = buffer[cut:], _PIECE_CHARACTERS
+        yield buffer
+
+    def _cut(self, text: str) -> int:
+        """The last place in `text` where a cut changes nothing; 0 when there is none."""
+        assert self._pre_tokenizer is not None
+        start, end = 0, len(text)
+        for match in self._added.finditer(text):
+            if match.end() > len(text) - self.LOOK_AHEAD:
+                end = match.start()
+                break
+            start = match.end()
+        if start > 0:
+            return start
+        text = text[:end]
+        word = self._WORD_BEFORE_LAST.search(text[::-1])  # its own end is in sight, and so is the start of the next
+        if word is None:
+            return 0
+        end = min(len(text) - self.LOOK_AHEAD, len(text) - word.end())
+        stops = (stop for _, (_, stop) in reversed(self._pre_tokenizer.pre_tokenize_str(text)))
+        # Not after white space: how a run of it splits depends on whether a word follows.
+        return next((int(stop) for stop in stops if stop <= end and not text[stop - 1].isspace()), 0)
+
+
+def _special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text by itself."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    full = tokenizer("a")["input_ids"]
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return full[:start], full[start + len(plain) :]
+    return full, []
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A piece of a document as it is given to the tokenizer."""
+
+    text: str
+    first: bool
+    last: bool
+
+
+def _units(documents: Iterable[Document], cutter: _Cutter) -> Iterator[_Unit]:
+    for document in documents:
+        if not cutter.possible:
+            text = document.text()
+            if len(text) > _WHOLE_CHARACTERS:
+                raise UsageError(
+                    f"{document.path}:{document.line}: a document of {len(text)} characters, and this tokenizer needs "
+                    f"documents whole ({_WHOLE_CHARACTERS} at most); split it into several files or rows"
+                )
+            yield _Unit(text, True, True)
+            continue
+        first, held = True, ""
+        for piece in cutter.pieces(document.pieces):
+            if held:
+                yield _Unit(held, first, False)
+                first = False
+            held = piece
+        yield _Unit(held, first, True)
+
+
+def _batched(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
+    batch: list[_Unit] = []
+    characters = 0
+    for unit in units:
+        batch.append(unit)
+        characters += len(unit.text) + 64
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def token_pieces(
+    path: Path, documents: Iterable[Document], tokenizer: Any, eos: int
+) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+    """Yields tokens in order, and with each piece whether a document ends with it."""
+    cutter = _Cutter(tokenizer)
+    before, after = _special_tokens_around(tokenizer)
+    closing = [] if after and after[-1] == eos else [eos]  # a tokenizer that ends texts by itself needs no second one
+    if cutter.possible:
+        closing = after + closing
+    blank = True
+    for batch in _batched(_units(documents, cutter)):
+        encoded = tokenizer(
+            [unit.text for unit in batch],
+            add_special_tokens=not cutter.possible,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            verbose=False,
+        )["input_ids"]
+        blank = blank and not any(unit.text.strip() for unit in batch)
+        for unit, ids in zip(batch, encoded, strict=True):
+            if cutter.possible and unit.first:
+                ids = before + ids
+            yield np.asarray(ids + closing if unit.last else ids, dtype=np.uint32), unit.last
+    if blank:
+        raise UsageError(f"{path}: no text at all in it, only white space or nothing; give it text to train on")

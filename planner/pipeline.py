@@ -1,0 +1,97 @@
+"""The pipeline's buffers: what takes turns in slots, as a function of what the program decides.
+
+Owns that estimate, from a few small schedules that are really built. It only leads the program to a good placement;
+whether a decision keeps its budgets is read from its own schedule.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ssdplan.plans.plan import Decision
+from ssdplan.plans.profile import Model
+from ssdplan.plans.schedule import Schedule, Tier
+from ssdplan.plans.vertical import build_schedule
+
+from .traffic import checkpoint_bytes
+
+HIDDEN, TRANSIT = "hidden states", "parameters in transit"
+"""Roles of buffers whose size follows from the checkpoints and the parameters on ssd."""
+MEASURED = (1, 2, 6)
+"""Numbers of micro-batches that are built; from two on everything grows linearly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Bytes of buffers that take turns."""
+
+    constant: float
+    """On host, whatever the placement."""
+    parameters: float
+    """On host besides, when all parameters live on ssd; in proportion to the fraction that does."""
+    checkpoints: float
+    """On host besides, when all checkpoints live on ssd; in proportion to the fraction that does."""
+    device: float
+    """The device's peak."""
+
+
+class Pipelines:
+    """Pipelines of one model at any micro-batch size and number of micro-batches."""
+
+    def __init__(self, model: Model, short: Model, decide: Callable[[int, int, float], Decision]) -> None:
+        """`decide` gives the decision for a micro-batch size, n and fraction of checkpoints on host, with all else on
+        ssd; `short` is the model that schedules are built of."""
+        self.model, self.short, self.decide = model, short, decide
+        self.size = min(model.micro_batch_sizes)
+        self._measured: dict[tuple[int, float], dict[tuple[Tier, str], int]] = {}
+
+    def at(self, micro_batch_size: int, n: int, *, mixed: bool) -> Pipeline:
+        """`mixed`: checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
+        scale = checkpoint_bytes(self.model, micro_batch_size) / checkpoint_bytes(self.model, self.size)
+
+        def host(role: str, fraction: float) -> float:
+            return self._linear(n, fraction, "host", role)
+
+        kept = host(HIDDEN, 1.0) if mixed else host(HIDDEN, 0.0)
+        spilled = 2 * (host(HIDDEN, 0.5) - kept) if mixed else 0.0
+        roles = {role for _, role in self._at(MEASURED[0], 0.0)} | {role for _, role in self._at(MEASURED[1], 0.0)}
+        others = sum(host(role, 0.0) for role in roles - {HIDDEN, TRANSIT})
+        device = sum(self._linear(n, 0.0, "device", role) * (scale if role == HIDDEN else 1.0) for role in roles)
+        timings = [self.model.timing(entry.name, micro_batch_size) for entry in self.model.classes]
+        workspace = max(max(t.forward_workspace_bytes, t.backward_workspace_bytes) for t in timings)
+        return Pipeline(
+            constant=others + scale * kept,
+            parameters=host(TRANSIT, 0.0),
+            checkpoints=scale * max(spilled, 0.0),
+            device=device + workspace + n * self.model.context_bytes[micro_batch_size],
+        )
+
+    def _linear(self, n: int, fraction: float, tier: Tier, role: str) -> float:
+        one, two, six = MEASURED
+        key = (tier, role)
+        if n <= two:
+            return self._at(one if n == one else two, fraction).get(key, 0)
+        low, high = self._at(two, fraction).get(key, 0), self._at(six, fraction).get(key, 0)
+        return low + (high - low) * (n - two) / (six - two)
+
+    def _at(self, n: int, fraction: float) -> dict[tuple[Tier, str], int]:
+        key = (n, fraction)
+        if key not in self._measured:
+            self._measured[key] = _by_role(build_schedule(self.short, self.decide(self.size, n, fraction)))
+        return self._measured[key]
+
+
+def _by_role(schedule: Schedule) -> dict[tuple[Tier, str], int]:
+    """Bytes of the slots in which the buffers of each role take turns."""
+    size: dict[tuple[Tier, str], int] = {}
+    for buffer in schedule.buffers:
+        if buffer.pool:
+            size[buffer.tier, buffer.pool] = max(size.get((buffer.tier, buffer.pool), 0), buffer.nbytes)
+    slots = {
+        (buffer.tier, buffer.slot): (buffer.role, size[buffer.tier, buffer.pool])
+        for buffer in schedule.buffers
+        if buffer.pool
+    }
+    total: dict[tuple[Tier, str], int] = {}
+    for (tier, _), (role, nbytes) in slots.items():
+        total[tier, role] = total.get((tier, role), 0) + nbytes
+    return total
