@@ -62,7 +62,7 @@ class _Meta(TorchFunctionMode):
         meta = [tensor for tensor in tensors if tensor.is_meta]
         if not meta:
             return func(*args, **kwargs)
-        if func is torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func is torch.Tensor.device.__get__:
             return torch.device("cpu")
         real = [tensor for tensor in tensors if not tensor.is_meta]
         if func is nn.functional.embedding:
@@ -132,7 +132,9 @@ def inspect(module: PreTrainedModel) -> Anatomy:
     assert isinstance(blocks, nn.ModuleList)
     module.train(False)
     generator = torch.Generator().manual_seed(0)
-    limit = min(module.get_input_embeddings().weight.shape[0], 1000)
+    table = module.get_input_embeddings().weight
+    assert isinstance(table, torch.Tensor)
+    limit = min(table.shape[0], 1000)
     ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
     other_ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
     mask = torch.ones_like(ids)

@@ -187,11 +187,10 @@ def _read_config(path: Path) -> PretrainedConfig:
 
 def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The Hugging Face model with parameters on meta, buffers real, weights tied."""
-    saved_as = (config.architectures or [None])[0]
+    saved_as = config.architectures[0] if config.architectures else None
     # Where a model has no sdpa, or sdpa would leave something out (soft-capping), the library itself refuses it.
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if isinstance(causal, tuple):
-        causal = causal[0]
+    mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    causal = mapped[0] if isinstance(mapped, tuple) else mapped
     if saved_as is not None and saved_as != causal.__name__:
         raise MismatchError(f"{path}: holds a {saved_as}, not a causal language model ({causal.__name__})")
     attention = "sdpa" if causal._supports_sdpa else "eager"
@@ -206,7 +205,7 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrain
     # from_pretrained initialises the buffers when fp32 is the default again: in bf16 GPT-J's position table has values
     # of other precision than those that its constructor computes. Parameters are on meta, so this costs nothing.
     for child in module.modules():
-        child._is_hf_initialized = False  # type: ignore[assignment]
+        child._is_hf_initialized = False
     module.initialize_weights()
     module.tie_weights()
     module.config.use_cache = False

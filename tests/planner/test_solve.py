@@ -77,7 +77,7 @@ def tokens_per_step(model: Model, b: int, n: int) -> int:
 
 
 @QUICK
-@given(models(), machines(), st.floats(0.02, 1.3), st.sampled_from((None, 4, 12)))
+@given(models(), machines(), st.floats(0.02, 1.3), st.sampled_from((1, 4, 12)))
 def test_every_plan_keeps_its_promises(model: Model, machine: Machine, memory: float, batch: int | None) -> None:
     profile = made_profile(machine=machine, model=model)
     states = sum(state.elements for state in model.states)
@@ -117,33 +117,32 @@ def test_no_resource_does_more_than_its_work_in_the_time(model: Model, machine: 
 def test_the_bound_is_below_the_simulated_step() -> None:
     """Fill and drain come on top of the program's seconds, whatever bounds the step."""
     for flops in (1e11, 1e12, 1e13):
-        for memory in (8, 16, 24, 64):
+        for memory in (8, 24):
             for shared in (False, True):
                 profile = made_profile(
                     machine=made_machine(shared=shared, update_rate=2e8, volumes=(made_volume(read=1e9, write=8e8),)),
                     model=made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=flops, tied=True),
                 )
-                prediction = solve(profile, SolveRequest(memory * MIB, global_batch=16)).prediction
+                prediction = solve(profile, SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4)).prediction
                 assert prediction.program_seconds <= prediction.step_seconds * (1 + 1e-6)
 
 
 def test_what_fits_in_memory_does_not_use_the_drive() -> None:
-    plan = solve(small(), SolveRequest(GIB))
+    plan = solve(small(), SolveRequest(GIB, global_batch=8))
     assert plan.prediction.ssd_bytes == plan.prediction.ssd_read_bytes == plan.prediction.ssd_write_bytes == 0
 
 
 def test_more_memory_is_not_slower() -> None:
     """Each plan is at least about as fast as those of smaller budgets; the simulator's last percent may differ."""
-    rates = [
-        solve(small(), SolveRequest(m * MIB, global_batch=16)).prediction.tokens_per_second for m in range(8, 44, 6)
-    ]
+    plans = [solve(small(), SolveRequest(m * MIB, global_batch=16, micro_batches=8)) for m in range(8, 44, 6)]
+    rates = [plan.prediction.tokens_per_second for plan in plans]
     for number, rate in enumerate(rates):
         assert rate >= 0.97 * max(rates[: number + 1])
     assert rates[-1] > 1.2 * rates[0]
 
 
 def test_the_smallest_good_enough_batch_is_chosen() -> None:
-    plan = solve(small(), SolveRequest(16 * MIB))
+    plan = solve(made_profile(blocks=3, hidden=128, sequence=64), SolveRequest(6 * MIB))
     simulated = [row for row in plan.alternatives if row.simulated]
     best = max(row.tokens_per_second for row in simulated)
     chosen = plan.decision.micro_batch_size * plan.decision.micro_batches
@@ -209,7 +208,7 @@ def refused(profile: Profile, request: SolveRequest) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("blocks", [1, 3, 12])
+@pytest.mark.parametrize("blocks", [1, 8])
 @pytest.mark.parametrize("fixed", [{}, {"residency": {"optimizer": 0.5}}, {"delay_ratio": 0.4}])
 def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
     profile = made_profile(model=made_model(blocks=blocks, hidden=128, vocab=1024, sequence=64, tied=tied))
@@ -221,20 +220,23 @@ def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
 
 
 def test_too_little_device_memory() -> None:
-    constraint, least = refused(small(), SolveRequest(GIB, device_memory_bytes=MIB))
+    constraint, least = refused(small(), SolveRequest(GIB, device_memory_bytes=MIB, global_batch=4))
     assert constraint == "device memory"
-    request = SolveRequest(GIB, device_memory_bytes=least)
+    request = SolveRequest(GIB, device_memory_bytes=least, global_batch=4)
     check(small(), request, solve(small(), request))
-    assert refused(small(), SolveRequest(GIB, device_memory_bytes=least - MIB)) == (constraint, least)
+    assert refused(small(), SolveRequest(GIB, device_memory_bytes=least - MIB, global_batch=4)) == (constraint, least)
 
 
 @pytest.mark.parametrize("memory", [8, 16])
 def test_too_few_writes_allowed(memory: int) -> None:
-    constraint, least = refused(small(), SolveRequest(memory * MIB, max_ssd_write_bytes=100_000))
+    constraint, least = refused(small(), SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=100_000))
     assert constraint == "ssd writes"
-    request = SolveRequest(memory * MIB, max_ssd_write_bytes=least)
+    request = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least)
     check(small(), request, solve(small(), request))
-    assert refused(small(), SolveRequest(memory * MIB, max_ssd_write_bytes=least - MIB)) == (constraint, least)
+    assert refused(small(), SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least - MIB)) == (
+        constraint,
+        least,
+    )
 
 
 def test_a_bound_on_writes_is_kept_and_costs_time() -> None:
@@ -249,9 +251,9 @@ def test_too_little_space_on_the_drives() -> None:
     def on(free_bytes: int) -> Profile:
         return made_profile(machine=made_machine(volumes=(made_volume(free_bytes=free_bytes),)), model=small().model)
 
-    constraint, least = refused(on(MIB), SolveRequest(8 * MIB))
+    constraint, least = refused(on(MIB), SolveRequest(8 * MIB, global_batch=4))
     assert constraint == "ssd space"
-    request = SolveRequest(8 * MIB)
+    request = SolveRequest(8 * MIB, global_batch=4)
     plan = solve(on(least), request)
     check(on(least), request, plan)
     assert plan.prediction.ssd_bytes <= least
@@ -266,14 +268,17 @@ def test_too_little_space_on_the_drives() -> None:
         (made_machine(link=1e7, d2h=1e9), "link to device"),
         (made_machine(link=1e9, d2h=1e7), "link from device"),
         (made_machine(update_rate=1e6), "cpu updates"),
-        (made_machine(shared=True), "compute and updates (shared cores)"),
+        (
+            made_machine(shared=True, volumes=(made_volume(read=2e10, write=2e10),)),
+            "compute and updates (shared cores)",
+        ),
     ],
 )
 def test_names_what_bounds_the_run(machine: Machine, words: str) -> None:
     profile = made_profile(machine=machine, model=small().model)
-    plan = solve(profile, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2 if words != "compute" else 64))
+    plan = solve(profile, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=16 if "compute" in words else 2))
     assert plan.prediction.bound_by == words
-    gains = {row.resource: row.throughput_gain for row in plan.sensitivity}
+    gains = {row.resource: row.throughput_gain for row in plan.sensitivity if row.resource != "host memory"}
     helps = {"compute and updates (shared cores)": "compute", "cpu updates": "update rate", "ssd": "ssd bandwidth"}
     assert max(gains, key=lambda name: gains[name]) == helps.get(words, words)
 
@@ -281,7 +286,7 @@ def test_names_what_bounds_the_run(machine: Machine, words: str) -> None:
 def test_a_shortened_model_has_the_pipeline_of_the_whole() -> None:
     model = made_model(blocks=40)
     assert len(shortened(model).layers) == 10
-    assert shortened(made_model(blocks=8)) == made_model(blocks=8)
+    assert shortened(made_model(blocks=12)) == made_model(blocks=12)
     Model.model_validate(shortened(model).model_dump())
 
 
