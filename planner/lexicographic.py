@@ -13,6 +13,8 @@ import pulp
 Linear = Mapping[str, float]
 """Variable -> coefficient; the empty name is the constant term."""
 
+OPTIMAL = 1
+"""What `solve` returns for an optimum in PuLP 3, and the status of what it returns in PuLP 4."""
 SLACK = 1e-7
 """The share of itself by which an objective may give way to the less important ones; an objective of 0 stays 0."""
 
@@ -36,8 +38,7 @@ def minimise(
     `bounds` gives every variable its range. `solver` is a PuLP solver; the default is HiGHS in this process.
     """
     problem = pulp.LpProblem("ssdplan", pulp.LpMinimize)
-    make = getattr(problem, "add_variable", pulp.LpVariable)  # PuLP 4 makes variables through their problem
-    variables = {name: make(name, low, high) for name, (low, high) in bounds.items()}
+    variables = {name: problem.add_variable(name, low, high) for name, (low, high) in bounds.items()}
 
     def expression(terms: Linear) -> Any:
         return pulp.lpSum([factor * variables[name] if name else factor for name, factor in terms.items()])
@@ -50,8 +51,8 @@ def minimise(
     for objective in objectives:
         total = expression(objective)
         problem.setObjective(total)
-        problem.solve(solver)
-        if problem.status != pulp.LpStatusOptimal:
+        outcome = problem.solve(solver)
+        if getattr(outcome, "status", outcome) != OPTIMAL:
             break  # at the first objective: infeasible; later: within tolerance of the point found, which stands
         found = {name: _clip(variable.varValue, *bounds[name]) for name, variable in variables.items()}
         best = value(objective, found)

@@ -72,9 +72,6 @@ class StageTime:
     seconds: float
     bound_by: str
     """compute, ssd, h2d, d2h, cpu; cores when compute and updates share them."""
-    compute_seconds: float
-    other_seconds: float
-    """The longest of everything but compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +93,6 @@ class ProgramResult:
     ssd_read_bytes: float
     ssd_write_bytes: float
     stages: tuple[StageTime, ...]
-
-    @property
-    def compute_seconds(self) -> float:
-        """A step that waits for nothing but compute."""
-        return sum(stage.count * stage.compute_seconds for stage in self.stages)
-
-    @property
-    def other_seconds(self) -> float:
-        """A step on a device that computes in no time."""
-        return sum(stage.count * stage.other_seconds for stage in self.stages)
 
 
 def solve_program(
@@ -382,17 +369,12 @@ def _stage_time(stage: Stage, times: list[tuple[str, Linear]], at: Mapping[str, 
     for resource, form in times:
         seconds[resource] = max(seconds.get(resource, 0.0), value(form, at))
     slowest = max(seconds, key=lambda resource: seconds[resource])
-    others = [each for resource, each in seconds.items() if resource not in ("compute", "cores")]
-    if "cores" in seconds:
-        others.append(seconds["cores"] - stage.compute_seconds)
     return StageTime(
         layer_class=stage.layer_class,
         phase=stage.phase,
         count=stage.count,
         seconds=seconds[slowest],
         bound_by=slowest,
-        compute_seconds=stage.compute_seconds,
-        other_seconds=max(others),
     )
 
 

@@ -27,6 +27,8 @@ LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATC
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
 FINALISTS = 3
+CLOSE = 0.9
+"""A bound below this share of the best cannot win by a better fill and drain."""
 RESIDENCIES = ("parameters", "optimizer", "checkpoints")
 
 
@@ -163,7 +165,8 @@ class _Search:
             return []
         fastest.remove(best)
         if all(entry.candidate.global_batch == best.candidate.global_batch for entry in fastest):
-            return simulated + [found for entry in fastest[: FINALISTS - 1] for found in self._simulated(entry)]
+            close = [entry for entry in fastest if entry.tokens_per_second >= CLOSE * best.tokens_per_second]
+            return simulated + [found for entry in close[: FINALISTS - 1] for found in self._simulated(entry)]
         enough = _good_enough([entry for entry in scanned if _order(entry.candidate) <= _order(best.candidate)])
         low, high = -1, len(enough) - 1
         for step in range(FINALISTS):

@@ -114,8 +114,9 @@ def test_no_resource_does_more_than_its_work_in_the_time(model: Model, machine: 
     assert p.step_seconds >= max(work) * (1 - 1e-9)
 
 
-def test_the_bound_is_below_the_simulated_step() -> None:
-    """Fill and drain come on top of the program's seconds, whatever bounds the step."""
+def test_the_simulated_step_is_the_bound_with_fill_and_drain() -> None:
+    """Fill and drain come on top of the program's seconds, whatever bounds the step. A percent is for what the program
+    does not see: a stage that waits for the drive may hide behind neighbours that compute."""
     for flops in (1e11, 1e12, 1e13):
         for memory in (8, 24):
             for shared in (False, True):
@@ -124,7 +125,8 @@ def test_the_bound_is_below_the_simulated_step() -> None:
                     model=made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=flops, tied=True),
                 )
                 prediction = solve(profile, SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4)).prediction
-                assert prediction.program_seconds <= prediction.step_seconds * (1 + 1e-6)
+                low, high = 0.99 * prediction.program_seconds, 1.7 * prediction.program_seconds
+                assert low <= prediction.step_seconds <= high
 
 
 def test_what_fits_in_memory_does_not_use_the_drive() -> None:
@@ -150,7 +152,7 @@ def test_the_smallest_good_enough_batch_is_chosen() -> None:
     for row in simulated:
         if row.micro_batch_size * row.micro_batches < chosen:
             assert row.tokens_per_second < 0.99 * best
-    assert len(plan.alternatives) > 60
+    assert len(plan.alternatives) > 40
 
 
 def test_fixed_choices_are_in_the_plan() -> None:
@@ -233,10 +235,8 @@ def test_too_few_writes_allowed(memory: int) -> None:
     assert constraint == "ssd writes"
     request = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least)
     check(small(), request, solve(small(), request))
-    assert refused(small(), SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least - MIB)) == (
-        constraint,
-        least,
-    )
+    less = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least - MIB)
+    assert refused(small(), less) == (constraint, least)
 
 
 def test_a_bound_on_writes_is_kept_and_costs_time() -> None:
@@ -275,8 +275,10 @@ def test_too_little_space_on_the_drives() -> None:
     ],
 )
 def test_names_what_bounds_the_run(machine: Machine, words: str) -> None:
-    profile = made_profile(machine=machine, model=small().model)
-    plan = solve(profile, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=16 if "compute" in words else 2))
+    flops = 5e10 if "compute" in words else 2e12
+    model = made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=flops, tied=True)
+    profile = made_profile(machine=machine, model=model)
+    plan = solve(profile, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2))
     assert plan.prediction.bound_by == words
     gains = {row.resource: row.throughput_gain for row in plan.sensitivity if row.resource != "host memory"}
     helps = {"compute and updates (shared cores)": "compute", "cpu updates": "update rate", "ssd": "ssd bandwidth"}
