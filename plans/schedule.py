@@ -6,7 +6,9 @@ gives buffers their places, `waits.py` derives what waits for what, `verify.py` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, Self
 
 Tier = Literal["device", "host", "ssd"]
@@ -228,22 +230,38 @@ class Graph:
     stages: int
 
 
-@dataclass(frozen=True, slots=True)
+GraphName = Literal["first", "steady", "flush", "evaluate"]
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """Everything that a plan expands into."""
+    """Everything that a plan expands into. A graph is made when it is first asked for: planning needs only `steady`."""
 
     buffers: tuple[Buffer, ...]
     arenas: dict[Tier, int]
     """Tier -> bytes; for ssd, the size of the store."""
     homes: tuple[Home, ...]
-    first: Graph
-    """A step with no delayed updates pending: the first one, or one after `flush`."""
-    steady: Graph
-    """A step that finishes the previous step's delayed updates in its forward."""
-    flush: Graph
-    """Only the pending delayed updates. After it, parameters are those of the last step."""
-    evaluate: Graph
-    """Forward of all layers and the loss; nothing may be pending."""
+    make_graph: Callable[[GraphName], Graph]
+
+    @cached_property
+    def first(self) -> Graph:
+        """A step with no delayed updates pending: the first one, or one after `flush`."""
+        return self.make_graph("first")
+
+    @cached_property
+    def steady(self) -> Graph:
+        """A step that finishes the previous step's delayed updates in its forward."""
+        return self.make_graph("steady")
+
+    @cached_property
+    def flush(self) -> Graph:
+        """Only the pending delayed updates. After it, parameters are those of the last step."""
+        return self.make_graph("flush")
+
+    @cached_property
+    def evaluate(self) -> Graph:
+        """Forward of all layers and the loss; nothing may be pending."""
+        return self.make_graph("evaluate")
 
     def traffic(self, graph: Graph) -> dict[Resource, int]:
         """Bytes moved by each of read, write, h2d and d2h in one run of `graph`."""

@@ -14,7 +14,7 @@ from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES, Buffers, Span, make_homes, p
 from .memory import assign
 from .plan import Decision
 from .profile import ELEMENT_BYTES, Model
-from .schedule import PAGE, Backward, Forward, Graph, Home, Op, Region, Resource, Schedule, Transfer, Update
+from .schedule import PAGE, Backward, Forward, Graph, GraphName, Home, Op, Region, Resource, Schedule, Transfer, Update
 from .waits import with_waits
 
 READ_BYTES = 16 << 20
@@ -49,19 +49,17 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
     steps = [[entry.op for entry in program.emitted] for program in (training, evaluation)]
     placed, arenas = assign(buffers.all, steps)
 
-    def graph(name: str, program: _Program, *when: _When) -> Graph:
+    def make_graph(name: GraphName) -> Graph:
+        program, when = {
+            "first": (training, (_When.ALWAYS, _When.NOT_PENDING)),
+            "steady": (training, (_When.ALWAYS, _When.PENDING)),
+            "flush": (training, (_When.PENDING,)),
+            "evaluate": (evaluation, (_When.ALWAYS,)),
+        }[name]
         chosen = [entry.op for entry in program.emitted if entry.when in when]
         return Graph(name, with_waits(chosen, placed), program.stages)
 
-    return Schedule(
-        buffers=placed,
-        arenas=arenas,
-        homes=homes,
-        first=graph("first", training, _When.ALWAYS, _When.NOT_PENDING),
-        steady=graph("steady", training, _When.ALWAYS, _When.PENDING),
-        flush=graph("flush", training, _When.PENDING),
-        evaluate=graph("evaluate", evaluation, _When.ALWAYS),
-    )
+    return Schedule(placed, arenas, homes, make_graph)
 
 
 class _Program:

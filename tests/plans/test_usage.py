@@ -18,7 +18,7 @@ GRAPHS = ("first", "steady", "flush", "evaluate")
 
 def _schedule(*buffers: Buffer, host: int) -> Schedule:
     empty = Graph("steady", (), 1)
-    return Schedule(buffers, {"device": 0, "host": host, "ssd": 0}, (), empty, empty, empty, empty)
+    return Schedule(buffers, {"device": 0, "host": host, "ssd": 0}, (), lambda name: empty)
 
 
 def _buffer(index: int, pages: int, role: str, pool: str, turn: int, offset: int, slot: int) -> Buffer:
