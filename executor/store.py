@@ -173,12 +173,12 @@ def _check_space(path: Path, nbytes: int) -> None:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
+        usage = shutil.disk_usage(path.parent)
     except OSError as error:
         raise IoFailure(f"{path.parent}: {error.strerror}") from error
-    if free < nbytes:
+    if usage.total and usage.free < nbytes:  # a total of nothing is a file system that does not count
         raise DiskFullError(
-            f"{path.parent}: the store needs {format_bytes(nbytes)} here, {format_bytes(free)} are free; "
+            f"{path.parent}: the store needs {format_bytes(nbytes)} here, {format_bytes(usage.free)} are free; "
             "free some space or name another directory with --volume"
         )
 

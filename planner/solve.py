@@ -399,6 +399,8 @@ def _covered(timeline: Timeline, resources: tuple[Resource, ...]) -> float:
 
 def _size(nbytes: int) -> str:
     """Rounded up, so that the printed value is enough when it is used."""
+    if nbytes < 16 << 20:
+        return f"{-(-nbytes >> 10)} KiB"
     if nbytes < 10 << 30:
         return f"{-(-nbytes >> 20)} MiB"
     return f"{float(Fraction(ceil(Fraction(nbytes, 1 << 30) * 1000), 1000)):.3f} GiB"

@@ -71,10 +71,10 @@ def measure_volume(
     if not directory.is_dir():
         raise UsageError(f"{directory}: not a directory; a volume is a directory on the drive to use")
     free = free_bytes(directory)
-    size = min(LARGEST_FILE, free // SHARE_OF_FREE_SPACE) // MIB * MIB
+    size = min(LARGEST_FILE, free // SHARE_OF_FREE_SPACE) // MIB * MIB if free is not None else SMALLEST_FILE
     if size < SMALLEST_FILE:
         raise DiskFullError(
-            f"{directory}: {free / MIB:.0f} MiB are free; measuring a volume needs "
+            f"{directory}: {(free or 0) / MIB:.0f} MiB are free; measuring a volume needs "
             f"{SMALLEST_FILE * SHARE_OF_FREE_SPACE // MIB} MiB free (it writes an eighth of them and gives them back)"
         )
     try:
@@ -104,14 +104,14 @@ def measure_volume(
     if worst < POOR_MIX:
         notes.append(f"{directory}: reading and writing at once reaches {worst:.0%} of what taking turns would")
     return Volume(
-        path=str(directory), free_bytes=free, engine="io_uring" if uring else "threads", frontier=frontier(points)
+        path=str(directory), free_bytes=free or 0, engine="io_uring" if uring else "threads", frontier=frontier(points)
     ), notes
 
 
-def free_bytes(directory: Path) -> int:
-    """What an unprivileged user may still write to the file system of `directory`."""
+def free_bytes(directory: Path) -> int | None:
+    """What an unprivileged user may still write to the file system of `directory`; None where it does not count."""
     status = os.statvfs(directory)
-    return status.f_bavail * status.f_frsize
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> tuple[MixedBandwidth, ...]:

@@ -49,8 +49,8 @@ def home(tmp_path_factory) -> Path:
         "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", "1,2", "--precision", "fp32",
         cwd=path,
     )  # fmt: skip
-    least = refused("solve", "profile.json", "--host-memory", "64KiB", cwd=path, code=3)
-    budget = least.rsplit("--host-memory ", 1)[1].split()[0].rstrip(".,;)")
+    least = refused("solve", "profile.json", "--host-memory", "64KiB", "--global-batch", 4, cwd=path, code=3)
+    budget = least.rsplit("would do is ", 1)[1]
     ssdplan("solve", "profile.json", "--host-memory", budget, "--global-batch", 4, cwd=path)
     return path
 
@@ -159,6 +159,23 @@ def test_wrong_inputs_are_named(home, tmp_path):
     for arguments, code, says in cases:
         assert says in refused(*arguments, cwd=home, code=code), arguments
         assert not (tmp_path / "run").exists() and not (tmp_path / "p.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system without direct I/O")
+def test_a_file_system_without_direct_io_is_refused(home, tmp_path):
+    (tmp_path / "ramfs").mkdir()
+    if subprocess.run(["mount", "-t", "ramfs", "none", tmp_path / "ramfs"], check=False).returncode:
+        pytest.skip("this machine does not let us mount a ramfs")
+    try:
+        volume = ["--volume", tmp_path / "ramfs"]
+        profile = ["profile", "--model", "model", *volume, "-o", tmp_path / "p.json"]
+        run = ["run", "plan.json", "--data", "text.txt", "--steps", 1, "--out", tmp_path / "run", *volume]
+        for arguments in (profile, run):
+            assert "direct I/O" in refused(*arguments, cwd=home, code=6)
+            assert not list((tmp_path / "ramfs").iterdir())
+        assert not (tmp_path / "run").exists() and not (tmp_path / "p.json").exists()
+    finally:
+        subprocess.run(["umount", tmp_path / "ramfs"], check=True)
 
 
 def test_a_volume_without_space_is_refused(home, tmp_path):

@@ -35,9 +35,9 @@ def small() -> Profile:
 
 def least_named(error: InfeasibleError) -> tuple[str, int]:
     """The constraint and the least budget in bytes, as a user reads them."""
-    found = re.search(r"fits: (.*) of .* least that would do is ([0-9.]+) (MiB|GiB)$", str(error))
+    found = re.search(r"fits: (.*) of .* least that would do is ([0-9.]+) (KiB|MiB|GiB)$", str(error))
     assert found, str(error)
-    unit = {"MiB": MIB, "GiB": GIB}[found[3]]
+    unit = {"KiB": 1 << 10, "MiB": MIB, "GiB": GIB}[found[3]]
     return found[1], int(Fraction(found[2]) * unit)
 
 
@@ -214,11 +214,14 @@ def refused(profile: Profile, request: SolveRequest) -> tuple[str, int]:
 @pytest.mark.parametrize("fixed", [{}, {"residency": {"optimizer": 0.5}}, {"delay_ratio": 0.4}])
 def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
     profile = made_profile(model=made_model(blocks=blocks, hidden=128, vocab=1024, sequence=64, tied=tied))
-    constraint, least = refused(profile, SolveRequest(MIB // 2, **fixed))
+    constraint, least = refused(profile, SolveRequest(1 << 16, **fixed))
     assert constraint == "host memory"
     enough = SolveRequest(least, **fixed)
     check(profile, enough, solve(profile, enough))
-    assert refused(profile, SolveRequest(least - MIB, **fixed)) == (constraint, least)
+    assert refused(profile, SolveRequest(least - (MIB if least > 16 * MIB else 1 << 10), **fixed)) == (
+        constraint,
+        least,
+    )
 
 
 def test_too_little_device_memory() -> None:
@@ -226,7 +229,9 @@ def test_too_little_device_memory() -> None:
     assert constraint == "device memory"
     request = SolveRequest(GIB, device_memory_bytes=least, global_batch=4)
     check(small(), request, solve(small(), request))
-    assert refused(small(), SolveRequest(GIB, device_memory_bytes=least - MIB, global_batch=4)) == (constraint, least)
+    assert refused(
+        small(), SolveRequest(GIB, device_memory_bytes=least - (MIB if least > 16 * MIB else 1 << 10), global_batch=4)
+    ) == (constraint, least)
 
 
 @pytest.mark.parametrize("memory", [8, 16])
@@ -235,7 +240,9 @@ def test_too_few_writes_allowed(memory: int) -> None:
     assert constraint == "ssd writes"
     request = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least)
     check(small(), request, solve(small(), request))
-    less = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least - MIB)
+    less = SolveRequest(
+        memory * MIB, global_batch=4, max_ssd_write_bytes=least - (MIB if least > 16 * MIB else 1 << 10)
+    )
     assert refused(small(), less) == (constraint, least)
 
 
@@ -257,7 +264,7 @@ def test_too_little_space_on_the_drives() -> None:
     plan = solve(on(least), request)
     check(on(least), request, plan)
     assert plan.prediction.ssd_bytes <= least
-    assert refused(on(least - MIB), request) == (constraint, least)
+    assert refused(on(least - (MIB if least > 16 * MIB else 1 << 10)), request) == (constraint, least)
 
 
 @pytest.mark.parametrize(
