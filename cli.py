@@ -7,6 +7,7 @@ output, progress to standard error; an error is one line and the exit code of do
 import argparse
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         code: int = options.command(options)
         return code
@@ -42,6 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         code = DiskFullError.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else IoFailure.exit_code
         return _fail(str(error), code)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """A request to end is an interruption: what was made is closed and removed, as after Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> int:
@@ -157,8 +164,6 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
         "--device-memory", type=_bytes, metavar="SIZE", help="most that the device may take [what was free]"
     )
     parser.add_argument("--global-batch", type=_count, metavar="N", help="rows a step, exactly [the best]")
-    parser.add_argument("--optimizer", choices=["adamw"], default="adamw", help="the optimizer")
-    parser.add_argument("--optimizer-states", choices=["fp32"], default="fp32", help="of master weights and moments")
     parser.add_argument("--max-ssd-write-per-step", type=_bytes, metavar="SIZE", help="wear bound [none]")
     fixed = parser.add_argument_group("each fixes one decision")
     fixed.add_argument(
@@ -236,7 +241,10 @@ def _show(options: argparse.Namespace) -> int:
     text = describe_plan(document, schedule)
     if report and report.exists():
         text += "\n" + describe_report(report)
-    _print(document, text, options.json)
+    if report and report.exists() and options.json:
+        print(report.read_text(encoding="utf-8"), end="")
+    else:
+        _print(document, text, options.json)
     if options.plots or options.trace:
         from ssdplan.planner.simulator import simulate
 
@@ -317,9 +325,10 @@ def _run(options: argparse.Namespace) -> int:
 
     def step(metrics: "StepMetrics") -> None:
         left = (options.steps - metrics.step) * metrics.step_seconds
+        eta = f"  {format_seconds(left)} left" if left else ""
         line.say(
             f"run: step {metrics.step}/{options.steps}  loss {metrics.loss:.4f}"
-            f"  {metrics.tokens_per_second:.0f} tokens/s  {format_seconds(left)} left"
+            f"  {metrics.tokens_per_second:.0f} tokens/s{eta}"
         )
 
     def evaluation(number: int, loss: float) -> None:

@@ -1,6 +1,6 @@
 """What a run says of itself: metrics.jsonl while it runs, report.json when it ends.
 
-Owns the two formats (DESIGN section 10). Every prediction of the plan stands beside its measurement.
+Owns the two formats. Every prediction of the plan stands beside its measurement.
 """
 
 import json
@@ -15,7 +15,8 @@ from ssdplan.plans.plan import Prediction
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One line of metrics.jsonl. `eval_loss` only in lines where the held-out text was evaluated after the step."""
+    """One line of metrics.jsonl: a step. Bytes of ssd are this step's; peaks are of the arenas, and on the device of
+    what compute takes besides."""
 
     step: int
     loss: float
@@ -36,8 +37,8 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
-    def write(self, metrics: StepMetrics, **more: float) -> None:
-        self._file.write(json.dumps({**asdict(metrics), **more}) + "\n")
+    def write(self, metrics: StepMetrics) -> None:
+        self._file.write(json.dumps(asdict(metrics)) + "\n")
 
     def write_evaluation(self, step: int, eval_loss: float) -> None:
         """A line of its own for an evaluation after `step` steps."""

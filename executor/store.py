@@ -93,12 +93,6 @@ class Store:
         with _translated():
             self.bytes_written += self._engine.write(self._segments(offset, nbytes, address)).wait()
 
-    def flush(self) -> None:
-        """Make all that was written durable. A failure is final: the drive may have dropped the bytes."""
-        for file in self._files:
-            with _translated():
-                self._engine.flush(file)
-
     def close(self) -> None:
         self._engine.close()
         for lock in self._locks:
@@ -169,7 +163,7 @@ def _write_superblock(engine: native.Engine, file: int, block: bytes) -> None:
 def _check_space(path: Path, nbytes: int) -> None:
     if path.exists():
         raise StoreError(
-            f"{path}: exists already; it belongs to another run, so it is left alone; choose another --out"
+            f"{path}: exists already; it belongs to another run, so it is left alone; name another directory"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

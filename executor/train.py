@@ -14,10 +14,12 @@ from pathlib import Path
 
 import torch
 
-from ssdplan.plans.errors import MemoryBudgetError, MismatchError, NumericalError, UsageError
+from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError, NumericalError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph, Schedule
 from ssdplan.plans.timeline import Timeline, write_trace
+from ssdplan.plans.units import format_bytes
+from ssdplan.plans.verify import verify
 from ssdplan.plans.vertical import build_schedule
 
 from .data import Batch, TextData
@@ -95,6 +97,7 @@ def train(
         raise UsageError(f"{out}: exists already and is not an empty directory; choose another --out, or remove it")
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(_directory(out))
+        _look_ahead(plan, model, run, volumes, watch)
         session = stack.enter_context(_session(plan, model, device, schedule, volumes or [run], recipe, watch))
         return _steps(session, plan, texts, recipe, run, model, watch)
 
@@ -138,7 +141,35 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
             f"the plan needs {predicted.peak_device_bytes} bytes of device memory, {device.memory_bytes()} are free; "
             "solve again with a smaller --device-memory"
         )
+    verify(schedule)
     return schedule
+
+
+def _look_ahead(plan: Plan, model: StreamedModel, run: Path, volumes: Sequence[Path], watch: Watch) -> None:
+    """What would only come to light at the end of the run: no space for the model, another drive than the plan's."""
+    element = DTYPES[plan.decision.precision].itemsize
+    needed = element * sum(tensor.elements for state in model.states for tensor in state.tensors)
+    if not volumes:
+        needed += plan.prediction.ssd_bytes
+    usage = shutil.disk_usage(run)
+    if usage.total and usage.free < needed:
+        raise DiskFullError(
+            f"{run}: the run needs {format_bytes(needed)} here, {format_bytes(usage.free)} are free; free some space, "
+            "choose another --out, or put the store elsewhere with --volume"
+        )
+    planned = [Path(volume.path) for volume in plan.machine.volumes]
+    used = [_drive(path) for path in volumes or [run]]
+    if plan.prediction.ssd_bytes and used != [_drive(path) for path in planned]:
+        names = " ".join(f"--volume {path}" for path in planned)
+        watch.note(f"the store is not on the drive that was measured, so times may differ; the plan is for {names}")
+
+
+def _drive(path: Path) -> int | None:
+    """The file system of a directory, or of the nearest one above that exists."""
+    for folder in (path.absolute(), *path.absolute().parents):
+        if folder.exists():
+            return folder.stat().st_dev
+    return None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The linear program of DESIGN section 5: the fastest placement for one micro-batch size and number of micro-batches.
+"""The linear program (GreedySnake 4.5): the fastest placement for one micro-batch size and number of micro-batches.
 
 Owns the constraints and the order of objectives; what moves comes from `traffic`, the solver from `lexicographic`.
 Alpha and all residencies are variables of one program, so it is never worse than GreedySnake's sweep (section 4.5).

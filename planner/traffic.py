@@ -1,6 +1,6 @@
 """Traffic: what each layer's stages move and compute, as linear forms in the fractions that the program chooses.
 
-Owns the table of DESIGN section 5 (GreedySnake sections 3 and 4), refined to what the graph does: the head has no
+Owns the traffic of a stage (GreedySnake sections 3 and 4), refined to what the graph does: the head has no
 forward stage, states may be tied, the stack of blocks has ends. It knows no rates.
 """
 

@@ -32,8 +32,7 @@ class Part(BaseModel):
 
 
 class Document(Part):
-    """A whole file. Subclasses set `KIND`, the word that errors use for it, and `SCHEMA`, what its `schema` must
-    say."""
+    """A whole file, named in errors by its class, with a `schema` that says its kind and version."""
 
     @classmethod
     def load(cls, path: Path) -> Self:

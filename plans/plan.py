@@ -15,7 +15,7 @@ TOLERANCE = 1e-6
 
 
 class Placement(Part):
-    """Where the states of one class live, as fractions of their elements (DESIGN: the four-way split).
+    """Where the states of one class live, as fractions of their elements (prompt or delayed, host or ssd).
 
     optimizer_* and parameters_* each sum to 1; their delayed parts sum to the plan's delay ratio, as do the two
     delayed_gradient_* fractions.

@@ -276,7 +276,7 @@ def _volumes(volumes: Sequence[Volume]) -> list[str]:
     for volume in volumes:
         alone = f"reads {_rate(volume.frontier[0].read)}, writes {_rate(volume.frontier[-1].write)}"
         mixes = [f"{_rate(point.read)} and {_rate(point.write)}" for point in volume.frontier[1:-1]]
-        shown = mixes[len(mixes) // 2] if mixes else "not measured"
+        shown = mixes[len(mixes) // 2] if mixes else "no faster than in turns"
         lines.append(f"  {_short(volume.path, 70)}")
         lines.append(f"    {format_bytes(volume.free_bytes)} free, {volume.engine}; {alone}; together {shown}")
     return lines

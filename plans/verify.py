@@ -44,6 +44,8 @@ def _verify_order(schedule: Schedule, graph: Graph) -> None:
                         assert before[position] >> other & 1, (
                             f"{graph.name}: {op} (op {position}) may run together with {graph.ops[other]} (op {other})"
                         )
+                if writes:  # whoever comes after this write comes after all that it came after
+                    history[:] = [old for old in history if old[0] < start or stop < old[1]]
                 history.append((start, stop, position, writes))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES, Buffers, Span, make_homes, parameter_spans
+from .homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES, Buffers, Span, make_homes, parameter_spans
 from .memory import assign
 from .plan import Decision
 from .profile import ELEMENT_BYTES, Model
@@ -449,7 +449,7 @@ class _Program:
                     optimizer = self._load_optimizer(delayed[ahead], _When.PENDING)
                     if self._on_ssd(waiting):
                         target = self._gradient_chunk(delayed[ahead], "again/")
-                        what = f"gradient of {self._name(home.state)}"
+                        what = f"gradient of {self._name(delayed[ahead].state)}"
                         self._move("read", waiting, target, what, _When.PENDING)
                         waiting = target
                     loaded[ahead] = (optimizer, waiting)
@@ -537,8 +537,7 @@ def _pages(nbytes: int) -> int:
 
 def _grain(elements: int, part: int, parts: int) -> int:
     """The element at which piece `part` of `parts` begins, a multiple of the grain."""
-    grains = elements // 2048
-    return grains * part // parts * 2048
+    return elements // GRAIN * part // parts * GRAIN
 
 
 def _parts(nbytes: int, most: int) -> list[tuple[int, int]]:

@@ -44,7 +44,7 @@ def home(tmp_path_factory) -> Path:
     make_model("llama", path / "model", layers=4, vocab=320, hidden=64, tied=True)
     make_tokenizer(path / "model")
     (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    (path / "held-out.txt").write_text("what is stored is read again. " * 8)
+    (path / "held-out.txt").write_text("over the lazy dog jumps the quick brown fox. " * 8)
     ssdplan(
         "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", "1,2", "--precision", "fp32",
         cwd=path,
@@ -63,8 +63,8 @@ def test_all_four_commands_work_together(home, tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     out = tmp_path / "run"
     done = ssdplan(
-        "run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--eval-every", 2, "--steps", 5,
-        "--lr", "1e-2", "--out", out, cwd=home,
+        "run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--eval-every", 4, "--steps", 12,
+        "--lr", "3e-3", "--out", out, cwd=home,
     )  # fmt: skip
     assert "predicted" in done.stdout and "tokens/s" in done.stderr
     report = json.loads((out / "report.json").read_text())
@@ -219,7 +219,7 @@ def test_the_command_line_is_this():
     }
     for command, options in {
         "profile": "--model --device --volume --sequence-length --micro-batch-sizes --precision --json --output",
-        "solve": "--host-memory --device-memory --global-batch --optimizer --optimizer-states --max-ssd-write-per-step "
+        "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output",
         "show": "--plots --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "

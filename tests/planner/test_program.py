@@ -1,4 +1,4 @@
-"""The linear program, against DESIGN section 5 written down a second time, layer by layer, and searched by force."""
+"""The linear program, against its rows written down a second time, layer by layer, and searched by force."""
 
 import random
 from itertools import product

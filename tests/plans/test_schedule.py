@@ -1,4 +1,4 @@
-"""The graph is right in every order that its waits allow, moves exactly the bytes of DESIGN section 5, and shares
+"""The graph is right in every order that its waits allow, moves exactly the bytes that it should, and shares
 memory."""
 
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_each_layer_computes_each_micro_batch_once_in_alternating_order():
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("n", [1, 3])
 def test_traffic_is_that_of_the_design(alpha: float, n: int):
-    """Everything on ssd, untied: the sums over stages of DESIGN section 5, written out again here."""
+    """Everything on ssd, untied: the sums over stages, written out again here."""
     blocks, element = 4, 2
     model = made_model(blocks=blocks, hidden=64, vocab=512, sequence=64)
     decision = decide(model, alpha=alpha, micro_batches=n, chunk=2048)
