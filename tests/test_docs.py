@@ -1,5 +1,6 @@
 """The documents say what the code does: fields, options, exit codes, bytes on ssd; and their links resolve."""
 
+import importlib.util
 import json
 import re
 import struct
@@ -183,3 +184,12 @@ def test_volumes_lie_on_ssd_as_the_document_says(tmp_path: Path) -> None:
         place = data_start + (cycle * count + rank) * stripe_bytes
         held = volumes[dealing[position]][place : place + stripe_bytes]
         assert held == bytes([100 + number]) * stripe_bytes
+
+
+def test_the_picture_is_of_the_schedule_as_it_is() -> None:
+    """docs/plan.svg is what docs/draw_plan.py draws of today's schedule; run that when this fails, and look at it."""
+    spec = importlib.util.spec_from_file_location("draw_plan", ROOT / "docs" / "draw_plan.py")
+    assert spec and spec.loader
+    drawer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawer)
+    assert drawer.draw(drawer.timeline()) == (ROOT / "docs" / "plan.svg").read_text()
