@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ssdplan import native
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
@@ -213,3 +214,26 @@ def test_buffers_that_a_model_saves_are_exported(tmp_path):
     assert exported.keys() == saved.keys()
     scalars = [name for name in saved if name.endswith("layer_scalar")]
     assert scalars and all(torch.equal(exported[name], saved[name]) for name in scalars)
+
+
+def test_nothing_is_allocated_in_an_arena_after_the_first_step(directory, tmp_path, monkeypatch):
+    made: list[int] = []
+    arena = native.Arena
+
+    def counted(nbytes: int, **options: bool) -> native.Arena:
+        made.append(nbytes)
+        return arena(nbytes, **options)
+
+    monkeypatch.setattr(native, "Arena", counted)
+    at_step: list[int] = []
+    model = open_model(directory / "llama", torch.float32)
+    train(
+        make_plan(model, sequence_length=LENGTH, alpha=0.3),
+        model,
+        EmulatedDevice(),
+        data=directory / "text.txt",
+        out=tmp_path / "run",
+        recipe=RECIPE,
+        watch=Watch(step=lambda metrics: at_step.append(len(made))),
+    )
+    assert len(at_step) == RECIPE.steps and at_step[0] > 0 and len(set(at_step)) == 1
