@@ -7,7 +7,6 @@ default.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import re
@@ -191,7 +190,9 @@ def train_and_use(directory: Path) -> None:
     )
     say(f"the trained model goes on, after {PROMPT!r}:")
     print(generated(out / "model", PROMPT, NEW_TOKENS))
-    print(summary(out))
+    from ssdplan.plans.report import describe_report
+
+    print(f"\nPredicted before the run, and measured: {describe_report(out / 'report.json')}")
 
 
 def ssdplan(*arguments: object) -> None:
@@ -208,46 +209,15 @@ def generated(model_dir: Path, prompt: str, new_tokens: int) -> str:
     """The likeliest continuation of `prompt`, by plain transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
     inputs = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         tokens = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, repetition_penalty=1.2)
     return str(tokenizer.decode(tokens[0], skip_special_tokens=True))
-
-
-def summary(out: Path) -> str:
-    """What the plan predicted beside what the run measured, and the held-out loss before and after."""
-    predictions = json.loads((out / "report.json").read_text())["predictions"]
-    lines = [f"\n{'quantity':<24}{'predicted':>14}{'measured':>14}{'error':>9}"]
-    lines += [
-        f"{row['quantity']:<24}"
-        f"{quantity(row['predicted'], row['unit']):>14}{quantity(row['measured'], row['unit']):>14}"
-        f"{row['relative_error']:>+9.1%}"
-        for row in predictions
-    ]
-    losses = held_out_losses(out / "metrics.jsonl")
-    if losses:
-        (first, before), (last, after) = losses[0], losses[-1]
-        lines.append(f"\nheld-out loss: {before:.3f} at step {first}, {after:.3f} at step {last}")
-    return "\n".join(lines)
-
-
-def held_out_losses(metrics: Path) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [(int(row["step"]), float(row["eval_loss"])) for row in rows if row.get("eval_loss") is not None]
-
-
-def quantity(value: float, unit: str) -> str:
-    """A value in the unit that a person would choose."""
-    if unit in ("B", "bytes"):
-        for scale, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-            if abs(value) >= scale:
-                return f"{value / scale:.2f} {name}"
-        return f"{value:.0f} B"
-    short = {"seconds": "s", "tokens_per_second": "tokens/s"}.get(unit, unit)
-    return f"{value:.4g} {short}"
 
 
 # Odds and ends

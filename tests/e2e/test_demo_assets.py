@@ -271,10 +271,15 @@ def test_the_demo_types_what_a_user_types(
 ) -> None:
     made: list[list[str]] = []
     report = {
+        "model": "model",
+        "steps": 20,
+        "steady_steps": 18,
+        "losses": [3.5, 3.2],
+        "eval_losses": {"0": 3.6, "20": 3.25},
         "predictions": [
-            {"quantity": "step_seconds", "unit": "s", "predicted": 2.0, "measured": 2.5, "relative_error": -0.2},
+            {"quantity": "step_seconds", "unit": "s", "predicted": 2.0, "measured": 2.5, "relative_error": 0.25},
             {"quantity": "peak_host_bytes", "unit": "B", "predicted": 2**30, "measured": 2**30, "relative_error": 0.0},
-        ]
+        ],
     }
 
     def run(command: list[str], failure: str) -> None:
@@ -284,12 +289,6 @@ def test_the_demo_types_what_a_user_types(
             assert not out.exists()  # what an earlier demo left is gone
             out.mkdir()
             (out / "report.json").write_text(json.dumps(report))
-            rows = [
-                {"step": 0, "eval_loss": 3.6},
-                {"step": 1, "loss": 3.5},
-                {"step": 20, "loss": 3.2, "eval_loss": 3.25},
-            ]
-            (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     program = tmp_path / "bin" / "ssdplan"
     program.parent.mkdir()
@@ -314,10 +313,11 @@ def test_the_demo_types_what_a_user_types(
     ]
     assert [" ".join(command) for command in made] == typed
     assert "from demo/run/model" in shown
+    assert "Predicted before the run, and measured: 20 steps of model" in shown
     words = [line.split() for line in shown.splitlines()]
-    assert ["step_seconds", "2", "s", "2.5", "s", "-20.0%"] in words
-    assert ["peak_host_bytes", "1.00", "GiB", "1.00", "GiB", "+0.0%"] in words
-    assert "held-out loss: 3.600 at step 0, 3.250 at step 20" in shown
+    assert ["step", "2", "s", "2.5", "s", "+25.0%"] in words
+    assert ["peak", "host", "1", "GiB", "1", "GiB", "+0.0%"] in words
+    assert "held-out loss  3.6000 after 0, 3.2500 after 20 steps" in shown
 
 
 def test_a_command_that_fails_stops_the_demo(
