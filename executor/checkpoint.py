@@ -46,6 +46,9 @@ def weight_files(path: Path) -> tuple[Path, ...]:
             names = sorted(set(map(os.fspath, json.loads(index_file.read_text())["weight_map"].values())))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MismatchError(f"{index_file}: not an index of safetensors shards ({error})") from error
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise MismatchError(f"{index_file}: names a shard outside of its directory: {outside[0]}")
         missing = [name for name in names if not (path / name).is_file()]
         if missing:
             raise MismatchError(f"{index_file}: names shards that are not there: {', '.join(missing)}")

@@ -97,6 +97,17 @@ SSDPLAN_INLINE std::uint32_t is_special(float value) {
     return (bits_of(value) & 0x7f800000U) == 0x7f800000U ? 1U : 0U;
 }
 
+// Of a block's lanes, in their order.
+SSDPLAN_INLINE GradientStatistics statistics_of(const std::uint32_t* special, const double* sums) {
+    std::uint32_t any_special = 0;
+    double total = 0.0;
+    for (std::size_t lane = 0; lane < kGroup; ++lane) {
+        any_special |= special[lane];
+        total += sums[lane];
+    }
+    return {any_special == 0, total};
+}
+
 // Squares of fp32 values are exact in fp64. Sixteen sums a block, then one fixed order: the same on any vector width.
 // `parameter` may be `master`, so neither is said to be unaliased; an element depends on no other in any case.
 template <typename Format>
@@ -151,13 +162,7 @@ SSDPLAN_INLINE GradientStatistics adamw_body(float* master, float* exp_avg, floa
         special[lane] |= is_special(g);
         sums[lane] += static_cast<double>(g) * static_cast<double>(g);
     }
-    std::uint32_t any_special = 0;
-    double total = 0.0;
-    for (std::size_t lane = 0; lane < kGroup; ++lane) {
-        any_special |= special[lane];
-        total += sums[lane];
-    }
-    return {any_special == 0, total};
+    return statistics_of(special, sums);
 }
 
 #define SSDPLAN_ADAMW(name, Format)                                                                                \
@@ -198,13 +203,7 @@ SSDPLAN_DISPATCHED GradientStatistics statistics_fp32(const float* gradient, std
         special[lane] |= is_special(gradient[i]);
         sums[lane] += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
     }
-    std::uint32_t any_special = 0;
-    double total = 0.0;
-    for (std::size_t lane = 0; lane < kGroup; ++lane) {
-        any_special |= special[lane];
-        total += sums[lane];
-    }
-    return {any_special == 0, total};
+    return statistics_of(special, sums);
 }
 
 template <typename To, typename From>

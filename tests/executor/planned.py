@@ -3,9 +3,10 @@
 from typing import Literal
 
 from ssdplan.executor.model import StreamedModel
-from ssdplan.plans.plan import Decision, Placement, Plan, Prediction
+from ssdplan.plans.plan import Plan, Prediction
 from ssdplan.plans.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
 from ssdplan.plans.vertical import build_schedule
+from tests.plans.decided import decide
 
 GIB = 1 << 30
 
@@ -68,23 +69,6 @@ def machine(device: Literal["cpu", "cuda"] = "cpu") -> Machine:
     )
 
 
-def placement(alpha: float, *, optimizer: float, parameters: float, gradient: float) -> Placement:
-    """The same fraction on host of the prompt and of the delayed part."""
-    prompt = 1.0 - alpha
-    return Placement(
-        optimizer_prompt_host=prompt * optimizer,
-        optimizer_prompt_ssd=prompt * (1 - optimizer),
-        optimizer_delayed_host=alpha * optimizer,
-        optimizer_delayed_ssd=alpha * (1 - optimizer),
-        parameters_prompt_host=prompt * parameters,
-        parameters_prompt_ssd=prompt * (1 - parameters),
-        parameters_delayed_host=alpha * parameters,
-        parameters_delayed_ssd=alpha * (1 - parameters),
-        delayed_gradient_host=alpha * gradient,
-        delayed_gradient_ssd=alpha * (1 - gradient),
-    )
-
-
 def make_plan(
     model: StreamedModel,
     *,
@@ -103,23 +87,17 @@ def make_plan(
 ) -> Plan:
     """A plan with these fractions on host."""
     shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
-    where = placement(alpha, optimizer=optimizer, parameters=parameters, gradient=gradient)
-    decision = Decision(
-        schedule="vertical",
-        optimizer="adamw",
-        optimizer_states="fp32",
-        precision=shape.precision,
-        micro_batch_size=micro_batch_size,
+    decision = decide(
+        shape,
+        alpha=alpha,
+        optimizer=optimizer,
+        parameters=parameters,
+        checkpoints=checkpoints,
+        gradient=gradient,
         micro_batches=micro_batches,
-        sequence_length=sequence_length,
-        delay_ratio=alpha,
-        placement={state.state_class: where for state in shape.states},
-        checkpoint_host=checkpoints,
-        recompute="all",
-        update_chunk_elements=chunk,
-        update_lookahead=lookahead,
-        host_budget_bytes=GIB,
-        device_budget_bytes=GIB,
+        micro_batch_size=micro_batch_size,
+        chunk=chunk,
+        lookahead=lookahead,
     )
     schedule = build_schedule(shape, decision)
     traffic = schedule.traffic(schedule.steady)

@@ -317,6 +317,13 @@ def test_an_index_that_names_missing_shards(llama: Path) -> None:
         open_model(llama, torch.float32)
 
 
+def test_an_index_cannot_reach_outside_of_its_directory(llama: Path) -> None:
+    for name in ("../other/model.safetensors", "/etc/passwd", "sub/model.safetensors"):
+        (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(MismatchError, match="outside of its directory"):
+            open_model(llama, torch.float32)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
 def test_an_index_that_is_none(llama: Path, text: str) -> None:
     (llama / "model.safetensors.index.json").write_text(text)
