@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -227,3 +228,29 @@ def test_the_command_line_is_this():
     }.items():
         for option in options.split():
             assert option in shown[command], f"{command} {option}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_cleanly(home, tmp_path, number):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "run", "plan.json", "--data", "text.txt", "--steps", "100000", "--out", str(out)],
+        cwd=home,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "step 2/" in line:
+                break
+        assert (out / "volume-0.ssdplan").exists()
+        process.send_signal(number)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130 and "interrupted" in rest and "Traceback" not in rest
+    assert not list(out.glob("*.ssdplan")) and not (out / "model").exists()
+    assert len((out / "metrics.jsonl").read_text().splitlines()) >= 2
