@@ -239,6 +239,8 @@ def test_an_interrupted_run_ends_cleanly(home, tmp_path, number):
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
+        # A test run in the background of a script inherits an ignored SIGINT, which a command rightly goes on ignoring.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stderr is not None
