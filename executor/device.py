@@ -72,7 +72,6 @@ class EmulatedDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self.lanes: dict[Resource, str] = {**_LANES, "cpu": "compute"}
-        self._arenas: list[HostArena] = []
 
     def memory_bytes(self) -> int:
         """Half of what DRAM is free now: the other half is the host's."""

@@ -29,7 +29,7 @@ class Memory:
         self.host = device.host_arena(max(schedule.arenas["host"], 1))
         self._device_bytes = device.allocate(max(schedule.arenas["device"], 1))
         self.touched: dict[Tier, int] = {"host": 0, "device": 0, "ssd": 0}
-        """The highest byte of each arena that an op has been bound to."""
+        """The highest byte of each arena that was bound; arenas are as large as planned, so it says what is used."""
 
     def view(self, region: Region, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """The bytes of a host or device region as a 1-D tensor."""
@@ -41,9 +41,6 @@ class Memory:
 
     def tier(self, region: Region) -> Tier:
         return self._schedule.buffers[region.buffer].tier
-
-    def role(self, region: Region) -> str:
-        return self._schedule.buffers[region.buffer].role
 
     def store_offset(self, region: Region) -> int:
         """Where an ssd region begins in the store."""
