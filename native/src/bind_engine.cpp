@@ -1,0 +1,142 @@
+// The Python face of the engine: requests of segments, waited for without the interpreter lock.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "engine.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace ssdplan {
+namespace {
+
+using SegmentTuple = std::tuple<std::int64_t, std::int64_t, std::uintptr_t, std::int64_t>;
+
+std::shared_ptr<Request> submit(Engine& engine, Direction direction, const std::vector<SegmentTuple>& tuples) {
+    std::vector<Segment> segments;
+    segments.reserve(tuples.size());
+    for (const auto& [file, offset, address, nbytes] : tuples) segments.push_back({file, offset, address, nbytes});
+    const py::gil_scoped_release release;
+    return engine.submit(direction, segments);
+}
+
+// Closing waits for the drive, which must not hold up other Python threads.
+struct CloseWithoutLock {
+    void operator()(Engine* engine) const {
+        const py::gil_scoped_release release;
+        const std::unique_ptr<Engine> owner(engine);
+    }
+};
+
+void raise_io_error(const IoFailure& failure) {
+    const py::object type = py::module_::import("ssdplan.native.errors").attr("IoError");
+    // File names are bytes to the system and need not be text.
+    const auto path = py::reinterpret_steal<py::object>(
+        PyUnicode_DecodeFSDefaultAndSize(failure.path.data(), static_cast<py::ssize_t>(failure.path.size())));
+    if (!path) throw py::error_already_set();
+    const py::object error = type(failure.code, failure.message_, path);
+    error.attr("offset") = failure.offset;
+    error.attr("nbytes") = failure.nbytes;
+    PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+    py::register_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) std::rethrow_exception(pointer);
+        } catch (const IoFailure& failure) {
+            raise_io_error(failure);
+        }
+    });
+
+    py::class_<Request, std::shared_ptr<Request>>(module, "Request", R"(A read or write under way.
+
+Dropping it without `wait` is safe for the engine, but the transfer goes on: the memory that it targets must stay valid
+until it is done.)")
+        .def("wait", &Request::wait, ReleaseLock(),
+             R"(Wait until no block of the request is in flight, and return its bytes.
+
+Raises IoError for the first block that failed. May be called again, and from several threads.)")
+        .def("done", &Request::done, ReleaseLock(), "Whether `wait` would return, or raise, at once.")
+        .def_property_readonly("nbytes", &Request::nbytes, "The bytes asked for, over all segments.");
+
+    py::class_<Engine, std::unique_ptr<Engine, CloseWithoutLock>>(module, "Engine", R"(Asynchronous direct I/O.
+
+Files are opened with O_DIRECT and named by small integers. `read` and `write` return at once; any number of requests,
+from any threads, may be in flight. Requests run in no particular order: wait for a write before reading it back. Short
+transfers are resubmitted and every result is checked.
+
+A segment is (file, offset, address, nbytes): the file id, and three numbers of bytes that are multiples of 4096. The
+memory must stay valid, and a source unchanged, until the request is done.)")
+        .def(py::init([](const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes,
+                         std::int64_t threads) {
+                 return std::unique_ptr<Engine, CloseWithoutLock>(new Engine(kind, queue_depth, block_bytes, threads));
+             }),
+             "kind"_a = "auto", py::kw_only(), "queue_depth"_a = 32, "block_bytes"_a = std::int64_t{1} << 20,
+             "threads"_a = 4,
+             R"(Start an engine.
+
+kind is "io_uring", "threads" (pread and pwrite from `threads` threads) or "auto": io_uring where a real read through it
+succeeds, else threads. The environment variable SSDPLAN_IO_ENGINE overrides "auto". Requests are split into blocks of
+block_bytes (a multiple of 4096), of which at most queue_depth are in flight at a time over all requests.
+
+Raises ValueError for a kind or a number out of range, and IoError when "io_uring" is asked for and not to be had.)")
+        .def_property_readonly("kind", &Engine::kind, "What was chosen: \"io_uring\" or \"threads\".")
+        .def(
+            "open",
+            [](Engine& engine, const std::filesystem::path& path, std::optional<std::int64_t> create_bytes,
+               bool read_only) {
+                const py::gil_scoped_release release;
+                return engine.open(path.string(), create_bytes, read_only);
+            },
+            "path"_a, py::kw_only(), "create_bytes"_a = py::none(), "read_only"_a = false,
+            R"(Open a file or a block device for direct I/O and return its id.
+
+With create_bytes the file must not exist: it is made with that size, and its space is allocated, so that a full disk is
+ENOSPC here and not later; when that fails no file is left. Its directory is not flushed.
+
+Raises IoError (EINVAL where the file system cannot do direct I/O) and ValueError.)")
+        .def("size", &Engine::size, "file"_a, ReleaseLock(), "The size in bytes of an open file or block device.")
+        .def(
+            "read",
+            [](Engine& engine, const std::vector<SegmentTuple>& segments) {
+                return submit(engine, Direction::read, segments);
+            },
+            "segments"_a,
+            R"(Start reading each segment's bytes into its memory.
+
+A read that meets the end of its file fails with ENODATA. Raises ValueError, before anything is started, for a segment
+that is misaligned, negative or null or names no open file, and RuntimeError when the engine is closed.)")
+        .def(
+            "write",
+            [](Engine& engine, const std::vector<SegmentTuple>& segments) {
+                return submit(engine, Direction::write, segments);
+            },
+            "segments"_a,
+            R"(Start writing each segment's memory to its file. Raises as `read` does.
+
+What was written is durable only after `wait` and then `flush`.)")
+        .def("flush", &Engine::flush, "file"_a, ReleaseLock(),
+             R"(Make the finished writes of a file durable (fdatasync), waiting for the drive.
+
+Raises IoError. A failed flush is never retried: what the kernel dropped cannot be flushed any more, so every later
+flush of the same file raises the same error.)")
+        .def("close_file", &Engine::close_file, "file"_a, ReleaseLock(),
+             "Wait for what is in flight on a file, then close it. Raises IoError, and ValueError for an unknown id.")
+        .def("close", &Engine::close, ReleaseLock(),
+             "Wait for everything in flight, then close all files. Closing twice is nothing.");
+}
+
+}  // namespace ssdplan
