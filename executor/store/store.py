@@ -1,0 +1,445 @@
+"""The tensor store: training states as extents on volumes, each with its checksum, in generations that survive a crash.
+
+Owns what is durable and when (docs/store-format.md): copy-on-write, the commit protocol, and the check of every byte
+that is read. It moves bytes between its address space and memory; it does not know what they mean.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ssdplan import native
+from ssdplan.plans.errors import IoFailure, StoreError, UsageError
+from ssdplan.plans.schedule import PAGE
+
+from .layout import Layout, Record
+from .recovery import Found, choose, find, read_table
+from .striping import Striping, deal
+from .superblock import SLOTS, Superblock, data_start
+from .table import EXTENT, Table
+from .volumes import Disk, Locks, Request, Staging, Volume, claim, make_blank, translated, write_superblock
+
+METADATA_BYTES = 64 << 10
+"""Room in every table for the owner's own."""
+_FILL_BYTES = 16 << 20
+_NOWHERE = -1
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes that are not what was written, or a superblock or table that is none."""
+
+    what: str
+    path: Path
+    offset: int
+    generation: int | None = None
+
+    def __str__(self) -> str:
+        generation = "" if self.generation is None else f" of generation {self.generation}"
+        return f"{self.path}: {self.what}{generation}, at byte {self.offset}"
+
+
+class Store:
+    """A store that is open. One thread may read while another writes; each call returns when its bytes have moved.
+
+    `commit` makes what was written until then a generation; after a crash the store opens at the last one committed
+    (or, cut off within a commit, at the one that was being committed). Nothing that the last two generations hold is
+    overwritten. A store made without `durable` has no generations and one place for every extent.
+    """
+
+    def __init__(
+        self, disk: Disk, volumes: Sequence[Volume], layout: Layout, superblock: Superblock, *, durable: bool
+    ) -> None:
+        self._disk, self._volumes, self._layout, self._superblock = disk, tuple(volumes), layout, superblock
+        self._durable = durable
+        self._locks = Locks()
+        self._failure = ""
+        count = len(layout.extents)
+        self._copy = [_NOWHERE] * count
+        """Extent -> which of its places holds it now."""
+        self._held = ([_NOWHERE] * count, [_NOWHERE] * count)
+        """The same for the last durable generation and for the one before."""
+        self._checksums = [0] * count
+        self._born = [0] * count
+        self.metadata: dict[str, Any] = {}
+        """What the last commit was given."""
+        self.bytes_read = self.bytes_written = 0
+        """Of states, since the store was opened; tables and superblocks are not counted."""
+
+    @classmethod
+    def create(
+        cls,
+        places: Sequence[Path],
+        records: Sequence[Record],
+        plan_sha256: str,
+        bandwidths: Sequence[float] | None = None,
+        *,
+        durable: bool = False,
+        stripe_bytes: int | None = None,
+    ) -> Self:
+        """Make a store on one volume for each of `places` (a directory, or a blank volume made by `ssdplan volume
+        init`), striped by `bandwidths` (equal if None).
+
+        Raises DiskFullError before anything is written where there is no space, IoFailure where direct I/O is refused,
+        StoreError where something else lies or another run works. What it made is removed when it fails.
+        """
+        if not places:
+            raise UsageError("a store needs at least one volume")
+        dealing = deal(bandwidths or [1.0] * len(places))
+        striping = Striping(dealing, stripe_bytes) if stripe_bytes else Striping(dealing)
+        layout = Layout.of(records, durable=durable)
+        table_bytes = _table_bytes(layout, len(places)) if durable else PAGE
+        sizes = required_bytes(layout, striping, table_bytes)
+        disk: Disk = native.Engine()
+        locks = Locks()
+        volumes: list[Volume] = []
+        try:
+            for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
+                volumes.append(claim(disk, locks, place, number, size))
+            store = cls.format(disk, volumes, layout, striping, table_bytes, plan_sha256, durable=durable)
+            store._locks = locks
+            return store
+        except BaseException:
+            for volume in volumes:
+                if not volume.made:
+                    make_blank(disk, volume)
+            disk.close()
+            locks.close()
+            for volume in volumes:
+                if volume.made:
+                    volume.path.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def format(
+        cls,
+        disk: Disk,
+        volumes: Sequence[Volume],
+        layout: Layout,
+        striping: Striping,
+        table_bytes: int,
+        plan_sha256: str,
+        *,
+        durable: bool,
+    ) -> Self:
+        """Write generation 0, which holds nothing, on open volumes whose contents may go."""
+        first = Superblock(
+            store=secrets.token_bytes(16),
+            volume=0,
+            striping=striping,
+            generation=0,
+            capacity_bytes=0,
+            table_bytes=table_bytes,
+            table_length=0,
+            table_checksum=0,
+            plan_sha256=plan_sha256,
+        )
+        store = cls(disk, volumes, layout, first, durable=durable)
+        with store._failing():
+            for volume in volumes:
+                make_blank(disk, volume)  # an older store's superblocks are gone before the new one's first is there
+            store._write_generation(0, {})
+        return store
+
+    @classmethod
+    def open(cls, places: Sequence[Path], records: Sequence[Record]) -> Self:
+        """Open the store that lies on `places` (volumes, or directories that hold them) at its last generation, to go
+        on writing it. `records` must be those that it was made for.
+
+        Raises StoreError for a foreign, missing or damaged volume and for a store in use, IoFailure.
+        """
+        disk: Disk = native.Engine()
+        locks = Locks()
+        try:
+            store = cls.recover(disk, find(disk, places, locks=locks), records)
+            store._locks = locks
+            return store
+        except BaseException:
+            disk.close()
+            locks.close()
+            raise
+
+    @classmethod
+    def recover(cls, disk: Disk, volumes: Sequence[Volume], records: Sequence[Record]) -> Self:
+        """Open a store on volumes that are open for writing, and mend what a crash within a commit left unfinished."""
+        with translated():
+            found = choose(disk, volumes)
+            store = cls(disk, found.volumes, Layout.of(records, durable=True), found.superblock, durable=True)
+            store._adopt(found)
+            store._mend(found)
+        return store
+
+    @property
+    def engine_kind(self) -> str:
+        return self._disk.kind
+
+    @property
+    def generation(self) -> int:
+        """The last durable one; 0 holds nothing."""
+        return self._superblock.generation
+
+    def read(self, offset: int, nbytes: int, address: int) -> None:
+        """Bytes [offset, offset + nbytes) of the store to memory, every checksum verified.
+
+        The range must begin and end at cuts of the records. Raises IoFailure, and StoreError for bytes that are not
+        those that were written.
+        """
+        chosen = self._layout.range(offset, nbytes)
+        with self._requests() as started:
+            for index in chosen:
+                copy = self._copy[index]
+                assert copy != _NOWHERE, f"{self._name(index)} is read before it is written"
+                started.append(self._disk.read(self._segments(index, copy, address - offset)))
+            for index, request in zip(chosen, started, strict=True):
+                self.bytes_read += request.wait()
+                extent = self._layout.extents[index]
+                if native.checksum(address - offset + extent.address, extent.nbytes) != self._checksums[index]:
+                    raise StoreError(self._damage(index))
+
+    def write(self, offset: int, nbytes: int, address: int) -> None:
+        """Memory to bytes [offset, offset + nbytes) of the store, which must begin and end at cuts of the records.
+
+        Raises IoFailure or DiskFullError; after one the store can be read but not committed.
+        """
+        with self._failing(), self._requests() as started:
+            for index in self._layout.range(offset, nbytes):
+                extent = self._layout.extents[index]
+                self._checksums[index] = native.checksum(address - offset + extent.address, extent.nbytes)
+                self._born[index] = self.generation + 1
+                self._copy[index] = copy = self._free_copy(index)
+                started.append(self._disk.write(self._segments(index, copy, address - offset)))
+            for request in started:
+                self.bytes_written += request.wait()
+
+    def commit(self, metadata: dict[str, Any]) -> None:
+        """Make all that was written a generation: data and tables, one flush on every volume, then the superblocks,
+        flushed. No read or write may be under way. `metadata`: what JSON can say, for whoever opens the store.
+
+        Raises IoFailure or DiskFullError; a failed flush is final, and the store cannot be committed any more.
+        """
+        assert self._durable, "a store that was not made durable has no generations"
+        if self._failure:
+            raise IoFailure(f"the store cannot be committed: {self._failure}")
+        with self._failing():
+            self._write_generation(self.generation + 1, metadata)
+        self._held = (list(self._copy), self._held[0])
+        self.metadata = metadata
+
+    def fill(self, progress: Progress) -> None:
+        """Write zeros wherever nothing has been written yet: drives overwrite written blocks faster than they fill
+        reserved ones. `progress` gets the share that is done."""
+        empty = [
+            (place, extent.nbytes)
+            for extent, copy in zip(self._layout.extents, self._copy, strict=True)
+            for number, place in enumerate(extent.places)
+            if number != copy
+        ]
+        total, done = sum(nbytes for _, nbytes in empty), 0
+        zeros = Staging(_FILL_BYTES) if empty else None
+        for place, nbytes in _joined(empty, _FILL_BYTES):
+            assert zeros is not None
+            with self._failing(), self._requests() as started:
+                started.append(self._disk.write(self._on_volumes(place, nbytes, zeros.address)))
+                started[0].wait()
+            done += nbytes
+            progress(done / total)
+
+    def close(self) -> None:
+        self._disk.close()
+        self._locks.close()
+
+    def remove(self) -> None:
+        """Close the store, delete the files that were made for it and leave other volumes blank: nothing of it is
+        worth keeping."""
+        try:
+            for volume in self._volumes:
+                if not volume.made:
+                    make_blank(self._disk, volume)
+        finally:
+            self.close()
+            for volume in self._volumes:
+                if volume.made:
+                    volume.path.unlink(missing_ok=True)
+
+    # Generations.
+
+    def _write_generation(self, generation: int, metadata: dict[str, Any]) -> None:
+        """The commit protocol. Durable when it returns."""
+        data = self._table(metadata).encode() if generation else b""
+        if len(data) > self._superblock.table_bytes:
+            raise UsageError(f"a table of {len(data)} bytes does not fit {self._superblock.table_bytes}")
+        staging = Staging(max(len(data), PAGE))
+        staging.put(data)
+        checksum = native.checksum(staging.address, len(data)) if data else 0
+        superblock = replace(
+            self._superblock, generation=generation, table_length=len(data), table_checksum=checksum
+        )
+        if data:
+            with self._requests() as started:
+                for volume in self._volumes:
+                    segment = (volume.file, superblock.table_start, staging.address, len(data))
+                    started.append(self._disk.write([segment]))
+                for request in started:
+                    request.wait()
+        for volume in self._volumes:
+            self._disk.flush(volume.file)
+        for number, volume in enumerate(self._volumes):
+            own = replace(superblock, volume=number, capacity_bytes=volume.capacity_bytes)
+            write_superblock(self._disk, volume, own)
+        for volume in self._volumes:
+            self._disk.flush(volume.file)
+        self._superblock = superblock
+
+    def _table(self, metadata: dict[str, Any]) -> Table:
+        names = [record.name for record in self._layout.records if record.durable]
+        numbers = {name: number for number, name in enumerate(names)}
+        rows = [
+            (
+                numbers[self._layout.records[extent.record].name],
+                extent.nbytes,
+                extent.within,
+                extent.places[self._copy[index]],
+                self._checksums[index],
+                self._born[index],
+            )
+            for index, extent in enumerate(self._layout.extents)
+            if self._layout.records[extent.record].durable and self._copy[index] != _NOWHERE
+        ]
+        paths = tuple(os.fspath(volume.path.absolute()) for volume in self._volumes)
+        return Table(tuple(names), paths, metadata, np.array(rows, dtype=EXTENT))
+
+    def _adopt(self, found: Found) -> None:
+        """Take over what the last two generations hold."""
+        index_of = {
+            (self._layout.records[extent.record].name, extent.within, extent.nbytes): index
+            for index, extent in enumerate(self._layout.extents)
+            if self._layout.records[extent.record].durable
+        }
+        for table, held in zip((found.table, found.previous), self._held, strict=True):
+            for row in table.extents if table else ():
+                index = index_of.get((table.tensors[row["tensor"]], int(row["offset"]), int(row["nbytes"])))
+                places = self._layout.extents[index].places if index is not None else ()
+                if index is None or int(row["place"]) not in places:
+                    raise StoreError(
+                        f"{found.volumes[0].path}: this store was made for another plan: its extents lie elsewhere"
+                    )
+                held[index] = places.index(int(row["place"]))
+                if table is found.table:
+                    self._copy[index] = held[index]
+                    self._checksums[index], self._born[index] = int(row["checksum"]), int(row["generation"])
+        self.metadata = found.table.metadata if found.table else {}
+
+    def _mend(self, found: Found) -> None:
+        """Give the generation that was chosen to the volumes that a crash kept it from."""
+        missing = [volume for volume in found.volumes if volume not in found.complete]
+        if not missing:
+            return
+        if found.superblock.table_length:
+            source = found.complete[0]
+            staging = read_table(self._disk, source, found.superblock)
+            for volume in missing:
+                segment = (volume.file, found.superblock.table_start, staging.address, found.superblock.table_length)
+                self._disk.write([segment]).wait()
+                self._disk.flush(volume.file)
+        for volume in missing:
+            number = found.volumes.index(volume)
+            own = replace(found.superblock, volume=number, capacity_bytes=volume.capacity_bytes)
+            write_superblock(self._disk, volume, own)
+            self._disk.flush(volume.file)
+
+    def _free_copy(self, index: int) -> int:
+        """Where to write an extent: where it is when no durable generation holds that place, else a free one."""
+        if not self._durable:
+            return 0
+        copy, held = self._copy[index], (self._held[0][index], self._held[1][index])
+        if copy != _NOWHERE and (copy not in held or len(self._layout.extents[index].places) == 1):
+            return copy
+        return next(number for number in range(len(self._layout.extents[index].places)) if number not in held)
+
+    # Transfers.
+
+    def _segments(self, index: int, copy: int, shift: int) -> list[tuple[int, int, int, int]]:
+        extent = self._layout.extents[index]
+        return self._on_volumes(extent.places[copy], extent.nbytes, shift + extent.address)
+
+    def _on_volumes(self, place: int, nbytes: int, address: int) -> list[tuple[int, int, int, int]]:
+        start = self._superblock.data_start
+        return [
+            (self._volumes[volume].file, start + begin, address + within, length)
+            for volume, begin, within, length in self._superblock.striping.locate(place, nbytes)
+        ]
+
+    @contextlib.contextmanager
+    def _requests(self) -> Iterator[list[Request]]:
+        """Requests whose memory must not be let go while one is under way, whatever happens."""
+        started: list[Request] = []
+        with translated():
+            try:
+                yield started
+            except BaseException:
+                for request in started:
+                    with contextlib.suppress(OSError):
+                        request.wait()
+                raise
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A write or flush that failed leaves what nobody may commit."""
+        try:
+            with translated():
+                yield
+        except BaseException as error:
+            self._failure = self._failure or str(error) or type(error).__name__
+            raise
+
+    def _name(self, index: int) -> str:
+        extent = self._layout.extents[index]
+        return f"byte {extent.within} of {self._layout.records[extent.record].name}"
+
+    def _damage(self, index: int) -> str:
+        volume, begin, *_ = self._superblock.striping.locate(
+            self._layout.extents[index].places[self._copy[index]], self._layout.extents[index].nbytes
+        )[0]
+        return (
+            f"{self._volumes[volume].path}: {self._name(index)} (at byte {self._superblock.data_start + begin} of the "
+            "volume) is not what was written there: its checksum differs; the drive may be failing"
+        )
+
+
+def required_bytes(layout: Layout, striping: Striping, table_bytes: int) -> list[int]:
+    """What each volume must hold, superblocks and tables included."""
+    start = data_start(table_bytes, striping.stripe_bytes)
+    return [start + nbytes for nbytes in striping.volume_bytes(layout.nbytes)]
+
+
+def _table_bytes(layout: Layout, volumes: int) -> int:
+    """Enough for any table of this layout."""
+    names = tuple(record.name for record in layout.records if record.durable)
+    durable = sum(1 for extent in layout.extents if layout.records[extent.record].durable)
+    longest = Table(names, ("",) * volumes, {}, np.zeros(durable, dtype=EXTENT)).encode()
+    room = len(longest) + METADATA_BYTES + volumes * 4 * os.pathconf("/", "PC_PATH_MAX")
+    return -(-room // PAGE) * PAGE
+
+
+def _joined(ranges: list[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
+    """Neighbouring (place, bytes) as one, in pieces of at most `most` bytes."""
+    runs: list[list[int]] = []
+    for place, nbytes in sorted(ranges):
+        if runs and runs[-1][0] + runs[-1][1] == place:
+            runs[-1][1] += nbytes
+        else:
+            runs.append([place, nbytes])
+    for place, nbytes in runs:
+        for start in range(0, nbytes, most):
+            yield place + start, min(most, nbytes - start)
+
+
+assert SLOTS == 2, "the two durable generations have a superblock and a table each"

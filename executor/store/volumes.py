@@ -1,0 +1,287 @@
+"""Volumes: the files and block devices that a store lies on, each known by its superblocks.
+
+Owns finding, making, claiming and locking them, and the promise not to write on what is not ours. What lies behind the
+superblocks is the store's business.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ssdplan import native
+from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
+from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import format_bytes
+
+from .superblock import SLOTS, Superblock, is_ours
+
+SUFFIX = ".ssdplan"
+_PROBED_BYTES = 1 << 20
+"""At each end of a device or file: where partition tables, file systems and archives leave their marks."""
+
+
+class Request(Protocol):
+    def wait(self) -> int: ...
+
+
+class Disk(Protocol):
+    """What a store needs of an I/O engine; `native.Engine` is one, a simulated disk of the tests another."""
+
+    @property
+    def kind(self) -> str: ...
+    def open(self, path: str, *, create_bytes: int | None = None, read_only: bool = False) -> int: ...
+    def size(self, file: int) -> int: ...
+    def read(self, segments: Sequence[tuple[int, int, int, int]]) -> Request: ...
+    def write(self, segments: Sequence[tuple[int, int, int, int]]) -> Request: ...
+    def flush(self, file: int) -> None: ...
+    def close_file(self, file: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Staging:
+    """Aligned memory for what is neither a state nor a plan's buffer: superblocks, tables, checks."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._arena = native.Arena(nbytes, lock=False)
+        self.bytes: npt.NDArray[np.uint8] = np.from_dlpack(self._arena)  # type: ignore[arg-type]
+        self.address = self._arena.address
+        self.nbytes = nbytes
+
+    def put(self, data: bytes) -> None:
+        """`data` at the beginning."""
+        self.bytes[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+
+
+@dataclass
+class Volume:
+    """One open volume."""
+
+    path: Path
+    file: int
+    capacity_bytes: int
+    made: bool = False
+    """True for a file that this process created, which is deleted with its store; others become blank again."""
+    superblocks: list[Superblock | None] = field(default_factory=lambda: [None] * SLOTS)
+
+    @property
+    def latest(self) -> Superblock | None:
+        """Of the highest generation."""
+        whole = [superblock for superblock in self.superblocks if superblock]
+        return max(whole, key=lambda superblock: superblock.generation, default=None)
+
+
+class Locks:
+    """Locks on volumes (flock), held until closed: a second run on one store is refused."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+
+    def take(self, path: Path) -> None:
+        """Raises StoreError when another run holds it."""
+        with translated(path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise StoreError(f"{path}: in use by another run") from error
+        self._descriptors.append(descriptor)
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+
+
+def open_volume(disk: Disk, path: Path, *, read_only: bool = False) -> Volume:
+    """Open what is there and read both superblocks; either may be missing. Raises IoFailure."""
+    with translated(path):
+        file = disk.open(str(path), read_only=read_only)
+        volume = Volume(path, file, disk.size(file))
+        if volume.capacity_bytes >= SLOTS * PAGE:
+            pages = Staging(SLOTS * PAGE)
+            disk.read([(file, 0, pages.address, pages.nbytes)]).wait()
+            data = pages.bytes.tobytes()
+            volume.superblocks = [Superblock.decode(data[slot * PAGE : (slot + 1) * PAGE]) for slot in range(SLOTS)]
+    return volume
+
+
+def write_superblock(disk: Disk, volume: Volume, superblock: Superblock) -> None:
+    """Write it to its slot; durable after a flush."""
+    page = Staging(PAGE)
+    page.put(superblock.encode())
+    disk.write([(volume.file, superblock.slot * PAGE, page.address, PAGE)]).wait()
+    volume.superblocks[superblock.slot] = superblock
+
+
+def make_blank(disk: Disk, volume: Volume) -> None:
+    """Mark a volume as ours and empty; whatever store was on it is gone. Durable when it returns."""
+    pages = Staging(SLOTS * PAGE)
+    with translated(volume.path):
+        disk.write([(volume.file, 0, pages.address, pages.nbytes)]).wait()
+        disk.flush(volume.file)
+        volume.superblocks = [None] * SLOTS
+        write_superblock(disk, volume, Superblock.of_blank(volume.capacity_bytes))
+        disk.flush(volume.file)
+
+
+def claim(disk: Disk, locks: Locks, place: Path, number: int, nbytes: int) -> Volume:
+    """A volume of at least `nbytes` for a new store: a new file where `place` is a directory (or nothing yet), else the
+    blank volume that `place` is or holds.
+
+    Raises StoreError for what is not a blank volume of ours, DiskFullError where it does not fit, IoFailure.
+    """
+    blank = _find_blank(disk, locks, place, nbytes)
+    if blank is not None:
+        return blank
+    path = place / f"volume-{number}{SUFFIX}"
+    return create_file(disk, locks, path, nbytes)
+
+
+def create_file(disk: Disk, locks: Locks, path: Path, nbytes: int) -> Volume:
+    """A new file with its space allocated. Raises as `claim`; leaves nothing behind when it fails."""
+    check_space(path, nbytes)
+    with translated(path):
+        file = disk.open(str(path), create_bytes=nbytes)
+    try:
+        locks.take(path)
+        _flush_directory(path.parent)
+        return Volume(path, file, nbytes, made=True)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def check_space(path: Path, nbytes: int) -> None:
+    """Make the directory of `path`; raise DiskFullError when `nbytes` do not fit there, StoreError when it exists."""
+    if path.exists():
+        raise StoreError(
+            f"{path}: exists already; it belongs to another run, so it is left alone; name another directory"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        usage = shutil.disk_usage(path.parent)
+    except OSError as error:
+        raise IoFailure(f"{path.parent}: {error.strerror}") from error
+    if usage.total and usage.free < nbytes:  # a total of nothing is a file system that does not count
+        raise DiskFullError(
+            f"{path.parent}: the store needs {format_bytes(nbytes)} here, {format_bytes(usage.free)} are free; "
+            "free some space or name another directory with --volume"
+        )
+
+
+def candidates(places: Sequence[Path]) -> list[Path]:
+    """The files and devices that may be volumes: a directory stands for all *.ssdplan files in it."""
+    found: dict[tuple[int, int], Path] = {}
+    for place in places:
+        try:
+            paths = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
+            for path in paths:
+                status = path.stat()
+                found.setdefault((status.st_dev, status.st_ino), path)
+        except OSError as error:
+            raise UsageError(f"{place}: {error.strerror}") from error
+    return list(found.values())
+
+
+def is_device(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISBLK(path.stat().st_mode)
+    return False
+
+
+def refuse_foreign(disk: Disk, volume: Volume) -> None:
+    """Raise StoreError when the volume holds something: a store, or bytes that are not ours."""
+    latest = volume.latest
+    if latest and latest.blank:
+        return
+    if latest:
+        raise StoreError(f"{volume.path}: holds the store {latest.store.hex()[:8]} (generation {latest.generation})")
+    with translated(volume.path):
+        for start in (0, max(volume.capacity_bytes - _PROBED_BYTES, 0) // PAGE * PAGE):
+            length = min(_PROBED_BYTES, volume.capacity_bytes - start) // PAGE * PAGE
+            if not length:
+                continue
+            probe = Staging(length)
+            disk.read([(volume.file, start, probe.address, length)]).wait()
+            if is_ours(probe.bytes[:PAGE].tobytes()):
+                raise StoreError(f"{volume.path}: holds a store of another version of ssdplan, or a damaged one")
+            if probe.bytes.any():
+                raise StoreError(f"{volume.path}: holds data that is not ours")
+
+
+def _find_blank(disk: Disk, locks: Locks, place: Path, nbytes: int) -> Volume | None:
+    """The blank volume that `place` is, or the first that it holds and nobody uses; None for a directory without."""
+    if not place.exists():
+        return None
+    if not place.is_dir():
+        seen = open_volume(disk, place, read_only=True)
+        if not (seen.latest and seen.latest.blank):
+            refuse_foreign(disk, seen)
+            raise StoreError(f"{place}: is not a volume of ssdplan; `ssdplan volume init {place}` makes it one")
+        disk.close_file(seen.file)
+        volume = _open_locked(disk, locks, place)
+        if volume.capacity_bytes < nbytes:
+            raise DiskFullError(
+                f"{place}: the store needs {format_bytes(nbytes)} here, this volume has "
+                f"{format_bytes(volume.capacity_bytes)}; name a larger one"
+            )
+        return volume
+    for path in candidates([place]):
+        seen = open_volume(disk, path, read_only=True)
+        disk.close_file(seen.file)
+        if seen.latest and seen.latest.blank and seen.capacity_bytes >= nbytes:
+            with contextlib.suppress(StoreError):  # another run was faster
+                return _open_locked(disk, locks, path)
+    return None
+
+
+def _open_locked(disk: Disk, locks: Locks, path: Path) -> Volume:
+    locks.take(path)
+    volume = open_volume(disk, path)
+    if not (volume.latest and volume.latest.blank):
+        raise StoreError(f"{path}: in use by another run")
+    return volume
+
+
+def _flush_directory(directory: Path) -> None:
+    """A new name in a directory is durable only after this."""
+    with translated(directory):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def translated(path: Path | None = None) -> Iterator[None]:
+    """Errors of the engine and the system as ours, each with its exit code."""
+    try:
+        yield
+    except SsdplanError:
+        raise
+    except OSError as error:
+        name = error.filename or path
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"{name}: no space left on this volume ({error})") from error
+        if error.errno == errno.EEXIST:
+            raise StoreError(f"{name}: exists already; it belongs to another run, so it is left alone") from error
+        if error.errno == errno.EBUSY:
+            raise StoreError(f"{name}: in use: mounted, or held by another program") from error
+        if error.errno == errno.EINVAL and path is not None:
+            raise IoFailure(
+                f"{name}: this file system refuses direct I/O (O_DIRECT); "
+                "use a directory on ext4, xfs or btrfs on an ssd"
+            ) from error
+        raise IoFailure(str(error)) from error
