@@ -19,7 +19,7 @@ venv: $(VENV)/.stamp
 
 # torch is several gigabytes without the pin in constraints.txt: every installation names it. A new __init__.py is a new
 # part, which an editable installation learns of only by installing again.
-$(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/src/*) $(wildcard $(PARTS:%=%/__init__.py))
+$(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/src/*) $(wildcard $(PARTS:%=%/__init__.py) executor/*/__init__.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,demo]'
 	touch $@

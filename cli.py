@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ssdplan import __version__
 from ssdplan.plans.documents import Document
-from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
+from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.progress import ProgressLine
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     _solve_options(command("solve", "find the best plan for a profile -> plan.json"))
     _show_options(command("show", "what a plan decides and predicts, what a profile measured"))
     _run_options(command("run", "train by a plan -> a Hugging Face model directory"))
+    _volume_options(command("volume", "make, describe or verify the volumes that a store lies on"))
     return parser
 
 
@@ -352,6 +353,53 @@ def _run(options: argparse.Namespace) -> int:
     print(report.read_text(encoding="utf-8") if options.json else describe_report(report))
     line.note(f"the model is in {result.model_directory}")
     return 0
+
+
+# volume
+
+
+def _volume_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    def action(name: str, about: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = actions.add_parser(
+            name, help=about, description=about[0].upper() + about[1:] + ".", formatter_class=_Help, allow_abbrev=False
+        )
+        made.set_defaults(command=_volume, action=name)
+        made.add_argument("--json", action="store_true", help="print the result as JSON")
+        return made
+
+    init = action("init", "make a blank volume of a block device, or of a new file, for a store to lie on")
+    init.add_argument("place", type=Path, metavar="PATH", help="a block device, a file, or a directory for a file")
+    init.add_argument("--size", type=_bytes, metavar="SIZE", help="of a new file")
+    init.add_argument("--force", action="store_true", help="even over a store, or data that is not ssdplan's")
+    for name, about in (
+        ("info", "tell what files and devices are: blank, a volume of which store, or not ssdplan's"),
+        ("check", "read every extent of a store's last two generations and verify its checksum"),
+    ):
+        action(name, about).add_argument(
+            "places", type=Path, nargs="+", metavar="PATH", help="volumes, or directories that hold them"
+        )
+
+
+def _volume(options: argparse.Namespace) -> int:
+    from ssdplan.executor.store import check, describe, initialise, inspect
+
+    if options.action == "init":
+        found = [initialise(options.place, options.size, force=options.force)]
+        print(describe.volumes_json(found) if options.json else describe.volumes(found))
+        return 0
+    if options.action == "info":
+        found = inspect(options.places)
+        print(describe.volumes_json(found) if options.json else describe.volumes(found))
+        return 0
+    line = ProgressLine("check")
+    try:
+        checked = check(options.places, lambda fraction: line(fraction, "of the store's bytes"))
+    finally:
+        line.done()
+    print(describe.checked_json(checked) if options.json else describe.checked(checked))
+    return StoreError.exit_code if checked.damaged else 0
 
 
 # what options mean

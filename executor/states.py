@@ -35,11 +35,7 @@ class States:
         self._scratch_bytes = 12 * longest
 
     def load(self, weights: Weights, progress: Progress) -> None:
-        """Write every state to its homes: masters from the checkpoint, moments zero, parameters rounded from masters.
-
-        What else lies on ssd is written once with zeros, because overwriting written blocks is what a drive does
-        fastest.
-        """
+        """Write every state to its homes: masters from the checkpoint, moments zero, parameters the masters rounded."""
         done, total = 0, sum(state.elements for state in self._model.states)
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
@@ -55,8 +51,6 @@ class States:
                 self._put(home.parameters, scratch)
                 done += len(values)
                 progress(done / total, f"loading {state.name}")
-        scratch.zero_()
-        self._write_the_rest(scratch)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of all that the model saves, in `entries` order, one state in memory at a time."""
@@ -97,11 +91,3 @@ class States:
         assert self._store is not None
         self._store.read(self._memory.store_offset(region), region.nbytes, scratch.data_ptr())
         return scratch[: region.nbytes]
-
-    def _write_the_rest(self, zeros: torch.Tensor) -> None:
-        for buffer in self._schedule.buffers:
-            if buffer.tier == "ssd" and buffer.role not in ("optimizer", "parameters"):
-                assert self._store is not None
-                for start in range(0, buffer.nbytes, zeros.nbytes):
-                    length = min(zeros.nbytes, buffer.nbytes - start)
-                    self._store.write(buffer.offset + start, length, zeros.data_ptr())

@@ -30,6 +30,7 @@ from .metrics import Compared, MetricsFile, StepMetrics, compare, write_report
 from .model import StreamedModel
 from .operations import Memory, Operations
 from .optimizer import AdamW
+from .records import make_records
 from .runner import Action, OverlappedRunner, Runner, SerialRunner
 from .states import States
 from .store import Store
@@ -286,7 +287,7 @@ def _session(
     with contextlib.ExitStack() as stack:
         store = None
         if schedule.arenas["ssd"]:
-            store = Store.create(volumes, schedule.arenas["ssd"], plan.sha256(), _bandwidths(plan, len(volumes)))
+            store = Store.create(volumes, make_records(schedule), plan.sha256(), _bandwidths(plan, len(volumes)))
             stack.callback(store.remove)  # it holds the states of an unfinished step, which nothing could resume
             watch.note(f"store of {schedule.arenas['ssd'] / 2**30:.2f} GiB, engine {store.engine_kind}")
         memory = Memory(schedule, device)
@@ -297,6 +298,8 @@ def _session(
         states = States(model, schedule, memory, store, dtype)
         states.load(weights, watch.loading)
         weights.close()
+        if store:
+            store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
         layers = Layers(model, device.torch_device, seed=recipe.seed)
         operations = Operations(memory, device, store, layers, plan.machine, dtype)
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)

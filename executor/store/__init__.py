@@ -4,8 +4,9 @@
 Nothing else outside this folder is for use, and nothing here imports torch.
 """
 
+from . import describe
 from .layout import Record
-from .store import Damage, Store
-from .striping import STRIPE_BYTES
+from .store import Store
+from .tools import check, initialise, inspect
 
-__all__ = ["STRIPE_BYTES", "Damage", "Record", "Store"]
+__all__ = ["Record", "Store", "check", "describe", "initialise", "inspect"]

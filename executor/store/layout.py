@@ -81,7 +81,7 @@ class Layout:
         """The extents of bytes [offset, offset + nbytes) of the address space, which must begin and end at cuts."""
         first = bisect_left(self.addresses, offset)
         last = self.ends.get(offset + nbytes, -1)
-        assert first < last and self.addresses[first] == offset, f"bytes {offset} + {nbytes} do not begin and end at cuts"
+        assert first < last and self.addresses[first] == offset, f"{offset} + {nbytes}: not at cuts"
         return range(first, last)
 
 

@@ -35,10 +35,10 @@ class Found:
     """The volumes that have that generation's superblock and table, both whole."""
 
 
-def find(disk: Disk, places: Sequence[Path], *, locks: Locks | None = None) -> list[Volume]:
-    """The open volumes of the one store that lies on `places` (files, devices, or directories that hold them).
+def find(disk: Disk, places: Sequence[Path], *, locks: Locks, read_only: bool = False) -> list[Volume]:
+    """The open volumes of the one store that lies on `places` (files, devices, or directories that hold them), locked.
 
-    With `locks` they are locked and open for writing. Raises StoreError when there is no store, or more than one, or
+    Raises StoreError when there is no store, or more than one, or
     another run has it.
     """
     stores: dict[bytes, list[Path]] = {}
@@ -56,15 +56,12 @@ def find(disk: Disk, places: Sequence[Path], *, locks: Locks | None = None) -> l
         damaged = f"; {strangers[0]} has no superblock of ssdplan that is whole" if strangers else ""
         raise StoreError(f"{names}: no store lies there{damaged}")
     if len(stores) > 1:
-        listed = "; ".join(
-            f"{identity.hex()[:8]} on {' '.join(map(str, paths))}" for identity, paths in stores.items()
-        )
+        listed = "; ".join(f"{identity.hex()[:8]} on {' '.join(map(str, paths))}" for identity, paths in stores.items())
         raise StoreError(f"{names}: {len(stores)} stores lie there, name the volumes of one: {listed}")
     (paths,) = stores.values()
     for path in paths:
-        if locks:
-            locks.take(path)
-    return [open_volume(disk, path, read_only=locks is None) for path in paths]
+        locks.take(path)
+    return [open_volume(disk, path, read_only=read_only) for path in paths]
 
 
 def choose(disk: Disk, volumes: Sequence[Volume]) -> Found:
@@ -122,7 +119,7 @@ def damaged_superblocks(disk: Disk, volume: Volume) -> list[int]:
         disk.read([(volume.file, 0, pages.address, pages.nbytes)]).wait()
     damaged = []
     for slot in range(SLOTS):
-        page = pages.bytes[slot * PAGE : (slot + 1) * PAGE].tobytes()
+        page = pages.get(slot * PAGE, (slot + 1) * PAGE)
         if volume.superblocks[slot] is None and (is_ours(page) or any(page)):
             damaged.append(slot)
     return damaged
@@ -144,7 +141,7 @@ def _generation(
             raise StoreError(f"{volume.path}: its generation {generation} is another than {complete[0].path}'s")
         try:
             if superblock.table_length:
-                data = read_table(disk, volume, superblock).bytes[: superblock.table_length].tobytes()
+                data = read_table(disk, volume, superblock).get(0, superblock.table_length)
                 table = table or Table.decode(data, store_bytes(volumes, superblock))
         except StoreError as error:
             refused = str(error)
@@ -190,7 +187,7 @@ def _last_seen(disk: Disk, volumes: Sequence[Volume], number: int) -> str:
         latest = _latest(volume)
         if latest.table_length:
             try:
-                table = Table.decode(read_table(disk, volume, latest).bytes.tobytes(), _ANY_BYTES)
+                table = Table.decode(read_table(disk, volume, latest).get(0, latest.table_length), _ANY_BYTES)
             except StoreError:
                 continue
             if number < len(table.volumes):

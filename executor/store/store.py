@@ -8,7 +8,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from ssdplan.plans.schedule import PAGE
 from .layout import Layout, Record
 from .recovery import Found, choose, find, read_table
 from .striping import Striping, deal
-from .superblock import SLOTS, Superblock, data_start
+from .superblock import Superblock, data_start
 from .table import EXTENT, Table
 from .volumes import Disk, Locks, Request, Staging, Volume, claim, make_blank, translated, write_superblock
 
@@ -31,20 +31,6 @@ _FILL_BYTES = 16 << 20
 _NOWHERE = -1
 
 Progress = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Bytes that are not what was written, or a superblock or table that is none."""
-
-    what: str
-    path: Path
-    offset: int
-    generation: int | None = None
-
-    def __str__(self) -> str:
-        generation = "" if self.generation is None else f" of generation {self.generation}"
-        return f"{self.path}: {self.what}{generation}, at byte {self.offset}"
 
 
 class Store:
@@ -279,9 +265,7 @@ class Store:
         staging = Staging(max(len(data), PAGE))
         staging.put(data)
         checksum = native.checksum(staging.address, len(data)) if data else 0
-        superblock = replace(
-            self._superblock, generation=generation, table_length=len(data), table_checksum=checksum
-        )
+        superblock = replace(self._superblock, generation=generation, table_length=len(data), table_checksum=checksum)
         if data:
             with self._requests() as started:
                 for volume in self._volumes:
@@ -324,7 +308,9 @@ class Store:
             if self._layout.records[extent.record].durable
         }
         for table, held in zip((found.table, found.previous), self._held, strict=True):
-            for row in table.extents if table else ():
+            if table is None:
+                continue
+            for row in table.extents:
                 index = index_of.get((table.tensors[row["tensor"]], int(row["offset"]), int(row["nbytes"])))
                 places = self._layout.extents[index].places if index is not None else ()
                 if index is None or int(row["place"]) not in places:
@@ -440,6 +426,3 @@ def _joined(ranges: list[tuple[int, int]], most: int) -> Iterator[tuple[int, int
     for place, nbytes in runs:
         for start in range(0, nbytes, most):
             yield place + start, min(most, nbytes - start)
-
-
-assert SLOTS == 2, "the two durable generations have a superblock and a table each"

@@ -88,9 +88,21 @@ class Superblock:
         body, (checksum,) = page[:_CHECKSUM_AT], struct.unpack("<Q", page[_CHECKSUM_AT:])
         if body[: len(MAGIC)] != MAGIC or checksum != _checksum(body):
             return None
-        (_, kind, volume, store, dealt, stripe_bytes, generation, capacity, table, length, table_checksum, deal, plan) = (
-            _FIELDS.unpack_from(body)
-        )
+        (
+            _,
+            kind,
+            volume,
+            store,
+            dealt,
+            stripe_bytes,
+            generation,
+            capacity,
+            table,
+            length,
+            table_checksum,
+            deal,
+            plan,
+        ) = _FIELDS.unpack_from(body)
         if kind not in (_BLANK, _STORE) or not 1 <= dealt <= CYCLE:
             return None
         dealing = deal[:dealt]

@@ -25,8 +25,8 @@ EXTENT = np.dtype(
         ("generation", "<u8"),
     ]
 )
-"""tensor: its number in the table's names; offset: of the extent in the tensor; place: of its bytes in the store, before
-striping; generation: the one that it was written for. All but tensor and generation in bytes, multiples of a page."""
+"""tensor: its number in the table's names; offset: of the extent in the tensor; place: of its bytes in the store,
+before striping; generation: the one that it was written for. nbytes, offset and place are multiples of a page."""
 _HEADER = struct.Struct("<8sQQ")
 
 

@@ -5,6 +5,7 @@ superblocks is the store's business.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -14,9 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from ssdplan import native
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
@@ -49,17 +47,22 @@ class Disk(Protocol):
 
 
 class Staging:
-    """Aligned memory for what is neither a state nor a plan's buffer: superblocks, tables, checks."""
+    """Aligned memory for what is neither a state nor a plan's buffer: superblocks, tables, checks. It starts zeroed."""
 
     def __init__(self, nbytes: int) -> None:
         self._arena = native.Arena(nbytes, lock=False)
-        self.bytes: npt.NDArray[np.uint8] = np.from_dlpack(self._arena)  # type: ignore[arg-type]
         self.address = self._arena.address
         self.nbytes = nbytes
 
     def put(self, data: bytes) -> None:
         """`data` at the beginning."""
-        self.bytes[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        assert len(data) <= self.nbytes
+        ctypes.memmove(self.address, data, len(data))
+
+    def get(self, start: int, stop: int) -> bytes:
+        """A copy of bytes [start, stop)."""
+        assert 0 <= start <= stop <= self.nbytes
+        return ctypes.string_at(self.address + start, stop - start)
 
 
 @dataclass
@@ -111,8 +114,8 @@ def open_volume(disk: Disk, path: Path, *, read_only: bool = False) -> Volume:
         if volume.capacity_bytes >= SLOTS * PAGE:
             pages = Staging(SLOTS * PAGE)
             disk.read([(file, 0, pages.address, pages.nbytes)]).wait()
-            data = pages.bytes.tobytes()
-            volume.superblocks = [Superblock.decode(data[slot * PAGE : (slot + 1) * PAGE]) for slot in range(SLOTS)]
+            slots = [pages.get(slot * PAGE, (slot + 1) * PAGE) for slot in range(SLOTS)]
+            volume.superblocks = [Superblock.decode(page) for page in slots]
     return volume
 
 
@@ -214,9 +217,9 @@ def refuse_foreign(disk: Disk, volume: Volume) -> None:
                 continue
             probe = Staging(length)
             disk.read([(volume.file, start, probe.address, length)]).wait()
-            if is_ours(probe.bytes[:PAGE].tobytes()):
+            if is_ours(probe.get(0, PAGE)):
                 raise StoreError(f"{volume.path}: holds a store of another version of ssdplan, or a damaged one")
-            if probe.bytes.any():
+            if any(probe.get(0, length)):
                 raise StoreError(f"{volume.path}: holds data that is not ours")
 
 
