@@ -1,29 +1,64 @@
-"""Records: a schedule's ssd arena as the records of a tensor store.
+"""Records: a schedule's states as the records of a tensor store.
 
-Owns which states a crash must not lose (the optimizer states, from which everything else follows) and where reads and
-writes begin and end, which is where the store may cut.
+Owns which states a crash must not lose (the optimizer states, from which everything else follows), where those that
+stay on host go in a snapshot, and where reads and writes begin and end, which is where the store may cut.
 """
 
-from ssdplan.plans.schedule import Graph, Schedule
+from dataclasses import dataclass
+from typing import Any
 
-from .store import Record
+from ssdplan.plans.schedule import Graph, Region, Schedule
+
+from .operations import Memory
+from .store import Record, Store
 
 
-def make_records(schedule: Schedule) -> list[Record]:
-    """One record for each of the schedule's buffers on ssd."""
-    cuts: dict[int, set[int]] = {buffer.index: set() for buffer in schedule.buffers if buffer.tier == "ssd"}
-    for home in schedule.homes:
-        for region in (home.optimizer, home.parameters, home.gradient):
-            if region is not None and region.buffer in cuts:
+@dataclass(frozen=True)
+class Records:
+    """What a run's store is made for."""
+
+    records: tuple[Record, ...]
+    on_host: tuple[tuple[Region, int], ...]
+    """Optimizer states that live on host, and the store's address of each in a snapshot."""
+
+    @classmethod
+    def of(cls, schedule: Schedule, *, snapshots: bool) -> "Records":
+        """One record for each buffer on ssd; with `snapshots`, one for each optimizer buffer on host behind them."""
+        cuts: dict[int, set[int]] = {buffer.index: set() for buffer in schedule.buffers}
+
+        def cut(region: Region | None) -> None:
+            if region is not None:
                 cuts[region.buffer] |= {region.start, region.stop}
-    graphs: tuple[Graph, ...] = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
-    for graph in graphs:
-        for op in graph.ops:
-            for region in (*op.reads, *op.writes):
-                if region.buffer in cuts:
-                    cuts[region.buffer] |= {region.start, region.stop}
-    return [
-        Record(buffer.name, buffer.offset, buffer.nbytes, buffer.role == "optimizer", tuple(cuts[buffer.index]))
-        for buffer in schedule.buffers
-        if buffer.tier == "ssd"
-    ]
+
+        for home in schedule.homes:
+            for region in (home.optimizer, home.parameters, home.gradient):
+                cut(region)
+        graphs: tuple[Graph, ...] = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
+        for graph in graphs:
+            for op in graph.ops:
+                for region in (*op.reads, *op.writes):
+                    cut(region)
+        records: list[Record] = []
+        places: dict[int, int] = {}
+        end = schedule.arenas["ssd"]
+        for buffer in schedule.buffers:
+            durable = buffer.role == "optimizer"
+            if buffer.tier == "ssd":
+                records.append(Record(buffer.name, buffer.offset, buffer.nbytes, durable, tuple(cuts[buffer.index])))
+            elif snapshots and durable and buffer.tier == "host":
+                records.append(Record(buffer.name, end, buffer.nbytes, durable, tuple(cuts[buffer.index])))
+                places[buffer.index] = end
+                end += buffer.nbytes
+        on_host = tuple(
+            (home.optimizer, places[home.optimizer.buffer] + home.optimizer.start)
+            for home in schedule.homes
+            if home.optimizer.buffer in places
+        )
+        return cls(tuple(records), on_host)
+
+    def snapshot(self, store: Store, memory: Memory, metadata: dict[str, Any]) -> None:
+        """Make the optimizer states as they are a generation of the store: those on host are written, those on ssd are
+        there. No op of a graph may be running, and no update may be pending. Raises as `Store.commit`."""
+        for region, offset in self.on_host:
+            store.write(offset, region.nbytes, memory.view(region).data_ptr())
+        store.commit(metadata)

@@ -30,7 +30,7 @@ from .metrics import Compared, MetricsFile, StepMetrics, compare, write_report
 from .model import StreamedModel
 from .operations import Memory, Operations
 from .optimizer import AdamW
-from .records import make_records
+from .records import Records
 from .runner import Action, OverlappedRunner, Runner, SerialRunner
 from .states import States
 from .store import Store
@@ -49,6 +49,8 @@ class Recipe:
     seed: int = 0
     pack: bool = True
     eval_every: int = 0
+    snapshot_every: int = 0
+    """Steps between two durable generations of the store; 0 keeps nothing beyond a crash."""
     serial: bool = False
 
 
@@ -98,8 +100,9 @@ def train(
         raise UsageError(f"{out}: exists already and is not an empty directory; choose another --out, or remove it")
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(_directory(out))
-        _look_ahead(plan, model, run, volumes, watch)
-        session = stack.enter_context(_session(plan, model, device, schedule, volumes or [run], recipe, watch))
+        records = Records.of(schedule, snapshots=bool(recipe.snapshot_every))
+        _look_ahead(plan, model, run, volumes, _store_bytes(records, recipe), watch)
+        session = stack.enter_context(_session(plan, model, device, schedule, records, volumes or [run], recipe, watch))
         return _steps(session, plan, texts, recipe, run, model, watch)
 
 
@@ -146,12 +149,18 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
     return schedule
 
 
-def _look_ahead(plan: Plan, model: StreamedModel, run: Path, volumes: Sequence[Path], watch: Watch) -> None:
+def _store_bytes(records: Records, recipe: Recipe) -> int:
+    return Store.required_bytes(records.records, durable=bool(recipe.snapshot_every)) if records.records else 0
+
+
+def _look_ahead(
+    plan: Plan, model: StreamedModel, run: Path, volumes: Sequence[Path], store_bytes: int, watch: Watch
+) -> None:
     """What would only come to light at the end of the run: no space for the model, another drive than the plan's."""
     element = DTYPES[plan.decision.precision].itemsize
     needed = element * sum(tensor.elements for state in model.states for tensor in state.tensors)
     if not volumes:
-        needed += plan.prediction.ssd_bytes
+        needed += store_bytes
     usage = shutil.disk_usage(run)
     if usage.total and usage.free < needed:
         raise DiskFullError(
@@ -160,7 +169,7 @@ def _look_ahead(plan: Plan, model: StreamedModel, run: Path, volumes: Sequence[P
         )
     planned = [Path(volume.path) for volume in plan.machine.volumes]
     used = [_drive(path) for path in volumes or [run]]
-    if plan.prediction.ssd_bytes and used != [_drive(path) for path in planned]:
+    if store_bytes and used != [_drive(path) for path in planned]:
         names = " ".join(f"--volume {path}" for path in planned)
         watch.note(f"the store is not on the drive that was measured, so times may differ; the plan is for {names}")
 
@@ -180,6 +189,7 @@ class _Session:
     schedule: Schedule
     memory: Memory
     store: Store | None
+    records: Records
     layers: Layers
     operations: Operations
     states: States
@@ -205,6 +215,12 @@ class _Session:
             self.operations.finish()
             self.run(self.schedule.flush)
             self.pending = False
+
+    def snapshot(self, step: int) -> None:
+        """Make the states after `step` steps durable."""
+        assert self.store is not None
+        self.flush()
+        self.records.snapshot(self.store, self.memory, {"step": step})
 
     def evaluate(self, passes: Iterator[list[Batch]]) -> float:
         """Mean loss over all valid tokens of the held-out text."""
@@ -278,6 +294,7 @@ def _session(
     model: StreamedModel,
     device: Device,
     schedule: Schedule,
+    records: Records,
     volumes: Sequence[Path],
     recipe: Recipe,
     watch: Watch,
@@ -286,10 +303,13 @@ def _session(
     dtype = DTYPES[plan.decision.precision]
     with contextlib.ExitStack() as stack:
         store = None
-        if schedule.arenas["ssd"]:
-            store = Store.create(volumes, make_records(schedule), plan.sha256(), _bandwidths(plan, len(volumes)))
-            stack.callback(store.remove)  # it holds the states of an unfinished step, which nothing could resume
-            watch.note(f"store of {schedule.arenas['ssd'] / 2**30:.2f} GiB, engine {store.engine_kind}")
+        if records.records:
+            durable = bool(recipe.snapshot_every)
+            store = Store.create(
+                volumes, records.records, plan.sha256(), _bandwidths(plan, len(volumes)), durable=durable
+            )
+            stack.callback(store.remove)  # without snapshots it holds an unfinished step, which nothing could resume
+            watch.note(f"store of {format_bytes(_store_bytes(records, recipe))}, engine {store.engine_kind}")
         memory = Memory(schedule, device)
         stack.callback(memory.close)
         if memory.host.note:
@@ -305,7 +325,7 @@ def _session(
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
         runner: Runner = SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, device.lanes)
-        session = _Session(schedule, memory, store, layers, operations, states, runner, device, actions)
+        session = _Session(schedule, memory, store, records, layers, operations, states, runner, device, actions)
         try:
             yield session
         finally:
@@ -359,6 +379,9 @@ def _steps(
             after_flush = False
             metrics_file.write(metrics)
             watch.step(metrics)
+            if recipe.snapshot_every and (step + 1) % recipe.snapshot_every == 0:
+                session.snapshot(step + 1)
+                after_flush = True
             if recipe.eval_every and (step + 1) % recipe.eval_every == 0 and step + 1 < recipe.steps:
                 evaluate(step + 1)
                 after_flush = True

@@ -105,6 +105,13 @@ class Store:
             raise
 
     @classmethod
+    def required_bytes(cls, records: Sequence[Record], *, durable: bool) -> int:
+        """What a store of these records takes on one volume, superblocks and tables included."""
+        layout = Layout.of(records, durable=durable)
+        (nbytes,) = required_bytes(layout, Striping(b"\x00"), _table_bytes(layout, 1) if durable else PAGE)
+        return nbytes
+
+    @classmethod
     def format(
         cls,
         disk: Disk,
