@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -308,12 +309,18 @@ def _session(
             store = Store.create(
                 volumes, records.records, plan.sha256(), _bandwidths(plan, len(volumes)), durable=durable
             )
-            stack.callback(store.remove)  # without snapshots it holds an unfinished step, which nothing could resume
-            watch.note(f"store of {format_bytes(_store_bytes(records, recipe))}, engine {store.engine_kind}")
+            stack.push(partial(_leave, store, watch))
         memory = Memory(schedule, device)
         stack.callback(memory.close)
         if memory.host.note:
             watch.note(f"host memory is not page-locked: {memory.host.note}")
+        if store:
+            refused = store.register(memory.host.address, memory.host.nbytes)
+            stack.callback(store.unregister, memory.host.address)
+            watch.note(
+                f"store of {format_bytes(_store_bytes(records, recipe))}, engine {store.engine}"
+                + (f" (without registered memory: {refused})" if refused else "")
+            )
         weights = Weights(model)
         states = States(model, schedule, memory, store, dtype)
         states.load(weights, watch.loading)
@@ -331,6 +338,16 @@ def _session(
         finally:
             runner.close()
             actions.clear()
+
+
+def _leave(store: Store, watch: Watch, kind: object, error: BaseException | None, trace: object) -> None:
+    """The end of a run's store: it goes when the run ended well, or has no snapshot that could be of use."""
+    if error is None or not store.generation:
+        store.remove()
+        return
+    store.close()
+    places = " ".join(map(str, store.paths))
+    watch.note(f"the states after step {store.metadata['step']}, the last snapshot, are in {places}")
 
 
 def _steps(

@@ -171,8 +171,22 @@ class Store:
         return store
 
     @property
-    def engine_kind(self) -> str:
-        return self._disk.kind
+    def engine(self) -> str:
+        """The engine that moves the bytes, in a line for people."""
+        return self._disk.description
+
+    def register(self, address: int, nbytes: int) -> str:
+        """Let the engine map this memory once instead of at every transfer. Returns why it could not; that is slower,
+        not wrong. `unregister` it before the memory goes."""
+        return self._disk.register(address, nbytes)
+
+    def unregister(self, address: int) -> None:
+        self._disk.unregister(address)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Of its volumes, in order."""
+        return tuple(volume.path for volume in self._volumes)
 
     @property
     def generation(self) -> int:

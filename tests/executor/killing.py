@@ -29,7 +29,13 @@ from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
 STEPS = 12
-CHOICES: dict[str, Any] = {"micro_batches": 2, "micro_batch_size": 1, "alpha": 0.3, "optimizer": 0.37, "parameters": 0.5}
+CHOICES: dict[str, Any] = {
+    "micro_batches": 2,
+    "micro_batch_size": 1,
+    "alpha": 0.3,
+    "optimizer": 0.37,
+    "parameters": 0.5,
+}
 Contents = dict[tuple[str, int], int]
 """(tensor, offset) -> checksum."""
 

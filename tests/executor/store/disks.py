@@ -39,7 +39,7 @@ class Finished:
 class SimulatedDisk:
     """What the store needs of an engine, over bytes in memory; every write and flush is logged."""
 
-    kind = "simulated"
+    description = "simulated"
 
     def __init__(self, images: Sequence[bytes]) -> None:
         self.images = [bytearray(image) for image in images]
@@ -74,6 +74,12 @@ class SimulatedDisk:
 
     def flush(self, file: int) -> None:
         self.log.append(Flush(file))
+
+    def register(self, address: int, nbytes: int) -> str:
+        return "nothing to register"
+
+    def unregister(self, address: int) -> None:
+        pass
 
     def close_file(self, file: int) -> None:
         pass

@@ -1,0 +1,125 @@
+"""A fault in any transfer or flush of a training run is a typed error or changes nothing; never a wrong byte or a hang.
+
+The faults lie under the engine (`native.Engine(faults=...)`), in every transfer of a run of two steps that commits
+after each. Shortened: SSDPLAN_FAULT_STRIDE=1 tries every kind at every transfer (docs/store-format.md).
+"""
+
+import concurrent.futures
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdplan import native
+from ssdplan.executor.device import EmulatedDevice
+from ssdplan.executor.model import open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.train import Recipe, train
+from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError
+from tests.executor.planned import make_plan
+from tests.executor.runs import LENGTH, prepare
+
+STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", "8"))
+KINDS = ("EIO", "ENOSPC", "short", "delay")
+
+
+class Campaign:
+    """One tiny training, run again and again with an engine that fails where it is told."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+        self._directory, self._engine = prepare(directory, layers=2), engine
+        self._model = open_model(directory / "llama", torch.float32)
+        self._plan = make_plan(
+            self._model,
+            sequence_length=LENGTH,
+            micro_batches=2,
+            micro_batch_size=1,
+            alpha=0.3,
+            optimizer=0.37,
+            checkpoints=0.5,
+            gradient=0.5,
+        )
+        self._runs = 0
+        self._faults: list[tuple[int, str]] = []
+        self.engines: list[native.Engine] = []
+        real = native.Engine
+
+        def make(*arguments: Any, **options: Any) -> native.Engine:
+            self.engines.append(real(engine, *arguments, faults=self._faults, **options))
+            return self.engines[-1]
+
+        monkeypatch.setattr(native, "Engine", make)
+
+    def run(self, *faults: tuple[int, str]) -> str:
+        """The digest of the weights and of the losses."""
+        self._runs += 1
+        self._faults = list(faults)
+        out = self._directory / f"run-{self._runs}"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            # Bounded: what hangs fails here, by name.
+            result = pool.submit(
+                train,
+                self._plan,
+                self._model,
+                EmulatedDevice(),
+                data=self._directory / "text.txt",
+                out=out,
+                recipe=Recipe(steps=2, optimizer=AdamW(lr=1e-3), snapshot_every=1),
+            ).result(timeout=60)
+        weights = (out / "model" / "model.safetensors").read_bytes()
+        return hashlib.sha256(weights + repr(result.losses).encode()).hexdigest()
+
+
+@pytest.fixture(params=["io_uring", "threads"])
+def campaign(request, tmp_path, monkeypatch) -> Iterator[Campaign]:
+    try:
+        native.Engine(request.param).close()
+    except native.IoError as error:
+        pytest.skip(f"no {request.param} here: {error}")
+    threads = torch.get_num_threads()
+    yield Campaign(tmp_path, monkeypatch, request.param)
+    torch.set_num_threads(threads)
+
+
+def test_a_fault_in_any_transfer_is_an_error_or_changes_nothing(campaign):
+    expected = campaign.run()
+    transfers = campaign.engines[-1].transfers
+    assert transfers > 100
+    refused = dict.fromkeys(KINDS, 0)
+    whole = dict.fromkeys(KINDS, 0)
+    for number, kind in enumerate(KINDS):
+        for index in range(number % STRIDE, transfers, STRIDE):
+            try:
+                assert campaign.run((index, kind)) == expected, f"{kind} at transfer {index} changed the result"
+                whole[kind] += 1
+            except SsdplanError as error:
+                assert isinstance(error, DiskFullError if kind == "ENOSPC" else IoFailure), f"{index}: {error!r}"
+                words = os.strerror(errno.ENOSPC if kind == "ENOSPC" else errno.EIO)
+                assert kind in ("EIO", "ENOSPC") and words in str(error) and ".ssdplan" in str(error)
+                refused[kind] += 1
+    tries = {kind: len(range(number % STRIDE, transfers, STRIDE)) for number, kind in enumerate(KINDS)}
+    print(f"{sum(tries.values())} faults in {transfers} transfers")
+    assert whole["short"] == tries["short"] and whole["delay"] == tries["delay"]
+    # Every transfer of the run is waited for, so every failed one is noticed.
+    assert refused["EIO"] == tries["EIO"] and refused["ENOSPC"] == tries["ENOSPC"]
+
+
+def test_a_failed_flush_ends_the_run(campaign):
+    expected = campaign.run()
+    flushes = 0
+    while True:
+        try:
+            digest = campaign.run((flushes, "flush"))
+        except IoFailure as error:
+            assert "flush" in str(error)
+            flushes += 1
+            assert flushes < 100
+            continue
+        assert digest == expected
+        break
+    assert flushes >= 6, "two when the volume is made, two for each of the commits"
