@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import struct
-import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from pydantic import BaseModel
 
 from ssdplan import cli, native
-from ssdplan.executor.store import Store
+from ssdplan.executor.store import Record, Store
 from ssdplan.plans import errors, plan, profile
 from ssdplan.plans.documents import Document, Part
 
@@ -80,8 +79,11 @@ def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def options_of(capsys: pytest.CaptureFixture[str], *command: str) -> set[str]:
-    """What the command's parser takes, from the usage that argparse writes."""
-    return {"--help", *re.findall(r"--[a-z][a-z-]*", usage(capsys, *command).split("\n\n")[0])}
+    """What the command's parser takes, and those of its actions, from the usage that argparse writes."""
+    written = usage(capsys, *command)
+    actions = re.findall(r"^    ([a-z]+) +\S", written, re.MULTILINE) if "ACTION" in written else []
+    taken = {"--help", *re.findall(r"--[a-z][a-z-]*", written.split("\n\n")[0])}
+    return taken.union(*(options_of(capsys, *command, action) for action in actions))
 
 
 def commands_of(capsys: pytest.CaptureFixture[str]) -> set[str]:
@@ -151,39 +153,62 @@ def test_no_path_of_a_machine(path: Path) -> None:
 
 
 def test_volumes_lie_on_ssd_as_the_document_says(tmp_path: Path) -> None:
-    """A store of two volumes, read back by the offsets and the formula of store-format.md."""
-    text = read(ROOT / "docs" / "store-format.md")
-    layout, superblock = tables(text)
-    data_start = int(layout[-1][0])
-    fields = [(int(offset), int(nbytes), name.split("`")[0]) for offset, nbytes, name in superblock]
-    assert all(offset + nbytes == following for (offset, nbytes, _), (following, _, _) in pairwise(fields))
+    """A store of two volumes, read back by the offsets and the formula of store-format.md alone."""
+    (superblock,) = [rows for rows in tables(read(ROOT / "docs" / "store-format.md")) if "magic" in rows[0][-1]]
+    fields = {row[2].split("`")[0]: (int(row[0]), int(row[1])) for row in superblock}
+    assert all(sum(left) == right[0] for left, right in pairwise(list(fields.values())[:-1])), (
+        "fields follow each other"
+    )
     sha256, stripe_bytes, stripes = "5c" * 32, 1 << 20, 40
     directories = [tmp_path / "one", tmp_path / "other"]
-    store = Store.create(directories, stripes * stripe_bytes, sha256, [3.0, 1.0])
+    cuts = tuple(range(stripe_bytes, stripes * stripe_bytes, stripe_bytes))
+    records = [Record("optimizer/all", 0, stripes * stripe_bytes, True, cuts)]
+    store = Store.create(directories, records, sha256, [3.0, 1.0], durable=True)
     try:
         memory = torch.from_dlpack(native.Arena(stripe_bytes, lock=False))
-        for number in range(stripes):
-            store.write(number * stripe_bytes, stripe_bytes, memory.fill_(100 + number).data_ptr())
+        for generation in (1, 2):
+            for number in range(stripes):
+                store.write(number * stripe_bytes, stripe_bytes, memory.fill_(generation + number).data_ptr())
+            store.commit({"step": generation})
         volumes = [(where / f"volume-{number}.ssdplan").read_bytes() for number, where in enumerate(directories)]
     finally:
         store.remove()
-    found = [{name: volume[offset : offset + nbytes] for offset, nbytes, name in fields} for volume in volumes]
-    for number, (volume, block) in enumerate(zip(volumes, found, strict=True)):
-        assert block["magic"] == b"SSDPLAN\x01"
-        assert [struct.unpack("<I", block[name])[0] for name in ("volume", "volumes")] == [number, 2]
-        assert struct.unpack("<Q", block["data_bytes"])[0] == len(volume) - data_start
-        assert block["plan_sha256"].hex() == sha256
-        assert block["crc32"] == struct.pack("<I", zlib.crc32(volume[: fields[-1][0]]))
-        assert not any(volume[fields[-1][0] + 4 : 4096])
-        assert sorted(block["dealing"]) == [0] * 12 + [1] * 4
-    assert found[0]["store"] == found[1]["store"] and any(found[0]["store"])
-    dealing = found[0]["dealing"]
-    for number in range(stripes):
-        cycle, position = divmod(number, len(dealing))
-        count, rank = (dealing[:end].count(dealing[position]) for end in (len(dealing), position))
-        place = data_start + (cycle * count + rank) * stripe_bytes
-        held = volumes[dealing[position]][place : place + stripe_bytes]
-        assert held == bytes([100 + number]) * stripe_bytes
+    for generation in (1, 2):
+        blocks = []
+        for volume in volumes:
+            page = volume[generation % 2 * 4096 :][:4096]
+            blocks.append({name: page[offset : offset + nbytes] for name, (offset, nbytes) in fields.items()})
+            assert page[4088:] == struct.pack("<Q", checksum(page[:4088] + bytes(8)))
+            assert not any(page[sum(list(fields.values())[-2]) : 4088])
+        dealing = blocks[0]["dealing"]
+        for number, (volume, block) in enumerate(zip(volumes, blocks, strict=True)):
+            numbers = {name: int.from_bytes(value, "little") for name, value in block.items()}
+            assert block["magic"] == b"SSDPLAN\x02" and numbers["kind"] == 1 and numbers["volume"] == number
+            assert (numbers["generation"], numbers["capacity_bytes"]) == (generation, len(volume))
+            assert numbers["stripe_bytes"] == stripe_bytes and numbers["length of the dealing"] == 16
+            assert block["plan_sha256"].hex() == sha256 and sorted(block["dealing"]) == [0] * 12 + [1] * 4
+            table = volume[8192 + generation % 2 * numbers["table_bytes"] :][: numbers["table_length"]]
+            assert checksum(table) == numbers["table_checksum"]
+        assert blocks[0]["store"] == blocks[1]["store"] and any(blocks[0]["store"])
+        length, count = struct.unpack_from("<QQ", table, 8)
+        names = json.loads(table[24 : 24 + length])
+        assert table[:8] == b"SSDTABLE" and names["metadata"] == {"step": generation} and count == stripes
+        assert names["volumes"] == [str(where / f"volume-{number}.ssdplan") for number, where in enumerate(directories)]
+        data_start = -(-(8192 + 2 * numbers["table_bytes"]) // stripe_bytes) * stripe_bytes
+        for tensor, nbytes, offset, place, expected, written in struct.iter_unpack(
+            "<IIQQQQ", table[24 + length :][: 40 * count]
+        ):
+            assert (names["tensors"][tensor], nbytes, written) == ("optimizer/all", stripe_bytes, generation)
+            cycle, position = divmod(place // stripe_bytes, len(dealing))
+            share, rank = (dealing[:end].count(dealing[position]) for end in (len(dealing), position))
+            begin = data_start + (cycle * share + rank) * stripe_bytes
+            held = volumes[dealing[position]][begin : begin + nbytes]
+            assert held == bytes([generation + offset // stripe_bytes]) * nbytes and checksum(held) == expected
+
+
+def checksum(data: bytes) -> int:
+    memory = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return native.checksum(memory.data_ptr(), len(data))
 
 
 def test_the_picture_is_of_the_schedule_as_it_is() -> None:
