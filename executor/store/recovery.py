@@ -91,6 +91,8 @@ def choose(disk: Disk, volumes: Sequence[Volume]) -> Found:
 
 def read_table(disk: Disk, volume: Volume, superblock: Superblock) -> Staging:
     """The bytes of the table that `superblock` speaks of. Raises StoreError when they are not those."""
+    if superblock.table_start + superblock.table_length > volume.capacity_bytes:
+        raise StoreError(f"{volume.path}: the table of generation {superblock.generation} lies beyond its end")
     staging = Staging(max(superblock.table_length, PAGE))
     with translated(volume.path):
         disk.read([(volume.file, superblock.table_start, staging.address, superblock.table_length)]).wait()

@@ -108,7 +108,7 @@ class Superblock:
         dealing = deal[:dealt]
         possible = (
             set(dealing) == set(range(max(dealing) + 1))
-            and volume in dealing
+            and volume <= max(dealing)
             and stripe_bytes % PAGE == 0
             and PAGE <= stripe_bytes <= LARGEST_STRIPE
             and table % PAGE == 0
