@@ -42,6 +42,7 @@ class Engine:
         queue_depth: int = 32,
         block_bytes: int = 1048576,
         threads: int = 4,
+        polling: str = "auto",
         faults: Sequence[tuple[int, str]] = (),
     ) -> None: ...
     @property

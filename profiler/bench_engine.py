@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ssdplan.native import Arena, Engine, IoError
+from ssdplan.native import Arena, Engine, IoError, NoSpaceError
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.measure import Progress, portion
@@ -163,11 +163,13 @@ def measure_engine(
                 paths=tuple(map(str, paths)),
                 nbytes=each * len(paths),
                 engine=bench.engine.description,
-                huge_page_bytes=0,
+                huge_page_bytes=bench.arena.huge_bytes,
                 buffer_bytes=bench.arena.nbytes,
                 fio=fio,
                 rows=tuple(rows),
             )
+    except NoSpaceError as error:
+        raise DiskFullError(f"{error.filename}: no space left for the file that measures it") from error
     except IoError as error:
         raise IoFailure(f"{error.filename}: cannot be measured: {error.strerror}") from error
 
@@ -350,7 +352,7 @@ def _bandwidth(process: subprocess.Popen[str]) -> float:
     except (ValueError, LookupError):
         job = {"error": process.returncode or 1}
     if process.returncode != 0 or job["error"] != 0:
-        said = (errors or output).strip().splitlines() or [f"error {job['error']}"]
+        said = errors.strip().splitlines() or [f"error {job['error']}"]
         raise IoFailure(f"fio failed: {said[0]}")
     directions = [job["read"], job["write"]]
     milliseconds = max(direction["runtime"] for direction in directions)

@@ -81,17 +81,23 @@ transfers are resubmitted and every result is checked.
 A segment is (file, offset, address, nbytes): the file id, and three numbers of bytes that are multiples of 4096. The
 memory must stay valid, and a source unchanged, until the request is done.)")
         .def(py::init([](const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes,
-                         std::int64_t threads, const std::vector<std::pair<std::int64_t, std::string>>& faults) {
+                         std::int64_t threads, const std::string& polling,
+                         const std::vector<std::pair<std::int64_t, std::string>>& faults) {
                  return std::unique_ptr<Engine, CloseWithoutLock>(
-                     new Engine(kind, queue_depth, block_bytes, threads, faults));
+                     new Engine(kind, queue_depth, block_bytes, threads, polling, faults));
              }),
              "kind"_a = "auto", py::kw_only(), "queue_depth"_a = 32, "block_bytes"_a = std::int64_t{1} << 20,
-             "threads"_a = 4, "faults"_a = std::vector<std::pair<std::int64_t, std::string>>(),
+             "threads"_a = 4, "polling"_a = "auto", "faults"_a = std::vector<std::pair<std::int64_t, std::string>>(),
              R"(Start an engine.
 
 kind is "io_uring", "threads" (pread and pwrite from `threads` threads) or "auto": io_uring where a real read through it
 succeeds, else threads. The environment variable SSDPLAN_IO_ENGINE overrides "auto". Requests are split into blocks of
 block_bytes (a multiple of 4096), of which at most queue_depth are in flight at a time over all requests.
+
+Where a drive has poll queues, and a read through them succeeds, a second io_uring of the same depth asks it for
+completions instead of waiting for interrupts, which takes a core while transfers are in flight and nothing otherwise.
+polling is "auto", "off", or for tests "try", which tries every drive, whether it says that it has such queues or not,
+and "pretend", which gives every file to the thread that would poll, on an io_uring that waits for interrupts.
 
 faults are for tests: pairs (n, kind), of which the n-th block transfer that the engine starts suffers, counted from 0
 over both directions (`transfers` tells how many a run starts). An errno ("EIO", "ENOSPC", "EINVAL", "ENODEV",

@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <stdexcept>
 #include <system_error>
@@ -70,6 +72,20 @@ Descriptor open_direct(const std::string& path, bool read_only) {
         throw IoFailure(EINVAL, path, "open", 0, 0, "neither a file nor a block device");
     }
     return descriptor;
+}
+
+// Whether the drive under an open file has queues that are polled. A partition's are its whole drive's.
+bool has_poll_queues(int fd) {
+    struct stat status{};
+    if (::fstat(fd, &status) != 0) return false;
+    const dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
+    const std::string folder =
+        "/sys/dev/block/" + std::to_string(major(device)) + ":" + std::to_string(minor(device)) + "/";
+    for (const char* const place : {"queue/io_poll", "../queue/io_poll"}) {
+        int offered = 0;
+        if (std::ifstream(folder + place) >> offered) return offered == 1;
+    }
+    return false;
 }
 
 std::string choose_kind(const std::string& asked) {
@@ -158,8 +174,8 @@ void File::end_use() {
 }
 
 void Block::finish() {
-    file->end_use();
     request->finish_block();
+    file->end_use();  // last: who waited for the file finds the request done
 }
 
 void Block::abandon(int error, const char* detail) {
@@ -203,9 +219,13 @@ bool Block::absorb(long result) {
 }
 
 Engine::Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads,
-               const std::vector<std::pair<std::int64_t, std::string>>& faults)
-    : faults_(faults) {
-    const auto depth = static_cast<unsigned>(checked("queue_depth", queue_depth, 1, 4096));
+               const std::string& polling, const std::vector<std::pair<std::int64_t, std::string>>& faults)
+    : polling_(polling),
+      queue_depth_(static_cast<unsigned>(checked("queue_depth", queue_depth, 1, 4096))),
+      faults_(faults) {
+    if (polling != "auto" && polling != "off" && polling != "try" && polling != "pretend") {
+        throw std::invalid_argument("polling must be 'auto', 'off', 'try' or 'pretend', not '" + polling + "'");
+    }
     const auto workers = static_cast<unsigned>(checked("threads", threads, 1, 256));
     block_bytes_ = static_cast<std::uint32_t>(checked("block_bytes", block_bytes, kAlignment, std::int64_t{1} << 30));
     if (block_bytes_ % kAlignment != 0) {
@@ -214,7 +234,7 @@ Engine::Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t b
     kind_ = choose_kind(kind);
     if (kind_ != "threads") {
         try {
-            backend_.reset(make_uring_backend(depth, faults_).release());
+            backend_.reset(make_uring_backend(queue_depth_, faults_).release());
             kind_ = "io_uring";
             return;
         } catch (const std::system_error& error) {
@@ -222,7 +242,7 @@ Engine::Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t b
             turned_down_ = error.code().message();
         }
     }
-    backend_.reset(make_thread_backend(depth, workers, faults_).release());
+    backend_.reset(make_thread_backend(queue_depth_, workers, faults_).release());
     kind_ = "threads";
 }
 
@@ -233,7 +253,9 @@ Engine::~Engine() {
 std::string Engine::description() const {
     const std::shared_lock alive(backend_mutex_);
     if (!backend_) return kind_ + ", closed";
-    const std::string text = backend_->description();
+    std::string text = backend_->description();
+    const std::lock_guard lock(polled_mutex_);
+    if (polled_) text += polling_ == "pretend" ? ", polling pretended" : ", polling where the drive can";
     return turned_down_.empty() ? text : text + " (io_uring: " + turned_down_ + ")";
 }
 
@@ -244,12 +266,38 @@ std::string Engine::register_memory(std::uintptr_t address, std::int64_t nbytes)
     }
     const std::shared_lock alive(backend_mutex_);
     if (!backend_) throw std::runtime_error("the engine is closed");
-    return backend_->register_memory(address, static_cast<std::size_t>(nbytes));
+    const std::lock_guard lock(polled_mutex_);
+    std::string reason = backend_->register_memory(address, static_cast<std::size_t>(nbytes));
+    if (!reason.empty()) return reason;
+    registered_.emplace(address, nbytes);
+    if (polled_) (void)polled_->register_memory(address, static_cast<std::size_t>(nbytes));
+    return reason;
 }
 
 void Engine::unregister_memory(std::uintptr_t address) {
     const std::shared_lock alive(backend_mutex_);
-    if (backend_) backend_->unregister_memory(address);
+    if (!backend_) return;
+    const std::lock_guard lock(polled_mutex_);
+    backend_->unregister_memory(address);
+    if (polled_) polled_->unregister_memory(address);
+    registered_.erase(address);
+}
+
+Backend& Engine::choose_backend(int fd) {
+    if (kind_ != "io_uring" || polling_ == "off") return *backend_;
+    if (polling_ == "auto" && !has_poll_queues(fd)) return *backend_;
+    const bool pretend = polling_ == "pretend";
+    if (!pretend && try_polled_read(fd) != 0) return *backend_;
+    const std::lock_guard lock(polled_mutex_);
+    if (!polled_) {
+        try {
+            polled_.reset(make_polled_backend(queue_depth_, faults_, *backend_, pretend).release());
+        } catch (const std::system_error&) {
+            return *backend_;  // polling is faster, not needed
+        }
+        for (const auto& [address, nbytes] : registered_) (void)polled_->register_memory(address, nbytes);
+    }
+    return *polled_;
 }
 
 std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only) {
@@ -271,8 +319,12 @@ std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> c
     }
     file->path = path;
     file->read_only = read_only;
+    file->backend = &choose_backend(file->descriptor.get());
     // A kernel before 6.10 lets go of a registered file some time after it was told to; a claimed device would stay so.
-    if (read_only || !is_block_device(path)) file->place = backend_->register_file(file->descriptor.get());
+    if (read_only || !is_block_device(path)) {
+        file->registrar = file->backend;
+        file->place = file->registrar->register_file(file->descriptor.get());
+    }
     const std::unique_lock lock(files_mutex_);
     files_.emplace(next_file_, std::move(file));
     return next_file_++;
@@ -340,6 +392,15 @@ std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<S
         block->request = request;
         block->urgent = urgent;
     }
+    // Segments of one request may lie on drives that are polled and on others.
+    const auto others = std::stable_partition(
+        blocks.begin(), blocks.end(), [this](const Block& block) { return block.file->backend == backend_.get(); });
+    std::vector<Block> polled(std::make_move_iterator(others), std::make_move_iterator(blocks.end()));
+    blocks.erase(others, blocks.end());
+    if (!polled.empty()) {
+        const std::lock_guard lock(polled_mutex_);
+        polled_->submit(std::move(polled));
+    }
     if (!blocks.empty()) backend_->submit(std::move(blocks));
     return request;
 }
@@ -373,7 +434,7 @@ void Engine::close_file(std::int64_t file) {
     std::unique_lock lock(handle->mutex);
     handle->closing = true;
     handle->idle.wait(lock, [&handle] { return handle->active == 0; });
-    if (handle->place >= 0) backend_->unregister_file(handle->place);
+    if (handle->place >= 0) handle->registrar->unregister_file(handle->place);
     const int error = handle->descriptor.close();
     if (error != 0) throw IoFailure(error, handle->path, "close", 0, 0);
 }
@@ -381,6 +442,8 @@ void Engine::close_file(std::int64_t file) {
 void Engine::close() {
     {
         const std::unique_lock lock(backend_mutex_);
+        const std::lock_guard polled(polled_mutex_);
+        polled_.reset();  // first, since it hands on what refuses to be polled
         backend_.reset();
     }
     const std::unique_lock lock(files_mutex_);

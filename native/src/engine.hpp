@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -49,7 +50,9 @@ struct File {
     std::string path;
     Descriptor descriptor;
     bool read_only = false;
-    int place = -1;  // in the backend's table of registered files, or -1
+    std::atomic<Backend*> backend{nullptr};  // who moves its blocks
+    Backend* registrar = nullptr;            // in whose table of registered files it has this place, or -1
+    int place = -1;
     std::mutex mutex;
     std::condition_variable idle;
     std::size_t active = 0;
@@ -120,6 +123,12 @@ class Backend {
 
 // Throws std::system_error when io_uring is not to be had here.
 std::unique_ptr<Backend> make_uring_backend(unsigned queue_depth, Faults& faults);
+// An io_uring that asks the drive for completions, for files on which try_polled_read() succeeds; or, with `pretend`,
+// the same thread on an io_uring that waits for them, for any file. A file that refuses to be polled goes to `others`.
+std::unique_ptr<Backend> make_polled_backend(unsigned queue_depth, Faults& faults, Backend& others, bool pretend);
+// Reads a file's first page through a polled io_uring. Returns 0, or an errno where that is not to be had. A page that
+// was never written shows nothing, since no drive is asked for it.
+int try_polled_read(int fd);
 std::unique_ptr<Backend> make_thread_backend(unsigned queue_depth, unsigned threads, Faults& faults);
 
 // A contiguous part of a request, before it is split.
@@ -134,7 +143,7 @@ class Engine {
   public:
     // Throws std::invalid_argument, and IoFailure when the kind asked for is not to be had.
     Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads,
-           const std::vector<std::pair<std::int64_t, std::string>>& faults = {});
+           const std::string& polling = "auto", const std::vector<std::pair<std::int64_t, std::string>>& faults = {});
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
@@ -152,11 +161,14 @@ class Engine {
     void close();
 
   private:
+    Backend& choose_backend(int fd);  // for a file; the caller holds backend_mutex_
     std::shared_ptr<File> find(std::int64_t file) const;
     void split(Direction direction, const Segment& segment, std::vector<Block>& blocks) const;
 
     std::string kind_;
     std::string turned_down_;  // why io_uring was, when it was tried
+    std::string polling_;
+    unsigned queue_depth_;
     std::uint32_t block_bytes_;
     Faults faults_;
     mutable std::shared_mutex files_mutex_;
@@ -164,6 +176,9 @@ class Engine {
     std::int64_t next_file_ = 0;
     mutable std::shared_mutex backend_mutex_;  // shared to submit, exclusive to close
     OwnedPtr<Backend> backend_;
+    mutable std::mutex polled_mutex_;  // of the next two
+    OwnedPtr<Backend> polled_;         // made for the first file that is polled
+    std::map<std::uintptr_t, std::size_t> registered_;
 };
 
 }  // namespace ssdplan

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <map>
@@ -38,17 +39,6 @@ Descriptor make_eventfd() {
     const int fd = ::eventfd(0, EFD_CLOEXEC);
     if (fd < 0) fail_system(errno, "eventfd");
     return Descriptor(fd);
-}
-
-// The thread that makes a ring is the only one to use it, and runs the kernel's part of completions when it waits for
-// them rather than whenever it is interrupted. A kernel before 6.1 knows neither and works without.
-std::unique_ptr<Ring> make_ring(unsigned entries, unsigned flags) {
-    try {
-        return std::make_unique<Ring>(entries, flags | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
-    } catch (const std::system_error& error) {
-        if (error.code().value() != EINVAL) throw;
-    }
-    return std::make_unique<Ring>(entries, flags);
 }
 
 io_uring_sqe operation(unsigned char opcode, int fd, std::uint64_t offset, const void* memory, std::uint32_t nbytes,
@@ -75,8 +65,15 @@ std::string why_not_registered(int error) {
 
 class UringBackend final : public Backend {
   public:
-    UringBackend(unsigned queue_depth, Faults& faults, bool polled)
-        : queue_depth_(queue_depth), polled_(polled), faults_(faults), slots_(queue_depth), wake_(make_eventfd()) {
+    // A polled one has `others`, which move what refuses to be polled. `flags` are the ring's.
+    UringBackend(unsigned queue_depth, Faults& faults, Backend* others, unsigned flags)
+        : queue_depth_(queue_depth),
+          polled_(others != nullptr),
+          others_(others),
+          flags_(flags),
+          faults_(faults),
+          slots_(queue_depth),
+          wake_(make_eventfd()) {
         free_.reserve(queue_depth);
         for (unsigned slot = queue_depth; slot > 0; --slot) free_.push_back(slot - 1);
         std::promise<void> ready;
@@ -191,7 +188,7 @@ class UringBackend final : public Backend {
 
     void serve(std::promise<void>& ready) noexcept {
         try {
-            ring_ = make_ring(queue_depth_ + 1, polled_ ? IORING_SETUP_IOPOLL : 0U);
+            ring_ = std::make_unique<Ring>(queue_depth_ + 1, flags_);
             if (!polled_) probe();
             buffers_ =
                 std::make_unique<RingTable>(ring_->fd(), IORING_REGISTER_BUFFERS2, IORING_REGISTER_BUFFERS_UPDATE,
@@ -282,7 +279,7 @@ class UringBackend final : public Backend {
             entry.opcode = read ? IORING_OP_READ_FIXED : IORING_OP_WRITE_FIXED;
             entry.buf_index = static_cast<std::uint16_t>(place);
         }
-        if (block.file->place >= 0) {
+        if (block.file->place >= 0 && block.file->registrar == this) {
             entry.fd = block.file->place;
             entry.flags |= IOSQE_FIXED_FILE;
         }
@@ -389,6 +386,13 @@ class UringBackend final : public Backend {
         if (slots_[slot].delayed) {
             slots_[slot].delayed = false;
             issue(slot, slots_[slot].block.nbytes);
+        } else if (polled_ && (result == -EOPNOTSUPP || result == -EINVAL)) {
+            // If it was not for the polling, the others will say so.
+            slots_[slot].block.file->backend = others_;
+            std::vector<Block> refused;
+            refused.push_back(std::move(slots_[slot].block));
+            release(slot);
+            others_->submit(std::move(refused));
         } else if (slots_[slot].block.absorb(result)) {
             release(slot);
         } else {
@@ -426,6 +430,8 @@ class UringBackend final : public Backend {
 
     const unsigned queue_depth_;
     const bool polled_;
+    Backend* const others_;
+    const unsigned flags_;
     Faults& faults_;
     // The ring's thread alone uses these.
     std::unique_ptr<Ring> ring_;
@@ -454,7 +460,27 @@ class UringBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_uring_backend(unsigned queue_depth, Faults& faults) {
-    return std::make_unique<UringBackend>(queue_depth, faults, false);
+    return std::make_unique<UringBackend>(queue_depth, faults, nullptr, 0U);
+}
+
+std::unique_ptr<Backend> make_polled_backend(unsigned queue_depth, Faults& faults, Backend& others, bool pretend) {
+    return std::make_unique<UringBackend>(queue_depth, faults, &others, pretend ? 0U : IORING_SETUP_IOPOLL);
+}
+
+int try_polled_read(int fd) {
+    constexpr std::size_t kPage = 4096;
+    const std::unique_ptr<void, void (*)(void*)> page(std::aligned_alloc(kPage, kPage), std::free);
+    if (!page) return ENOMEM;
+    try {
+        Ring ring(1, IORING_SETUP_IOPOLL);
+        ring.push(operation(IORING_OP_READ, fd, 0, page.get(), kPage, 0));
+        if (const int error = ring.submit_and_wait(); error != 0) return error;
+        int result = -EIO;
+        ring.drain([&result](std::uint64_t, int got) { result = got; });
+        return result < 0 ? -result : 0;
+    } catch (const std::system_error& error) {
+        return error.code().value();
+    }
 }
 
 }  // namespace ssdplan
@@ -465,6 +491,14 @@ namespace ssdplan {
 
 std::unique_ptr<Backend> make_uring_backend(unsigned, Faults&) {
     throw std::system_error(ENOSYS, std::generic_category(), "this build has no io_uring");
+}
+
+std::unique_ptr<Backend> make_polled_backend(unsigned queue_depth, Faults& faults, Backend&, bool) {
+    return make_uring_backend(queue_depth, faults);
+}
+
+int try_polled_read(int) {
+    return ENOSYS;
 }
 
 }  // namespace ssdplan

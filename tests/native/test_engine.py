@@ -712,3 +712,40 @@ def test_calls_on_a_file_that_is_being_closed(engine: native.Engine, tmp_path: P
         thread.join()
     assert not failures
     assert other.read_bytes() == bytes(PAGE)
+
+
+@pytest.mark.skipif(not io_uring_works(), reason="io_uring is forbidden here")
+def test_a_drive_that_refuses_to_be_polled_is_used_as_others(tmp_path: Path) -> None:
+    # A file in memory refuses everywhere; the drive below tmp_path may or may not.
+    for folder, refuses in ((tmp_path, False), (Path("/dev/shm"), True)):
+        path = folder / f"ssdplan-test-{os.getpid()}"
+        path.write_bytes(np.random.default_rng(3).integers(0, 256, 64 * PAGE, dtype=np.uint8).tobytes())
+        try:
+            engine = native.Engine("io_uring", polling="try")
+            arena = native.Arena(64 * PAGE)
+            engine.register(arena.address, arena.nbytes)
+            try:
+                file = engine.open(path)
+            except native.InvalidRequestError:
+                continue  # a kernel before 6.6 has no direct I/O on files in memory
+            assert engine.read([(file, 0, arena.address, 64 * PAGE)]).wait() == 64 * PAGE
+            assert torch.from_dlpack(arena).numpy().tobytes() == path.read_bytes()
+            if refuses:
+                assert "polling" not in engine.description
+        finally:
+            path.unlink()
+    with pytest.raises(ValueError, match="polling"):
+        native.Engine(polling="always")
+
+
+@pytest.mark.skipif(not io_uring_works(), reason="io_uring is forbidden here")
+def test_polling_stops_while_nothing_is_in_flight(tmp_path: Path) -> None:
+    engine = native.Engine("io_uring", polling="pretend")
+    file = engine.open(tmp_path / "file", create_bytes=PAGE)
+    assert "polling pretended" in engine.description
+    arena = native.Arena(PAGE)
+    engine.write([(file, 0, arena.address, PAGE)]).wait()
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+    engine.read([(file, 0, arena.address, PAGE)]).wait()

@@ -47,14 +47,16 @@ class Workload:
         self.memory = torch.from_dlpack(self.arena).numpy()
         self.new = rng.integers(0, 256, FILE, dtype=np.uint8)
 
-    def run(self, kind: str, faults: list[tuple[int, str]], *, register: bool) -> tuple[list[BaseException], int]:
+    def run(
+        self, kind: str, faults: list[tuple[int, str]], *, register: bool, polling: str = "auto"
+    ) -> tuple[list[BaseException], int]:
         """Checks what each request promises; returns the errors, and how many transfers were started."""
         for path, data in zip(self.paths, self.before, strict=True):
             path.write_bytes(data.tobytes())
         self.memory[:FILE] = self.new
         self.memory[FILE:] = 0
         source, target = self.arena.address, self.arena.address + FILE
-        engine = native.Engine(kind, queue_depth=3, block_bytes=BLOCK, threads=3, faults=faults)
+        engine = native.Engine(kind, queue_depth=3, block_bytes=BLOCK, threads=3, polling=polling, faults=faults)
         if register:
             assert engine.register(self.arena.address, self.arena.nbytes) == ""
         a, b = (engine.open(path) for path in self.paths)
@@ -98,18 +100,18 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "registered"])
+@pytest.mark.parametrize("kind", [*KINDS, "registered", "polled"])
 @pytest.mark.parametrize("fault", [*ERRORS, "short", "delay", "EAGAIN", "EINTR"])
 def test_every_transfer_may_suffer(kind: str, fault: str, tmp_path: Path) -> None:
-    register = kind == "registered"
+    register, polling = kind in ("registered", "polled"), "pretend" if kind == "polled" else "auto"
     if register:
         if not io_uring_works():
             pytest.skip("io_uring is forbidden here")
         kind = "io_uring"
     workload = Workload(tmp_path)
-    assert workload.run(kind, [], register=register) == ([], BLOCKS)
+    assert workload.run(kind, [], register=register, polling=polling) == ([], BLOCKS)
     for index in range(BLOCKS):
-        errors, transfers = workload.run(kind, [(index, fault)], register=register)
+        errors, transfers = workload.run(kind, [(index, fault)], register=register, polling=polling)
         if fault in ERRORS:
             (error,) = errors
             assert type(error) is ERRORS[fault]

@@ -157,13 +157,13 @@ void test_queue() {
 
 // Many threads, each opening, using and closing files of its own; memory is registered and unregistered meanwhile, and
 // some transfers are cut, delayed or turned away.
-void test_many_files(const std::string& kind) {
+void test_many_files(const std::string& kind, const std::string& polling) {
     std::vector<std::pair<std::int64_t, std::string>> faults;
     for (std::int64_t index = 3; index < 600; index += 7) {
         faults.emplace_back(index, index % 5 == 0 ? "EAGAIN" : "short");
     }
     faults.emplace_back(100, "delay");
-    Engine engine(kind, 5, 16 << 10, 3, faults);
+    Engine engine(kind, 5, 16 << 10, 3, polling, faults);
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t) {
         threads.emplace_back([&engine, t] {
@@ -199,10 +199,10 @@ void test_many_files(const std::string& kind) {
 
 // Every transfer of a request fails in its turn; then the engine is closed with transfers that wait, and some that
 // fail.
-void test_faults(const std::string& kind) {
+void test_faults(const std::string& kind, const std::string& polling) {
     constexpr std::int64_t nbytes = 8 * kPage;
     for (std::int64_t index = 0; index < 8; ++index) {
-        Engine engine(kind, 3, kPage, 3, {{index, "EIO"}, {1, "flush"}});
+        Engine engine(kind, 3, kPage, 3, polling, {{index, "EIO"}, {1, "flush"}});
         const std::string path = fresh_path(".faults");
         const std::int64_t file = engine.open(path, nbytes, false);
         CHECK(::unlink(path.c_str()) == 0);
@@ -218,16 +218,17 @@ void test_faults(const std::string& kind) {
         CHECK_THROWS(IoFailure, engine.flush(file));
         CHECK_THROWS(IoFailure, engine.flush(file));
     }
-    Arena arena(nbytes, false);
+    Arena arena(5 * nbytes, false);
     std::vector<std::shared_ptr<Request>> requests;
     {
-        Engine engine(kind, 2, kPage, 2, {{0, "delay"}, {1, "delay"}, {2, "short"}, {20, "ENODEV"}});
-        (void)engine.register_memory(arena.address(), nbytes);
+        Engine engine(kind, 2, kPage, 2, polling, {{0, "delay"}, {1, "delay"}, {2, "short"}, {20, "ENODEV"}});
+        (void)engine.register_memory(arena.address(), 5 * nbytes);
         const std::string path = fresh_path(".closed");
         const std::int64_t file = engine.open(path, nbytes, false);
         CHECK(::unlink(path.c_str()) == 0);
         for (int i = 0; i < 5; ++i) {
-            requests.push_back(engine.submit(Direction::read, {{file, 0, arena.address(), nbytes}}, i % 2 == 0));
+            const std::uintptr_t target = arena.address() + static_cast<std::uintptr_t>(i * nbytes);
+            requests.push_back(engine.submit(Direction::read, {{file, 0, target, nbytes}}, i % 2 == 0));
         }
     }
     int failed = 0;
@@ -304,8 +305,8 @@ int main() {
     test_results();
     test_queue();
     test("threads");
-    test_many_files("threads");
-    test_faults("threads");
+    test_many_files("threads", "auto");
+    test_faults("threads", "auto");
     try {
         Engine("io_uring", 1, kPage, 1).close();
     } catch (const IoFailure& failure) {
@@ -313,7 +314,9 @@ int main() {
         return 0;
     }
     test("io_uring");
-    test_many_files("io_uring");
-    test_faults("io_uring");
+    for (const char* const polling : {"auto", "try", "pretend"}) {
+        test_many_files("io_uring", polling);
+        test_faults("io_uring", polling);
+    }
     return 0;
 }
