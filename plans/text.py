@@ -11,6 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from .plan import Alternative, Decision, Placement, Plan, Sensitivity
+from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .schedule import RESOURCES, Region, Schedule, Tier
 from .units import format_bytes, format_seconds
@@ -40,6 +41,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     """What `plan` decides, predicts, and why. `schedule` is the plan's own."""
     model, prediction = plan.model, plan.prediction
     title = f"Plan: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(plan.machine.name, 34)}"
+    found = blocks(schedule)
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
     return _page(
         title,
@@ -49,6 +51,8 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         ("What it predicts of a steady step", _prediction(plan)),
         ("How busy each resource is", _busy(plan)),
         ("Host memory, by what it is reserved for", _split(schedule, "host")),
+        ("Host memory in slots, by what takes turns in them", _pools(found)),
+        ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
         ("Device memory, by what it is reserved for", _device(plan, schedule)),
         ("What else was looked at (* is this plan)", _alternatives(plan)),
         ("What one unit more of something would bring", _sensitivity(plan.sensitivity)),
@@ -182,6 +186,39 @@ def _split(schedule: Schedule, tier: Tier) -> list[str]:
         for role, nbytes in sorted(split.items(), key=lambda entry: (-entry[1], entry[0]))
     ]
     return _table([], [*rows, ("all", format_bytes(arena), "")], left=(0,)) if arena else []
+
+
+def _pools(found: Blocks) -> list[str]:
+    rows: list[Row] = [
+        (label(pool.role), f"{pool.slots:,}", format_bytes(pool.slot_bytes), format_bytes(pool.nbytes))
+        for pool in found.pools
+    ]
+    left_out = len(rows) - MOST_ROWS
+    rest = [f"  and {left_out} smaller sizes"] if left_out > 0 else []
+    total: Row = ("all", f"{sum(pool.slots for pool in found.pools):,}", "", format_bytes(by_class(found.pools)))
+    return [*_table([("", "slots", "each", "together")], [*rows[:MOST_ROWS], total], left=(0,)), *rest] if rows else []
+
+
+def _otherwise(found: Blocks) -> list[str]:
+    """What the two habits that MemAscend finds would cost; what is saved is in percent of the row's own bytes."""
+    need = needs(found)
+    if not need.planned.total:
+        return []
+    ways = (
+        ("as planned: slots by size, one arena", need.planned),
+        ("slots of one size for each role", need.one_size_each_role),
+        ("slots of one size for all", need.one_size),
+        ("each block a power of two", need.powers_of_two),
+        ("one size for all, powers of two", need.both),
+    )
+    rows: list[Row] = [("", "slots", "saved", "", "all of host", "saved", "")]
+    for words, way in ways:
+        row = [words]
+        for planned, nbytes in ((need.planned.slots, way.slots), (need.planned.total, way.total)):
+            row += [_bytes(nbytes), _bytes(nbytes - planned), percent(saved(planned, nbytes))]
+        rows.append(row)
+    beyond = format_bytes(page_lock_waste(need.planned.total))
+    return [*_table([], rows, left=(0,)), f"  page-locking the arena as it is takes {beyond} beyond it"]
 
 
 def _device(plan: Plan, schedule: Schedule) -> list[str]:
