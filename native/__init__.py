@@ -1,14 +1,26 @@
 """The native core: asynchronous direct I/O, exact page-locked memory, and fused CPU kernels.
 
 `Arena` is one exact, page-locked, huge-page-backed block of host memory. `Engine` moves bytes between such memory and
-files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`. `adamw`, `copy`,
-`convert` and `is_finite` work on addresses, with the interpreter lock released; `isa` names their instruction set.
+files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`. `adamw`, `checksum`,
+`copy`, `convert` and `is_finite` work on addresses, with the interpreter lock released; `isa` names their instruction
+set.
 
 This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
 """
 
-from ssdplan.native._native import Arena, Engine, Request, adamw, convert, copy, gradient_statistics, is_finite, isa
+from ssdplan.native._native import (
+    Arena,
+    Engine,
+    Request,
+    adamw,
+    checksum,
+    convert,
+    copy,
+    gradient_statistics,
+    is_finite,
+    isa,
+)
 from ssdplan.native.errors import IoError
 
 __all__ = [
@@ -17,6 +29,7 @@ __all__ = [
     "IoError",
     "Request",
     "adamw",
+    "checksum",
     "convert",
     "copy",
     "gradient_statistics",

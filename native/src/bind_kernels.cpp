@@ -96,6 +96,17 @@ misaligned pointer, a negative size, an unknown dtype or an overlap.)");
         R"(Whether no element of an array of dtype "fp32", "bf16" or "fp16" is infinite or NaN.
 
 Looks at exponent bits alone and needs no memory (MemAscend's fused overflow check). Raises ValueError as `convert`.)");
+    module.def(
+        "checksum",
+        [](std::uintptr_t address, std::int64_t nbytes, std::int64_t threads) {
+            return parallel_checksum(address, nbytes, threads);
+        },
+        "address"_a, "nbytes"_a, "threads"_a = 1, ReleaseLock(),
+        R"(The 64-bit checksum of nbytes at an address, a multiple of 256: one value on every processor.
+
+Detects for certain every change inside one aligned 8-byte word, every burst of up to 60 bits and every two flipped bits
+up to 16 MiB apart; any other change, a length among them, with a chance of 1 - 2^-64. native/src/checksum.hpp defines
+it. Raises ValueError for a null pointer or another nbytes.)");
     module.def("isa", &isa,
                R"(The instruction set that the kernels use here: "x86-64-v4", "x86-64-v3" or "baseline".)");
 }

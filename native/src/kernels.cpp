@@ -4,16 +4,10 @@
 #include <cmath>
 #include <cstring>
 
-// Built without contraction of a * b + c and without fast math (CMakeLists.txt), so that each operation is IEEE 754's
-// own and vectors of any width give a scalar's bits. SSDPLAN_TARGET_CLONES is set where the compiler can build a
-// function several times and choose at load time.
-#ifdef SSDPLAN_TARGET_CLONES
-#define SSDPLAN_DISPATCHED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define SSDPLAN_DISPATCHED
-#endif
-#define SSDPLAN_INLINE inline __attribute__((always_inline))
+#include "dispatch.hpp"
 
+// Built without contraction of a * b + c and without fast math (CMakeLists.txt), so that each operation is IEEE 754's
+// own and vectors of any width give a scalar's bits.
 namespace ssdplan {
 namespace {
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "checksum.hpp"
 #include "workers.hpp"
 
 namespace ssdplan {
@@ -178,6 +179,27 @@ bool parallel_is_finite(std::uintptr_t data, std::int64_t elements, Dtype dtype,
         }
     });
     return finite.load();
+}
+
+std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("nbytes", nbytes);
+    check_pointer("address", data, length, 1);
+    if (length % kChecksumUnit != 0) {
+        throw std::invalid_argument("nbytes must be a multiple of " + std::to_string(kChecksumUnit) + ", not " +
+                                    std::to_string(length));
+    }
+    // The first piece takes what is over: a sum is carried past whole pieces only.
+    const std::size_t count = pieces(length, kChecksumPiece);
+    const std::size_t before = count * kChecksumPiece - length;
+    std::vector<std::uint64_t> sums(count);
+    Workers::shared().run(count, workers, [&](std::size_t piece) {
+        const std::size_t begin = piece == 0 ? 0 : piece * kChecksumPiece - before;
+        sums[piece] = checksum_sum(at<const std::byte>(data) + begin, (piece + 1) * kChecksumPiece - before - begin);
+    });
+    std::uint64_t sum = 0;
+    for (const std::uint64_t piece : sums) sum = checksum_join(sum, piece);
+    return checksum_finish(sum, length);
 }
 
 }  // namespace ssdplan

@@ -36,5 +36,6 @@ void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64
 void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
                       std::int64_t elements, std::int64_t threads);
 bool parallel_is_finite(std::uintptr_t data, std::int64_t elements, Dtype dtype, std::int64_t threads);
+std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::int64_t threads);
 
 }  // namespace ssdplan

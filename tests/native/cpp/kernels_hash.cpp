@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "checksum.hpp"
 #include "kernels.hpp"
 
 using namespace ssdplan;
@@ -88,6 +89,13 @@ int main() {
             add(other.data(), elements * 2);
             add(&finite, 1);
         }
+    }
+    std::vector<std::uint32_t> page(1 << 16);
+    for (std::uint32_t& word : page) word = next_bits();
+    for (std::size_t nbytes = 0; nbytes <= 4 * page.size(); nbytes += nbytes < 4096 ? kChecksumUnit : 50944) {
+        const std::uint64_t sum = checksum_join(checksum_sum(page.data(), nbytes), checksum_sum(page.data(), 4096));
+        const std::uint64_t finished = checksum_finish(sum, nbytes);
+        add(&finished, sizeof finished);
     }
     std::printf("%s %016" PRIx64 "\n", SSDPLAN_ISA, hash);
     return 0;

@@ -1,0 +1,135 @@
+#include "checksum.hpp"
+
+#include <array>
+#include <cstring>
+
+#include "dispatch.hpp"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read as they lie");
+
+namespace ssdplan {
+namespace {
+
+constexpr std::size_t kWords = 8;  // a vector's
+typedef std::uint64_t Words __attribute__((vector_size(kWords * sizeof(std::uint64_t))));
+constexpr std::size_t kVectors = kChecksumUnit / sizeof(Words);
+
+template <typename Word>
+SSDPLAN_INLINE void step(Word& x) {
+    x ^= x << 11;
+    x ^= x >> 17;
+    x ^= x << 5;
+}
+
+SSDPLAN_DISPATCHED void sums_of(const unsigned char* data, std::size_t nbytes, std::uint64_t* sums) {
+    static_assert(kVectors == 4);
+    Words a{}, b{}, c{}, d{};
+    for (std::size_t at = 0; at < nbytes; at += kChecksumUnit) {
+        Words words[kVectors];
+        std::memcpy(words, data + at, sizeof words);
+        step(a);
+        step(b);
+        step(c);
+        step(d);
+        a ^= words[0];
+        b ^= words[1];
+        c ^= words[2];
+        d ^= words[3];
+    }
+    const Words all[kVectors] = {a, b, c, d};
+    std::memcpy(sums, all, sizeof all);
+}
+
+// A linear map of 64-bit words, as the images of the unit vectors.
+using Matrix = std::array<std::uint64_t, 64>;
+
+std::uint64_t image(const Matrix& matrix, std::uint64_t word) {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t column : matrix) {
+        sum ^= column & (0 - (word & 1U));
+        word >>= 1;
+    }
+    return sum;
+}
+
+void square(Matrix& matrix, int times) {
+    for (int i = 0; i < times; ++i) {
+        Matrix squared;
+        for (std::size_t bit = 0; bit < squared.size(); ++bit) squared[bit] = image(matrix, matrix[bit]);
+        matrix = squared;
+    }
+}
+
+// The same map by its images of the 16 values of each four bits: an image is 16 look-ups.
+class Table {
+  public:
+    explicit Table(const Matrix& matrix) {
+        for (std::size_t part = 0; part < parts_.size(); ++part) {
+            for (std::uint64_t bits = 0; bits < 16; ++bits) parts_[part][bits] = image(matrix, bits << (4 * part));
+        }
+    }
+
+    std::uint64_t operator()(std::uint64_t word) const {
+        std::uint64_t sum = 0;
+        for (std::size_t part = 0; part < parts_.size(); ++part) sum ^= parts_[part][(word >> (4 * part)) & 15U];
+        return sum;
+    }
+
+  private:
+    std::array<std::array<std::uint64_t, 16>, 16> parts_;
+};
+
+struct Powers {
+    Powers() : Powers(one_word()) {}
+
+    Table word;   // S
+    Table piece;  // S^(words of a piece)
+
+  private:
+    explicit Powers(const Matrix& s) : word(s), piece(piece_of(s)) {}
+
+    static Matrix one_word() {
+        Matrix matrix;
+        for (std::size_t bit = 0; bit < matrix.size(); ++bit) {
+            matrix[bit] = std::uint64_t{1} << bit;
+            step(matrix[bit]);
+        }
+        square(matrix, 59);
+        return matrix;
+    }
+
+    static Matrix piece_of(Matrix s) {
+        static_assert(kChecksumPiece == sizeof(std::uint64_t) << 15);
+        square(s, 15);
+        return s;
+    }
+};
+
+const Powers& powers() {
+    static const Powers made;
+    return made;
+}
+
+}  // namespace
+
+std::uint64_t checksum_sum(const void* data, std::size_t nbytes) {
+    std::uint64_t sums[kChecksumUnit / sizeof(std::uint64_t)];
+    sums_of(static_cast<const unsigned char*>(data), nbytes, sums);
+    const Table& s = powers().word;
+    std::uint64_t h = 0;
+    for (const std::uint64_t sum : sums) h = s(h) ^ sum;
+    return h;
+}
+
+std::uint64_t checksum_join(std::uint64_t first, std::uint64_t second) {
+    return powers().piece(first) ^ second;
+}
+
+std::uint64_t checksum_finish(std::uint64_t sum, std::size_t nbytes) {
+    std::uint64_t h = sum ^ (std::uint64_t{nbytes} * 0x9e3779b97f4a7c15U);
+    h = (h ^ (h >> 33)) * 0xff51afd7ed558ccdU;
+    h = (h ^ (h >> 33)) * 0xc4ceb9fe1a85ec53U;
+    return h ^ (h >> 33);
+}
+
+}  // namespace ssdplan
