@@ -1,0 +1,129 @@
+"""Both sides of a comparison do the same work, on the same memory, and what is told of it is true."""
+
+import itertools
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ssdplan import native
+from ssdplan.profiler import bench_kernels
+from ssdplan.profiler.bench_kernels import AdamStates, Setting, peak_bytes
+from ssdplan.profiler.bench_report import Row
+from tests.profiler.test_measure import silent
+
+MIB = 1 << 20
+TINY = Setting(nbytes=16 * MIB, threads=1, pairs=2)
+
+
+def _reset(states: AdamStates) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for array in (states.master, states.exp_avg, states.gradient):
+        array.copy_(torch.randn(states.count, generator=generator) * 0.1)
+    states.exp_avg_sq.copy_(torch.rand(states.count, generator=generator) * 0.01)
+    states.copy.zero_()
+
+
+def test_every_adam_does_the_same_step() -> None:
+    """From the same states the rival's step leaves the same weights, moments and copy."""
+    states = AdamStates(4096)
+    results = []
+    for step in (lambda: states.native_step(1), states.torch_step()):
+        _reset(states)
+        step()
+        results.append([a.clone() for a in (states.master, states.exp_avg, states.exp_avg_sq, states.copy)])
+    _reset(states)
+    assert not torch.equal(results[0][0], states.master), "no step was made"
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-6 if ours.dtype == torch.float32 else 8e-3, atol=1e-8)
+
+
+def test_a_rival_that_is_not_installed_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "deepspeed.ops.adam", None)
+    fused, deepspeed = bench_kernels.measure_adam(TINY, silent)
+    assert fused.ratio is not None and fused.rival
+    assert deepspeed.ratio is None and deepspeed.rival is None and deepspeed.met is None
+    assert "pip install deepspeed" in deepspeed.missing
+    assert deepspeed.ours == fused.ours
+
+
+def test_ratios_are_of_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours in 2 s, the rival in 5 and 6 s: 2.75 times as fast, over the elements that 18 bytes each leave."""
+
+    def made(contenders: dict[str, Callable[[], object]], pairs: int, *_: object) -> dict[str, tuple[float, ...]]:
+        for contender in contenders.values():
+            contender()
+        return {name: (2.0, 2.0) if name == "ours" else (5.0, 6.0) for name in contenders}
+
+    monkeypatch.setattr(bench_kernels, "take_turns", made)
+    row = bench_kernels.measure_adam(TINY, silent)[0]
+    elements = 16 * MIB // 18 // 2048 * 2048
+    assert (row.ours, row.rival) == (elements / 2, elements / 5.5)
+    assert row.ratio is not None and row.ratio.median == 2.75 and row.met is True
+    row = bench_kernels.measure_overflow(TINY, silent)[0]
+    assert row.ours == MIB / 2 and row.met is False, "2.75 is less than 20"
+    row = bench_kernels.measure_checksum(TINY, silent)[0]
+    assert (row.unit, row.ours, row.target) == ("B/s", 4 * MIB, None)
+
+
+def test_the_chain_takes_memory_and_ours_none() -> None:
+    """torch's isinf makes a copy and a mask of 1 byte an element: 1.25 times the array (MemAscend III-C)."""
+    _, row = bench_kernels.measure_overflow(Setting(nbytes=256 * MIB, threads=1, pairs=1), silent)
+    array = 64 * MIB
+    assert row.ours is not None and row.ours < 2 * MIB
+    assert row.rival == pytest.approx(1.25 * array, rel=0.1)
+
+
+def test_peak_memory_is_what_was_taken_and_given_back() -> None:
+    held = torch.ones(32 * MIB // 4)
+    assert peak_bytes(lambda: held.sum()) < 2 * MIB
+    assert peak_bytes(lambda: held.clone()) == pytest.approx(32 * MIB, abs=2 * MIB)
+
+
+def test_page_locking_takes_less_than_a_page() -> None:
+    (row,) = bench_kernels.measure_page_lock(Setting(nbytes=6 * MIB, threads=1, pairs=1), silent)
+    if row.missing:
+        pytest.skip(row.missing)
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert row.ours == page - 1 and row.met is True  # 2 MiB and a byte
+    assert row.rival == 4 * MIB - (2 * MIB + 1)
+
+
+def test_memory_that_cannot_be_locked_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused:
+        locked, lock_error = False, "RLIMIT_MEMLOCK is 64 KiB"
+
+        def __init__(self, nbytes: int) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(native, "Arena", Refused)
+    (row,) = bench_kernels.measure_page_lock(TINY, silent)
+    assert row.ratio is None and row.met is None
+    assert row.missing == "RLIMIT_MEMLOCK is 64 KiB; raise the limit (ulimit -l), which training wants too"
+
+
+def test_arrays_lie_apart_in_one_arena() -> None:
+    arrays = bench_kernels._arrays((torch.float32, 1000), (torch.bfloat16, 3), (torch.uint8, 5 * MIB))
+    assert [(a.dtype, a.numel()) for a in arrays] == [
+        (torch.float32, 1000), (torch.bfloat16, 3), (torch.uint8, 5 * MIB)
+    ]  # fmt: skip
+    starts = [array.data_ptr() for array in arrays]
+    assert [b - a for a, b in itertools.pairwise(starts)] == [2 * MIB, 2 * MIB]
+    for value, array in enumerate(arrays):
+        array.fill_(value)
+    assert [array.float().mean().item() for array in arrays] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("group", ["adam", "overflow", "checksum", "page-lock"])
+def test_each_group_measures(group: str) -> None:
+    from ssdplan.profiler.bench import KERNELS
+
+    told: list[float] = []
+    rows: list[Row] = KERNELS[group](TINY, lambda done, what: told.append(done))
+    assert {row.group for row in rows} == {group}
+    assert all(row.ours is not None and row.ours >= 0 for row in rows if not row.missing)
+    assert told[-1] == 1.0 and told == sorted(told)
