@@ -1,9 +1,9 @@
 """The native core: asynchronous direct I/O, exact page-locked memory, and fused CPU kernels.
 
 `Arena` is one exact, page-locked, huge-page-backed block of host memory. `Engine` moves bytes between such memory and
-files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`. `adamw`, `checksum`,
-`copy`, `convert` and `is_finite` work on addresses, with the interpreter lock released; `isa` names their instruction
-set.
+files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`, of a type of its own
+where a caller may act on it. `adamw`, `checksum`, `copy`, `convert` and `is_finite` work on addresses, with the
+interpreter lock released; `isa` names their instruction set.
 
 This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
@@ -21,12 +21,16 @@ from ssdplan.native._native import (
     is_finite,
     isa,
 )
-from ssdplan.native.errors import IoError
+from ssdplan.native.errors import DriveError, InvalidRequestError, IoError, LostVolumeError, NoSpaceError
 
 __all__ = [
     "Arena",
+    "DriveError",
     "Engine",
+    "InvalidRequestError",
     "IoError",
+    "LostVolumeError",
+    "NoSpaceError",
     "Request",
     "adamw",
     "checksum",

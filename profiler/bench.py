@@ -4,7 +4,6 @@ Owns which comparisons there are, in which order they run, and the check that th
 each is measured is in `bench_engine.py` and `bench_kernels.py`; what is told of them in `bench_report.py`.
 """
 
-import errno
 import os
 import platform
 import statistics
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ssdplan.native import IoError, isa
+from ssdplan.native import InvalidRequestError, isa
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.bench_engine import EngineBench, EngineRow, Fio, measure_engine
@@ -129,9 +128,8 @@ def _engine(volumes: Sequence[Path], setting: Setting, progress: Progress) -> li
     try:
         found = measure_engine(volumes, nbytes=setting.nbytes, pairs=setting.pairs, progress=progress)
     except IoFailure as error:
-        cause = error.__cause__
-        if isinstance(cause, IoError) and cause.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-            missing = f"{error}: no direct I/O there; name a directory on ext4 or xfs (--volume)"
+        if isinstance(error.__cause__, InvalidRequestError):
+            missing = f"{error} (no direct I/O there?); name a directory on ext4 or xfs with --volume"
             return [Row(ENGINE, "read and write", "B/s", missing=missing)]
         raise
     return engine_rows(found)

@@ -162,7 +162,7 @@ def measure_engine(
             return EngineBench(
                 paths=tuple(map(str, paths)),
                 nbytes=each * len(paths),
-                engine=bench.engine.kind,
+                engine=bench.engine.description,
                 huge_page_bytes=0,
                 buffer_bytes=bench.arena.nbytes,
                 fio=fio,
@@ -242,6 +242,7 @@ class _Bench:
         self.engine, self.files, self.names = engine, files, names
         self.blocks = len(files) * each // BLOCK
         self.arena = Arena(DEPTH * BLOCK)
+        engine.register(self.arena.address, self.arena.nbytes)
         noise = os.urandom(BLOCK)  # what a drive that compresses must not gain from
         for slot in range(DEPTH):
             ctypes.memmove(self.arena.address + slot * BLOCK, noise[slot:] + noise[:slot], BLOCK)

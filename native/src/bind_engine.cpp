@@ -22,12 +22,13 @@ namespace {
 
 using SegmentTuple = std::tuple<std::int64_t, std::int64_t, std::uintptr_t, std::int64_t>;
 
-std::shared_ptr<Request> submit(Engine& engine, Direction direction, const std::vector<SegmentTuple>& tuples) {
+std::shared_ptr<Request> submit(Engine& engine, Direction direction, const std::vector<SegmentTuple>& tuples,
+                                bool urgent) {
     std::vector<Segment> segments;
     segments.reserve(tuples.size());
     for (const auto& [file, offset, address, nbytes] : tuples) segments.push_back({file, offset, address, nbytes});
     const py::gil_scoped_release release;
-    return engine.submit(direction, segments);
+    return engine.submit(direction, segments, urgent);
 }
 
 // Closing waits for the drive, which must not hold up other Python threads.
@@ -39,15 +40,14 @@ struct CloseWithoutLock {
 };
 
 void raise_io_error(const IoFailure& failure) {
-    const py::object type = py::module_::import("ssdplan.native.errors").attr("IoError");
     // File names are bytes to the system and need not be text.
     const auto path = py::reinterpret_steal<py::object>(
         PyUnicode_DecodeFSDefaultAndSize(failure.path.data(), static_cast<py::ssize_t>(failure.path.size())));
     if (!path) throw py::error_already_set();
-    const py::object error = type(failure.code, failure.message_, path);
-    error.attr("offset") = failure.offset;
-    error.attr("nbytes") = failure.nbytes;
-    PyErr_SetObject(type.ptr(), error.ptr());
+    const py::object error =
+        py::module_::import("ssdplan.native.errors")
+            .attr("io_error")(failure.code, failure.message_, path, failure.offset, failure.nbytes);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ until it is done.)")
         .def("wait", &Request::wait, ReleaseLock(),
              R"(Wait until no block of the request is in flight, and return its bytes.
 
-Raises IoError for the first block that failed. May be called again, and from several threads.)")
+Raises the IoError of the first block that failed. May be called again, and from several threads.)")
         .def("done", &Request::done, ReleaseLock(), "Whether `wait` would return, or raise, at once.")
         .def_property_readonly("nbytes", &Request::nbytes, "The bytes asked for, over all segments.");
 
@@ -81,19 +81,39 @@ transfers are resubmitted and every result is checked.
 A segment is (file, offset, address, nbytes): the file id, and three numbers of bytes that are multiples of 4096. The
 memory must stay valid, and a source unchanged, until the request is done.)")
         .def(py::init([](const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes,
-                         std::int64_t threads) {
-                 return std::unique_ptr<Engine, CloseWithoutLock>(new Engine(kind, queue_depth, block_bytes, threads));
+                         std::int64_t threads, const std::vector<std::pair<std::int64_t, std::string>>& faults) {
+                 return std::unique_ptr<Engine, CloseWithoutLock>(
+                     new Engine(kind, queue_depth, block_bytes, threads, faults));
              }),
              "kind"_a = "auto", py::kw_only(), "queue_depth"_a = 32, "block_bytes"_a = std::int64_t{1} << 20,
-             "threads"_a = 4,
+             "threads"_a = 4, "faults"_a = std::vector<std::pair<std::int64_t, std::string>>(),
              R"(Start an engine.
 
 kind is "io_uring", "threads" (pread and pwrite from `threads` threads) or "auto": io_uring where a real read through it
 succeeds, else threads. The environment variable SSDPLAN_IO_ENGINE overrides "auto". Requests are split into blocks of
 block_bytes (a multiple of 4096), of which at most queue_depth are in flight at a time over all requests.
 
+faults are for tests: pairs (n, kind), of which the n-th block transfer that the engine starts suffers, counted from 0
+over both directions (`transfers` tells how many a run starts). An errno ("EIO", "ENOSPC", "EINVAL", "ENODEV",
+"EAGAIN", "EINTR") is returned without a transfer; "short" transfers only a part, and the rest is a transfer of its own;
+"delay" starts 20 ms later, while others overtake; "flush" fails the n-th flush instead, with EIO.
+
 Raises ValueError for a kind or a number out of range, and IoError when "io_uring" is asked for and not to be had.)")
         .def_property_readonly("kind", &Engine::kind, "What was chosen: \"io_uring\" or \"threads\".")
+        .def_property_readonly("description", py::cpp_function(&Engine::description, ReleaseLock()),
+                               "One line for people: what was chosen, and what of it is in use.")
+        .def_property_readonly("transfers", &Engine::transfers,
+                               "How many block transfers were started; what is left of a short one counts anew.")
+        .def("register", &Engine::register_memory, "address"_a, "nbytes"_a, ReleaseLock(),
+             R"(Have io_uring keep memory at hand for transfers that lie in it, which saves work on each of them.
+
+Returns "" or, where that is not to be had, why: RLIMIT_MEMLOCK (registered memory counts against it), the kernel, the
+kind of the engine, memory that is registered in part already. Nothing else changes then: transfers work with any
+memory. Safe while transfers are in flight. The memory must stay mapped until `unregister` or `close`.
+
+Raises ValueError for a null address or nbytes that is not positive, and RuntimeError when the engine is closed.)")
+        .def("unregister", &Engine::unregister_memory, "address"_a, ReleaseLock(),
+             "Undo `register` of the same address. Nothing where nothing is registered, or the engine is closed.")
         .def(
             "open",
             [](Engine& engine, const std::filesystem::path& path, std::optional<std::int64_t> create_bytes,
@@ -107,25 +127,31 @@ Raises ValueError for a kind or a number out of range, and IoError when "io_urin
 With create_bytes the file must not exist: it is made with that size, and its space is allocated, so that a full disk is
 ENOSPC here and not later; when that fails no file is left. Its directory is not flushed.
 
+A block device that is to be written is claimed: EBUSY where it is mounted, or claimed by another program.
+
 Raises IoError (EINVAL where the file system cannot do direct I/O) and ValueError.)")
         .def("size", &Engine::size, "file"_a, ReleaseLock(), "The size in bytes of an open file or block device.")
         .def(
             "read",
-            [](Engine& engine, const std::vector<SegmentTuple>& segments) {
-                return submit(engine, Direction::read, segments);
+            [](Engine& engine, const std::vector<SegmentTuple>& segments, bool urgent) {
+                return submit(engine, Direction::read, segments, urgent);
             },
-            "segments"_a,
+            "segments"_a, py::kw_only(), "urgent"_a = true,
             R"(Start reading each segment's bytes into its memory.
+
+Blocks that are urgent go before waiting blocks that are not, in the order of the calls within each class; after 16
+urgent blocks in a row one of the others goes, so that none waits for ever. Reads are urgent unless told otherwise,
+because somebody waits for what they bring.
 
 A read that meets the end of its file fails with ENODATA. Raises ValueError, before anything is started, for a segment
 that is misaligned, negative or null or names no open file, and RuntimeError when the engine is closed.)")
         .def(
             "write",
-            [](Engine& engine, const std::vector<SegmentTuple>& segments) {
-                return submit(engine, Direction::write, segments);
+            [](Engine& engine, const std::vector<SegmentTuple>& segments, bool urgent) {
+                return submit(engine, Direction::write, segments, urgent);
             },
-            "segments"_a,
-            R"(Start writing each segment's memory to its file. Raises as `read` does.
+            "segments"_a, py::kw_only(), "urgent"_a = false,
+            R"(Start writing each segment's memory to its file. `urgent` is as for `read`, and so are the errors.
 
 What was written is durable only after `wait` and then `flush`.)")
         .def("flush", &Engine::flush, "file"_a, ReleaseLock(),

@@ -46,13 +46,23 @@ void create_file(const std::string& path, std::int64_t nbytes) {
     }
 }
 
+bool is_block_device(const std::string& path) {
+    struct stat status{};
+    return ::stat(path.c_str(), &status) == 0 && S_ISBLK(status.st_mode);
+}
+
 Descriptor open_direct(const std::string& path, bool read_only) {
-    const int access = read_only ? O_RDONLY : O_RDWR;
+    // A device that is to be written is claimed: one that is mounted, or claimed by another program, is refused. For
+    // anything else the flag has no meaning without O_CREAT.
+    const int access = read_only ? O_RDONLY : (is_block_device(path) ? O_RDWR | O_EXCL : O_RDWR);
     // O_NONBLOCK only keeps the opening of something that is no file from hanging; on a file it means nothing.
     Descriptor descriptor = open_retrying(path, access | O_DIRECT | O_CLOEXEC | O_NONBLOCK, 0);
     if (!descriptor.valid()) {
         const int error = errno;
-        throw IoFailure(error, path, "open", 0, 0, error == EINVAL ? "no direct I/O on this file system" : "");
+        const char* detail = "";
+        if (error == EINVAL) detail = "no direct I/O on this file system";
+        if (error == EBUSY) detail = "the device is mounted, or in use by another program";
+        throw IoFailure(error, path, "open", 0, 0, detail);
     }
     struct stat status{};
     if (::fstat(descriptor.get(), &status) != 0) throw IoFailure(errno, path, "stat", 0, 0);
@@ -78,6 +88,21 @@ std::string choose_kind(const std::string& asked) {
     }
     return variable;
 }
+
+// A use of an open file by a call, for as long as it lives. Throws std::invalid_argument when the file is being closed.
+class Use {
+  public:
+    Use(std::shared_ptr<File> file, std::int64_t id) : file_(std::move(file)) {
+        if (!file_->begin_use()) throw std::invalid_argument("no open file has the id " + number(id));
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    ~Use() { file_->end_use(); }
+    File* operator->() const noexcept { return file_.get(); }
+
+  private:
+    std::shared_ptr<File> file_;
+};
 
 std::int64_t checked(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
     if (value < low || value > high) {
@@ -120,11 +145,20 @@ void Request::finish_block() {
     if (--remaining_ == 0) finished_.notify_all();
 }
 
+bool File::begin_use() {
+    const std::lock_guard lock(mutex);
+    if (closing) return false;
+    ++active;
+    return true;
+}
+
+void File::end_use() {
+    const std::lock_guard lock(mutex);
+    if (--active == 0) idle.notify_all();
+}
+
 void Block::finish() {
-    {
-        const std::lock_guard lock(file->mutex);
-        if (--file->active == 0) file->idle.notify_all();
-    }
+    file->end_use();
     request->finish_block();
 }
 
@@ -137,6 +171,10 @@ void Block::abandon(int error, const char* detail) {
 bool Block::absorb(long result) {
     if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
         if (++retries <= kMaxRetries) return false;
+    }
+    if (result == -ENODATA) {  // the kernel's word for a medium error; here it means the end of a file
+        abandon(EIO, "the drive reports a medium error");
+        return true;
     }
     if (result < 0) {
         abandon(static_cast<int>(-result), "");
@@ -164,7 +202,9 @@ bool Block::absorb(long result) {
     return false;
 }
 
-Engine::Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads) {
+Engine::Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads,
+               const std::vector<std::pair<std::int64_t, std::string>>& faults)
+    : faults_(faults) {
     const auto depth = static_cast<unsigned>(checked("queue_depth", queue_depth, 1, 4096));
     const auto workers = static_cast<unsigned>(checked("threads", threads, 1, 256));
     block_bytes_ = static_cast<std::uint32_t>(checked("block_bytes", block_bytes, kAlignment, std::int64_t{1} << 30));
@@ -174,19 +214,42 @@ Engine::Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t b
     kind_ = choose_kind(kind);
     if (kind_ != "threads") {
         try {
-            backend_.reset(make_uring_backend(depth).release());
+            backend_.reset(make_uring_backend(depth, faults_).release());
             kind_ = "io_uring";
             return;
         } catch (const std::system_error& error) {
             if (kind_ == "io_uring") throw IoFailure(error.code().value(), "io_uring", "set up", 0, 0);
+            turned_down_ = error.code().message();
         }
     }
-    backend_.reset(make_thread_backend(depth, workers).release());
+    backend_.reset(make_thread_backend(depth, workers, faults_).release());
     kind_ = "threads";
 }
 
 Engine::~Engine() {
     close();
+}
+
+std::string Engine::description() const {
+    const std::shared_lock alive(backend_mutex_);
+    if (!backend_) return kind_ + ", closed";
+    const std::string text = backend_->description();
+    return turned_down_.empty() ? text : text + " (io_uring: " + turned_down_ + ")";
+}
+
+std::string Engine::register_memory(std::uintptr_t address, std::int64_t nbytes) {
+    if (address == 0) throw std::invalid_argument("the address is null");
+    if (nbytes <= 0 || address > std::numeric_limits<std::uintptr_t>::max() - static_cast<std::uint64_t>(nbytes)) {
+        throw std::invalid_argument("nbytes must be positive and not overflow, not " + number(nbytes));
+    }
+    const std::shared_lock alive(backend_mutex_);
+    if (!backend_) throw std::runtime_error("the engine is closed");
+    return backend_->register_memory(address, static_cast<std::size_t>(nbytes));
+}
+
+void Engine::unregister_memory(std::uintptr_t address) {
+    const std::shared_lock alive(backend_mutex_);
+    if (backend_) backend_->unregister_memory(address);
 }
 
 std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only) {
@@ -208,6 +271,8 @@ std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> c
     }
     file->path = path;
     file->read_only = read_only;
+    // A kernel before 6.10 lets go of a registered file some time after it was told to; a claimed device would stay so.
+    if (read_only || !is_block_device(path)) file->place = backend_->register_file(file->descriptor.get());
     const std::unique_lock lock(files_mutex_);
     files_.emplace(next_file_, std::move(file));
     return next_file_++;
@@ -221,9 +286,9 @@ std::shared_ptr<File> Engine::find(std::int64_t file) const {
 }
 
 std::uint64_t Engine::size(std::int64_t file) const {
-    const auto handle = find(file);
-    const off_t end = ::lseek(handle->descriptor.get(), 0, SEEK_END);  // right for block devices, too
-    if (end < 0) throw IoFailure(errno, handle->path, "size", 0, 0);
+    const Use use(find(file), file);
+    const off_t end = ::lseek(use->descriptor.get(), 0, SEEK_END);  // right for block devices, too
+    if (end < 0) throw IoFailure(errno, use->path, "size", 0, 0);
     return static_cast<std::uint64_t>(end);
 }
 
@@ -257,7 +322,7 @@ void Engine::split(Direction direction, const Segment& segment, std::vector<Bloc
     }
 }
 
-std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<Segment>& segments) {
+std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<Segment>& segments, bool urgent) {
     std::vector<Block> blocks;
     std::uint64_t nbytes = 0;
     for (const Segment& segment : segments) {
@@ -267,30 +332,36 @@ std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<S
     auto request = std::make_shared<Request>(blocks.size(), nbytes);
     const std::shared_lock alive(backend_mutex_);
     if (!backend_) throw std::runtime_error("the engine is closed");
-    for (Block& block : blocks) {
-        block.request = request;
-        const std::lock_guard lock(block.file->mutex);
-        ++block.file->active;
+    for (auto block = blocks.begin(); block != blocks.end(); ++block) {
+        if (!block->file->begin_use()) {
+            for (auto counted = blocks.begin(); counted != block; ++counted) counted->file->end_use();
+            throw std::invalid_argument("'" + block->file->path + "' is being closed");
+        }
+        block->request = request;
+        block->urgent = urgent;
     }
     if (!blocks.empty()) backend_->submit(std::move(blocks));
     return request;
 }
 
 void Engine::flush(std::int64_t file) {
-    const auto handle = find(file);
+    const Use handle(find(file), file);
     {
         // The kernel reports a lost write once; a second flush would succeed and hide it.
         const std::lock_guard lock(handle->mutex);
         if (handle->flush_failure) throw IoFailure(*handle->flush_failure);
     }
-    if (::fdatasync(handle->descriptor.get()) == 0) return;
-    const IoFailure failure(errno, handle->path, "flush", 0, 0);
+    int error = faults_.start_flush();
+    if (error == 0 && ::fdatasync(handle->descriptor.get()) != 0) error = errno;
+    if (error == 0) return;
+    const IoFailure failure(error, handle->path, "flush", 0, 0);
     const std::lock_guard lock(handle->mutex);
     handle->flush_failure = failure;
     throw IoFailure(failure);
 }
 
 void Engine::close_file(std::int64_t file) {
+    const std::shared_lock alive(backend_mutex_);
     std::shared_ptr<File> handle;
     {
         const std::unique_lock lock(files_mutex_);
@@ -300,7 +371,9 @@ void Engine::close_file(std::int64_t file) {
         files_.erase(found);
     }
     std::unique_lock lock(handle->mutex);
+    handle->closing = true;
     handle->idle.wait(lock, [&handle] { return handle->active == 0; });
+    if (handle->place >= 0) backend_->unregister_file(handle->place);
     const int error = handle->descriptor.close();
     if (error != 0) throw IoFailure(error, handle->path, "close", 0, 0);
 }

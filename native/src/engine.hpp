@@ -14,9 +14,11 @@
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "descriptor.hpp"
+#include "faults.hpp"
 #include "owner.hpp"
 
 namespace ssdplan {
@@ -35,14 +37,23 @@ class IoFailure : public std::exception {
     std::uint64_t nbytes;
 };
 
-// One open file. `active` counts its blocks that are queued or in flight.
+class Backend;
+
+// One open file. `active` counts its blocks that are queued or in flight, and the calls that use its descriptor: it is
+// closed when there are none, so that no use meets another file under the same number.
 struct File {
+    // Counts one use. False when the file is being closed.
+    bool begin_use();
+    void end_use();
+
     std::string path;
     Descriptor descriptor;
     bool read_only = false;
+    int place = -1;  // in the backend's table of registered files, or -1
     std::mutex mutex;
     std::condition_variable idle;
     std::size_t active = 0;
+    bool closing = false;
     std::optional<IoFailure> flush_failure;
 };
 
@@ -79,6 +90,7 @@ struct Block {
     std::byte* memory = nullptr;
     std::uint32_t nbytes = 0;
     std::uint32_t retries = 0;
+    bool urgent = false;
 
     // Takes the result of one transfer (bytes, or a negative errno). True: the block ended, well or not, and has been
     // accounted for. False: transfer what is left of it.
@@ -90,16 +102,27 @@ struct Block {
     void finish();
 };
 
+// Moves blocks. All of it may be called from any thread.
 class Backend {
   public:
     virtual ~Backend() = default;  // waits for all blocks
     virtual void submit(std::vector<Block> blocks) = 0;
+    virtual std::string description() const = 0;  // one line, for people
+
+    // Has the kernel keep memory, or a file, at hand. An optimisation: what is not registered is transferred as well,
+    // and both may change while transfers are in flight. For memory, returns "" or why not; for a file, its place or
+    // -1. What is not registered can be unregistered: that is nothing.
+    virtual std::string register_memory(std::uintptr_t address, std::size_t nbytes) = 0;
+    virtual void unregister_memory(std::uintptr_t address) = 0;
+    virtual int register_file(int fd) = 0;
+    virtual void unregister_file(int place) = 0;
 };
 
 // Throws std::system_error when io_uring is not to be had here.
-std::unique_ptr<Backend> make_uring_backend(unsigned queue_depth);
-std::unique_ptr<Backend> make_thread_backend(unsigned queue_depth, unsigned threads);
+std::unique_ptr<Backend> make_uring_backend(unsigned queue_depth, Faults& faults);
+std::unique_ptr<Backend> make_thread_backend(unsigned queue_depth, unsigned threads, Faults& faults);
 
+// A contiguous part of a request, before it is split.
 struct Segment {
     std::int64_t file;
     std::int64_t offset;
@@ -110,15 +133,20 @@ struct Segment {
 class Engine {
   public:
     // Throws std::invalid_argument, and IoFailure when the kind asked for is not to be had.
-    Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads);
+    Engine(const std::string& kind, std::int64_t queue_depth, std::int64_t block_bytes, std::int64_t threads,
+           const std::vector<std::pair<std::int64_t, std::string>>& faults = {});
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
     const std::string& kind() const noexcept { return kind_; }
+    std::string description() const;
+    std::uint64_t transfers() const noexcept { return faults_.transfers(); }
     std::int64_t open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only);
     std::uint64_t size(std::int64_t file) const;
-    std::shared_ptr<Request> submit(Direction direction, const std::vector<Segment>& segments);
+    std::shared_ptr<Request> submit(Direction direction, const std::vector<Segment>& segments, bool urgent);
+    std::string register_memory(std::uintptr_t address, std::int64_t nbytes);
+    void unregister_memory(std::uintptr_t address);
     void flush(std::int64_t file);
     void close_file(std::int64_t file);
     void close();
@@ -128,7 +156,9 @@ class Engine {
     void split(Direction direction, const Segment& segment, std::vector<Block>& blocks) const;
 
     std::string kind_;
+    std::string turned_down_;  // why io_uring was, when it was tried
     std::uint32_t block_bytes_;
+    Faults faults_;
     mutable std::shared_mutex files_mutex_;
     std::unordered_map<std::int64_t, std::shared_ptr<File>> files_;
     std::int64_t next_file_ = 0;

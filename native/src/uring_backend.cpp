@@ -1,160 +1,90 @@
-// The io_uring backend, on raw system calls. One thread owns the ring: it submits, waits in io_uring_enter and drains
-// what has completed, so the ring needs no lock, and no request dies with the thread of a caller (the kernel cancels
-// what a thread submitted when that thread exits). Callers put blocks into a queue and ring an eventfd that the ring
-// itself reads.
+// The io_uring backend. One thread owns a ring: it submits all that waits, waits in io_uring_enter and drains all that
+// has completed, so the ring needs no lock, and no request dies with the thread of a caller (the kernel cancels what a
+// thread submitted when that thread exits). Callers leave blocks and commands and ring an eventfd that the ring itself
+// reads. A polled ring asks the drive for completions instead of waiting for its interrupts; it can read no eventfd, so
+// its thread sleeps on a condition variable while nothing is in flight, and only then.
+#include "block_queue.hpp"
 #include "engine.hpp"
+#include "faults.hpp"
+#include "ring.hpp"
 
-#if defined(__linux__) && __has_include(<linux/io_uring.h>)
+#ifdef SSDPLAN_HAS_IO_URING
 
-#include <linux/io_uring.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <deque>
+#include <functional>
+#include <future>
+#include <map>
 #include <system_error>
 #include <thread>
 
 namespace ssdplan {
 namespace {
 
-[[noreturn]] void fail(int error, const char* what) {
-    throw std::system_error(error, std::generic_category(), what);
-}
+using Clock = std::chrono::steady_clock;
 
-// A shared mapping of a part of the ring.
-class RingMemory {
-  public:
-    RingMemory(int fd, std::size_t nbytes, std::uint64_t offset) : nbytes_(nbytes) {
-        void* const memory =
-            ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
-        if (memory == MAP_FAILED) fail(errno, "mmap of an io_uring");
-        memory_ = static_cast<std::byte*>(memory);
-    }
-    RingMemory(const RingMemory&) = delete;
-    RingMemory& operator=(const RingMemory&) = delete;
-    ~RingMemory() { (void)::munmap(memory_, nbytes_); }
-
-    template <typename T>
-    T* at(std::size_t offset) const {
-        return reinterpret_cast<T*>(memory_ + offset);
-    }
-
-  private:
-    std::byte* memory_ = nullptr;
-    std::size_t nbytes_;
-};
-
-// The two queues of one io_uring, used from one thread.
-class Ring {
-  public:
-    explicit Ring(unsigned entries) {
-        io_uring_params params{};
-        const long fd = ::syscall(__NR_io_uring_setup, entries, &params);
-        if (fd < 0) fail(errno, "io_uring_setup");
-        fd_ = Descriptor(static_cast<int>(fd));
-        const std::size_t sq_bytes = params.sq_off.array + params.sq_entries * sizeof(unsigned);
-        const std::size_t cq_bytes = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
-        sq_memory_ = std::make_unique<RingMemory>(fd_.get(), sq_bytes, IORING_OFF_SQ_RING);
-        cq_memory_ = std::make_unique<RingMemory>(fd_.get(), cq_bytes, IORING_OFF_CQ_RING);
-        sqe_memory_ =
-            std::make_unique<RingMemory>(fd_.get(), params.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES);
-        sq_tail_ = sq_memory_->at<unsigned>(params.sq_off.tail);
-        sq_mask_ = *sq_memory_->at<unsigned>(params.sq_off.ring_mask);
-        sq_array_ = sq_memory_->at<unsigned>(params.sq_off.array);
-        cq_head_ = cq_memory_->at<unsigned>(params.cq_off.head);
-        cq_tail_ = cq_memory_->at<unsigned>(params.cq_off.tail);
-        cq_mask_ = *cq_memory_->at<unsigned>(params.cq_off.ring_mask);
-        cqes_ = cq_memory_->at<io_uring_cqe>(params.cq_off.cqes);
-        sqes_ = sqe_memory_->at<io_uring_sqe>(0);
-    }
-
-    // Queues one operation. The caller keeps at most `entries` of them queued or in flight, so there is always room.
-    void push(const io_uring_sqe& operation) {
-        const unsigned tail = *sq_tail_;  // written by this thread alone
-        const unsigned index = tail & sq_mask_;
-        sqes_[index] = operation;
-        sq_array_[index] = index;
-        __atomic_store_n(sq_tail_, tail + 1, __ATOMIC_RELEASE);
-        ++unsubmitted_;
-    }
-
-    // Submits what is queued and waits for at least one completion. Returns 0 or an errno.
-    int submit_and_wait() {
-        for (;;) {
-            const long submitted = ::syscall(__NR_io_uring_enter, fd_.get(), unsubmitted_, 1U,
-                                             static_cast<unsigned>(IORING_ENTER_GETEVENTS), nullptr, std::size_t{0});
-            if (submitted >= 0) {
-                unsubmitted_ -= static_cast<unsigned>(submitted);
-                if (unsubmitted_ == 0 || has_completion()) return 0;
-            } else if (errno == EAGAIN || errno == EBUSY) {
-                if (has_completion()) return 0;
-                std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the kernel is short of memory
-            } else if (errno != EINTR) {
-                return errno;
-            }
-        }
-    }
-
-    // Calls handle(user_data, result) for every completion that has arrived, then gives their places back at once.
-    template <typename Handle>
-    void drain(Handle handle) {
-        unsigned head = *cq_head_;  // written by this thread alone
-        const unsigned tail = __atomic_load_n(cq_tail_, __ATOMIC_ACQUIRE);
-        for (; head != tail; ++head) {
-            const io_uring_cqe& completion = cqes_[head & cq_mask_];
-            handle(completion.user_data, completion.res);
-        }
-        __atomic_store_n(cq_head_, head, __ATOMIC_RELEASE);
-    }
-
-  private:
-    bool has_completion() const { return *cq_head_ != __atomic_load_n(cq_tail_, __ATOMIC_ACQUIRE); }
-
-    Descriptor fd_;
-    std::unique_ptr<RingMemory> sq_memory_;
-    std::unique_ptr<RingMemory> cq_memory_;
-    std::unique_ptr<RingMemory> sqe_memory_;
-    unsigned* sq_tail_ = nullptr;
-    unsigned* sq_array_ = nullptr;
-    unsigned sq_mask_ = 0;
-    io_uring_sqe* sqes_ = nullptr;
-    unsigned* cq_head_ = nullptr;
-    unsigned* cq_tail_ = nullptr;
-    unsigned cq_mask_ = 0;
-    io_uring_cqe* cqes_ = nullptr;
-    unsigned unsubmitted_ = 0;
-};
+constexpr std::size_t kLargestEntry = std::size_t{1} << 30;  // of a registered buffer: the kernel takes no more
+constexpr unsigned kBufferPlaces = 4096;
+constexpr unsigned kFilePlaces = 1024;
 
 Descriptor make_eventfd() {
     const int fd = ::eventfd(0, EFD_CLOEXEC);
-    if (fd < 0) fail(errno, "eventfd");
+    if (fd < 0) fail_system(errno, "eventfd");
     return Descriptor(fd);
 }
 
-io_uring_sqe transfer(unsigned char opcode, int fd, std::uint64_t offset, void* memory, std::uint32_t nbytes,
-                      std::uint64_t user_data) {
-    io_uring_sqe operation{};
-    operation.opcode = opcode;
-    operation.fd = fd;
-    operation.off = offset;
-    operation.addr = reinterpret_cast<std::uintptr_t>(memory);
-    operation.len = nbytes;
-    operation.user_data = user_data;
-    return operation;
+// The thread that makes a ring is the only one to use it, and runs the kernel's part of completions when it waits for
+// them rather than whenever it is interrupted. A kernel before 6.1 knows neither and works without.
+std::unique_ptr<Ring> make_ring(unsigned entries, unsigned flags) {
+    try {
+        return std::make_unique<Ring>(entries, flags | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
+    } catch (const std::system_error& error) {
+        if (error.code().value() != EINVAL) throw;
+    }
+    return std::make_unique<Ring>(entries, flags);
+}
+
+io_uring_sqe operation(unsigned char opcode, int fd, std::uint64_t offset, const void* memory, std::uint32_t nbytes,
+                       std::uint64_t user_data) {
+    io_uring_sqe entry{};
+    entry.opcode = opcode;
+    entry.fd = fd;
+    entry.off = offset;
+    entry.addr = reinterpret_cast<std::uintptr_t>(memory);
+    entry.len = nbytes;
+    entry.user_data = user_data;
+    return entry;
+}
+
+std::string why_not_registered(int error) {
+    std::string reason = std::generic_category().message(error);
+    if (error == EINVAL) reason += " (the kernel has no table of buffers that can change)";
+    rlimit limit{};
+    if (error == ENOMEM && ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        reason += " (RLIMIT_MEMLOCK is " + std::to_string(limit.rlim_cur) + " bytes)";
+    }
+    return reason;
 }
 
 class UringBackend final : public Backend {
   public:
-    explicit UringBackend(unsigned queue_depth) : ring_(queue_depth + 1), slots_(queue_depth), wake_(make_eventfd()) {
-        probe();
+    UringBackend(unsigned queue_depth, Faults& faults, bool polled)
+        : queue_depth_(queue_depth), polled_(polled), faults_(faults), slots_(queue_depth), wake_(make_eventfd()) {
         free_.reserve(queue_depth);
         for (unsigned slot = queue_depth; slot > 0; --slot) free_.push_back(slot - 1);
-        thread_ = std::thread([this] { work(); });
+        std::promise<void> ready;
+        std::future<void> is_ready = ready.get_future();
+        thread_ = std::thread([this, &ready] { serve(ready); });
+        try {
+            is_ready.get();
+        } catch (...) {
+            thread_.join();
+            throw;
+        }
     }
 
     ~UringBackend() override {
@@ -172,7 +102,7 @@ class UringBackend final : public Backend {
             const std::lock_guard lock(mutex_);
             broken = broken_;
             if (broken == 0) {
-                for (Block& block : blocks) pending_.push_back(std::move(block));
+                for (Block& block : blocks) pending_.push(std::move(block));
             }
         }
         if (broken == 0) {
@@ -182,18 +112,102 @@ class UringBackend final : public Backend {
         }
     }
 
+    std::string description() const override {
+        std::string text = "io_uring, queue depth " + std::to_string(queue_depth_);
+        if (buffers_in_use_.load() && files_in_use_.load()) return text + ", registered buffers and files";
+        if (buffers_in_use_.load()) return text + ", registered buffers";
+        return files_in_use_.load() ? text + ", registered files" : text;
+    }
+
+    std::string register_memory(std::uintptr_t address, std::size_t nbytes) override {
+        std::string reason = "the io_uring stopped";
+        run([&] { reason = add_buffers(address, nbytes); });
+        return reason;
+    }
+
+    void unregister_memory(std::uintptr_t address) override {
+        run([&] { remove_buffers(address); });
+    }
+
+    int register_file(int fd) override {
+        int place = -1;
+        run([&] {
+            place = files_->add(&fd);
+            if (place >= 0) files_in_use_ = true;
+        });
+        return std::max(place, -1);
+    }
+
+    void unregister_file(int place) override {
+        run([&] { remove_file(place); });
+    }
+
   private:
     static constexpr std::uint64_t kBell = ~std::uint64_t{0};
 
+    // A part of registered memory that is one entry of the kernel's table.
+    struct Buffer {
+        std::uintptr_t end;
+        std::uintptr_t range;  // the address by which all parts of it were registered
+        int place;
+    };
+
+    struct Slot {
+        Block block;
+        bool delayed = false;
+        __kernel_timespec delay{};
+    };
+
+    // --- What callers' threads run.
+
     void ring_bell() {
+        if (polled_) {
+            woken_.notify_one();
+            return;
+        }
+        if (rung_.exchange(true)) return;  // the thread has yet to look
         const std::uint64_t one = 1;
         // The counter blocks at 2^64 - 2 rings without a read: never. Nothing else can fail but an interruption.
         while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) {
         }
     }
 
+    // Has the ring's thread run a command between two submissions, and waits for it. Left out when the ring stopped.
+    void run(const std::function<void()>& command) {
+        std::promise<void> done;
+        {
+            const std::lock_guard lock(mutex_);
+            if (broken_ != 0) return;
+            commands_.push_back({&command, &done});
+        }
+        ring_bell();
+        done.get_future().wait();
+    }
+
+    // --- What the ring's thread runs.
+
+    void serve(std::promise<void>& ready) noexcept {
+        try {
+            ring_ = make_ring(queue_depth_ + 1, polled_ ? IORING_SETUP_IOPOLL : 0U);
+            if (!polled_) probe();
+            buffers_ =
+                std::make_unique<RingTable>(ring_->fd(), IORING_REGISTER_BUFFERS2, IORING_REGISTER_BUFFERS_UPDATE,
+                                            IORING_UNREGISTER_BUFFERS, kBufferPlaces);
+            files_ = std::make_unique<RingTable>(ring_->fd(), IORING_REGISTER_FILES2, IORING_REGISTER_FILES_UPDATE2,
+                                                 IORING_UNREGISTER_FILES, kFilePlaces);
+        } catch (...) {
+            ready.set_exception(std::current_exception());
+            return;
+        }
+        ready.set_value();
+        work();
+        buffers_.reset();
+        files_.reset();
+        ring_.reset();
+    }
+
     void listen() {
-        ring_.push(transfer(IORING_OP_READ, wake_.get(), 0, &bell_, sizeof bell_, kBell));
+        ring_->push(operation(IORING_OP_READ, wake_.get(), 0, &bell_, sizeof bell_, kBell));
         listening_ = true;
     }
 
@@ -201,37 +215,158 @@ class UringBackend final : public Backend {
     void probe() {
         ring_bell();
         listen();
-        if (const int error = ring_.submit_and_wait(); error != 0) fail(error, "io_uring_enter");
+        if (const int error = ring_->submit_and_wait(); error != 0) fail_system(error, "io_uring_enter");
         int result = 0;
-        ring_.drain([&result](std::uint64_t, int got) { result = got; });
+        ring_->drain([&result](std::uint64_t, int got) { result = got; });
         listening_ = false;
-        if (result != static_cast<int>(sizeof bell_)) fail(result < 0 ? -result : EIO, "a read through io_uring");
+        rung_ = false;
+        if (result != static_cast<int>(sizeof bell_))
+            fail_system(result < 0 ? -result : EIO, "a read through io_uring");
     }
 
-    void start(unsigned slot) {
-        const Block& block = slots_[slot];
+    std::string add_buffers(std::uintptr_t address, std::size_t nbytes) {
+        const std::uintptr_t end = address + nbytes;
+        const auto after = ranges_.lower_bound(end);
+        if (after != ranges_.begin() && std::prev(after)->second.end > address) return "registered already";
+        for (std::uintptr_t begin = address; begin < end; begin += kLargestEntry) {
+            const std::size_t part = std::min<std::size_t>(kLargestEntry, end - begin);
+            const iovec entry{reinterpret_cast<void*>(begin), part};
+            const int place = buffers_->add(&entry);
+            if (place < 0) {
+                remove_buffers(address);
+                return why_not_registered(-place);
+            }
+            ranges_.emplace(begin, Buffer{begin + part, address, place});
+        }
+        buffers_in_use_ = true;
+        return "";
+    }
+
+    void remove_buffers(std::uintptr_t range) {
+        const iovec nothing{};
+        for (auto at = ranges_.begin(); at != ranges_.end();) {
+            if (at->second.range == range) {
+                buffers_->remove(at->second.place, &nothing);
+                at = ranges_.erase(at);
+            } else {
+                ++at;
+            }
+        }
+        buffers_in_use_ = !ranges_.empty();
+    }
+
+    void remove_file(int place) {
+        const int nothing = -1;
+        files_->remove(place, &nothing);
+    }
+
+    // The place of the registered memory that all of the block lies in, or -1.
+    int place_of(const Block& block) const {
+        if (ranges_.empty()) return -1;
+        const auto begin = reinterpret_cast<std::uintptr_t>(block.memory);
+        const auto after = ranges_.upper_bound(begin);
+        if (after == ranges_.begin()) return -1;
+        const Buffer& buffer = std::prev(after)->second;
+        return begin + block.nbytes <= buffer.end ? buffer.place : -1;
+    }
+
+    void issue(unsigned slot, std::uint32_t nbytes) {
+        const Block& block = slots_[slot].block;
         const bool read = block.direction == Direction::read;
-        ring_.push(transfer(read ? IORING_OP_READ : IORING_OP_WRITE, block.file->descriptor.get(), block.offset,
-                            block.memory, block.nbytes, slot));
+        io_uring_sqe entry = operation(read ? IORING_OP_READ : IORING_OP_WRITE, block.file->descriptor.get(),
+                                       block.offset, block.memory, nbytes, slot);
+        if (const int place = place_of(block); place >= 0) {
+            entry.opcode = read ? IORING_OP_READ_FIXED : IORING_OP_WRITE_FIXED;
+            entry.buf_index = static_cast<std::uint16_t>(place);
+        }
+        if (block.file->place >= 0) {
+            entry.fd = block.file->place;
+            entry.flags |= IOSQE_FIXED_FILE;
+        }
+        ring_->push(entry);
     }
 
-    // Moves blocks from the queue into free slots and starts them. False: everything has ended and so must the thread.
-    bool fill() {
-        const std::lock_guard lock(mutex_);
+    void postpone(unsigned slot) {
+        Slot& late = slots_[slot];
+        if (polled_) {
+            delayed_.emplace(Clock::now() + Faults::kDelay, slot);
+            return;
+        }
+        late.delayed = true;
+        late.delay.tv_sec = 0;
+        late.delay.tv_nsec = std::chrono::nanoseconds(Faults::kDelay).count();
+        ring_->push(operation(IORING_OP_TIMEOUT, -1, 0, &late.delay, 1, slot));
+    }
+
+    // Starts the transfer of a slot's block, or what a fault makes of it.
+    void start(unsigned slot) {
+        for (;;) {
+            const Fault fault = faults_.start_transfer();
+            if (fault.kind == Fault::Kind::delay) return postpone(slot);
+            const std::uint32_t nbytes = slots_[slot].block.nbytes;
+            if (fault.kind != Fault::Kind::error) {
+                return issue(slot, fault.kind == Fault::Kind::cut ? Faults::cut(nbytes) : nbytes);
+            }
+            if (slots_[slot].block.absorb(-fault.code)) return release(slot);
+        }
+    }
+
+    void release(unsigned slot) {
+        slots_[slot].block = Block{};
+        free_.push_back(slot);
+    }
+
+    bool idle() const { return free_.size() == slots_.size(); }
+
+    // Runs commands, moves blocks from the queue into free slots and starts them. False: everything has ended and so
+    // must the thread.
+    bool gather() {
+        std::unique_lock lock(mutex_);
+        if (polled_) sleep_until_wanted(lock);
+        rung_ = false;
+        // Operations that are queued but not submitted name places of the tables: those must not change under them.
+        if (ring_->unsubmitted() == 0 && !commands_.empty()) {
+            const std::vector<Command> commands = std::move(commands_);
+            commands_.clear();
+            lock.unlock();
+            for (const Command& command : commands) {
+                (*command.work)();
+                command.done->set_value();
+            }
+            lock.lock();
+        }
         while (!pending_.empty() && !free_.empty()) {
-            Block block = std::move(pending_.front());
-            pending_.pop_front();
+            Block block = pending_.pop();
             if (block.request->failed()) {
                 block.abandon(ECANCELED, "an earlier block of the request failed");
                 continue;
             }
             const unsigned slot = free_.back();
             free_.pop_back();
-            slots_[slot] = std::move(block);
+            slots_[slot].block = std::move(block);
             start(slot);
         }
-        if (!stopping_ && !listening_) listen();
-        return !(stopping_ && !listening_ && pending_.empty() && free_.size() == slots_.size());
+        if (!polled_ && !stopping_ && !listening_) listen();
+        return !(stopping_ && !listening_ && pending_.empty() && commands_.empty() && idle());
+    }
+
+    // A polled ring must only be waited for while something is in flight in it.
+    void sleep_until_wanted(std::unique_lock<std::mutex>& lock) {
+        for (;;) {
+            while (!delayed_.empty() && delayed_.begin()->first <= Clock::now()) {
+                const unsigned slot = delayed_.begin()->second;
+                delayed_.erase(delayed_.begin());
+                issue(slot, slots_[slot].block.nbytes);
+            }
+            const bool in_flight = slots_.size() - free_.size() > delayed_.size();
+            const bool startable = !pending_.empty() && !free_.empty();
+            if (in_flight || startable || !commands_.empty() || (stopping_ && idle())) return;
+            if (delayed_.empty()) {
+                woken_.wait(lock);
+            } else {
+                woken_.wait_until(lock, delayed_.begin()->first);
+            }
+        }
     }
 
     void complete(std::uint64_t user_data, int result) {
@@ -240,21 +375,24 @@ class UringBackend final : public Backend {
             return;
         }
         const auto slot = static_cast<unsigned>(user_data);
-        if (!slots_[slot].absorb(result)) {
+        if (slots_[slot].delayed) {
+            slots_[slot].delayed = false;
+            issue(slot, slots_[slot].block.nbytes);
+        } else if (slots_[slot].block.absorb(result)) {
+            release(slot);
+        } else {
             start(slot);
-            return;
         }
-        slots_[slot] = Block{};
-        free_.push_back(slot);
     }
 
     void work() noexcept {
-        while (fill()) {
-            if (const int error = ring_.submit_and_wait(); error != 0) {
+        while (gather()) {
+            if (polled_ && slots_.size() - free_.size() == delayed_.size()) continue;  // nothing is in flight
+            if (const int error = ring_->submit_and_wait(); error != 0) {
                 give_up(error);
                 return;
             }
-            ring_.drain([this](std::uint64_t user_data, int result) { complete(user_data, result); });
+            ring_->drain([this](std::uint64_t user_data, int result) { complete(user_data, result); });
         }
     }
 
@@ -262,23 +400,41 @@ class UringBackend final : public Backend {
     void give_up(int error) {
         const std::lock_guard lock(mutex_);
         broken_ = error;
-        for (Block& block : slots_) {
-            if (block.request) block.abandon(error, "the io_uring stopped");
+        for (Slot& slot : slots_) {
+            if (slot.block.request) slot.block.abandon(error, "the io_uring stopped");
         }
-        for (Block& block : pending_) block.abandon(error, "the io_uring stopped");
-        pending_.clear();
+        while (!pending_.empty()) pending_.pop().abandon(error, "the io_uring stopped");
+        for (const Command& command : commands_) command.done->set_value();
+        commands_.clear();
     }
 
+    struct Command {
+        const std::function<void()>* work;
+        std::promise<void>* done;
+    };
+
+    const unsigned queue_depth_;
+    const bool polled_;
+    Faults& faults_;
     // The ring's thread alone uses these.
-    Ring ring_;
-    std::vector<Block> slots_;
+    std::unique_ptr<Ring> ring_;
+    std::unique_ptr<RingTable> buffers_;
+    std::unique_ptr<RingTable> files_;
+    std::map<std::uintptr_t, Buffer> ranges_;  // by the address of their first byte
+    std::vector<Slot> slots_;
     std::vector<unsigned> free_;
+    std::multimap<Clock::time_point, unsigned> delayed_;  // of a polled ring, which has no timeouts
     std::uint64_t bell_ = 0;
     bool listening_ = false;
     // Callers share these with it.
     Descriptor wake_;
+    std::atomic<bool> rung_{false};
+    std::atomic<bool> buffers_in_use_{false};
+    std::atomic<bool> files_in_use_{false};
     std::mutex mutex_;
-    std::deque<Block> pending_;
+    std::condition_variable woken_;
+    BlockQueue pending_;
+    std::vector<Command> commands_;
     bool stopping_ = false;
     int broken_ = 0;
     std::thread thread_;
@@ -286,19 +442,17 @@ class UringBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_uring_backend(unsigned queue_depth) {
-    return std::make_unique<UringBackend>(queue_depth);
+std::unique_ptr<Backend> make_uring_backend(unsigned queue_depth, Faults& faults) {
+    return std::make_unique<UringBackend>(queue_depth, faults, false);
 }
 
 }  // namespace ssdplan
 
 #else
 
-#include <system_error>
-
 namespace ssdplan {
 
-std::unique_ptr<Backend> make_uring_backend(unsigned) {
+std::unique_ptr<Backend> make_uring_backend(unsigned, Faults&) {
     throw std::system_error(ENOSYS, std::generic_category(), "this build has no io_uring");
 }
 

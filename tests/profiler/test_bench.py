@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ssdplan import cli
-from ssdplan.native import IoError
+from ssdplan.native.errors import io_error
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.profiler import bench as module
 from ssdplan.profiler.bench import GROUPS, bench, engine_rows
@@ -51,7 +51,7 @@ def test_without_fio_rows_say_so() -> None:
 def test_no_direct_io_is_a_row_and_a_failing_drive_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(number: int) -> None:
         def measure(paths: Sequence[Path], **_: object) -> EngineBench:
-            error = IoError(number, os.strerror(number), str(paths[0]))
+            error = io_error(number, os.strerror(number), str(paths[0]), 0, 0)
             raise IoFailure(f"{paths[0]}: cannot be measured: {error.strerror}") from error
 
         monkeypatch.setattr(module, "measure_engine", measure)

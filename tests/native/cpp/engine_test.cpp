@@ -36,7 +36,7 @@ void exercise(Engine& engine, std::int64_t file, int thread) {
     unsigned char* const target = source + kRegion;
     std::vector<unsigned char> expected(kRegion, 0);
     const std::int64_t base = thread * kRegion;
-    CHECK(engine.submit(Direction::write, {{file, base, arena.address(), kRegion}})->wait() == kRegion);
+    CHECK(engine.submit(Direction::write, {{file, base, arena.address(), kRegion}}, false)->wait() == kRegion);
     for (int round = 0; round < 12; ++round) {
         for (std::int64_t i = 0; i < kRegion; ++i) source[i] = static_cast<unsigned char>(random());
         std::vector<std::shared_ptr<Request>> writes;
@@ -46,16 +46,19 @@ void exercise(Engine& engine, std::int64_t file, int thread) {
             const std::int64_t nbytes = std::min(pages * kPage, kRegion - begin);
             if (random() % 2 == 0) {
                 std::memcpy(expected.data() + begin, source + begin, static_cast<std::size_t>(nbytes));
-                writes.push_back(engine.submit(
-                    Direction::write,
-                    {{file, base + begin, arena.address() + static_cast<std::uintptr_t>(begin), nbytes}}));
+                writes.push_back(
+                    engine.submit(Direction::write,
+                                  {{file, base + begin, arena.address() + static_cast<std::uintptr_t>(begin), nbytes}},
+                                  random() % 2 == 0));
             }
             begin += nbytes;
         }
         for (const auto& write : writes) (void)write->wait();
-        const auto read = engine.submit(
-            Direction::read, {{file, base, arena.address() + kRegion, kRegion / 2},
-                              {file, base + kRegion / 2, arena.address() + kRegion + kRegion / 2, kRegion / 2}});
+        const auto read =
+            engine.submit(Direction::read,
+                          {{file, base, arena.address() + kRegion, kRegion / 2},
+                           {file, base + kRegion / 2, arena.address() + kRegion + kRegion / 2, kRegion / 2}},
+                          true);
         CHECK(read->wait() == kRegion);
         CHECK(read->done());
         CHECK(std::memcmp(target, expected.data(), kRegion) == 0);
@@ -77,7 +80,8 @@ void test(const std::string& kind) {
     threads.emplace_back([&engine, file, nbytes] {
         Arena arena(1 << 20, false);
         for (int round = 0; round < 50; ++round) {
-            const auto request = engine.submit(Direction::read, {{file, nbytes - kPage, arena.address(), 1 << 20}});
+            const auto request =
+                engine.submit(Direction::read, {{file, nbytes - kPage, arena.address(), 1 << 20}}, false);
             try {
                 (void)request->wait();
                 CHECK(false);
@@ -91,30 +95,30 @@ void test(const std::string& kind) {
     engine.flush(file);
 
     Arena arena(4 << 20, false);
-    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 1, arena.address(), kPage}}));
-    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, arena.address() + 8, kPage}}));
-    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, arena.address(), 100}}));
-    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, 0, kPage}}));
-    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file + 1, 0, arena.address(), kPage}}));
-    CHECK(engine.submit(Direction::read, {})->wait() == 0);
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 1, arena.address(), kPage}}, false));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, arena.address() + 8, kPage}}, false));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, arena.address(), 100}}, false));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file, 0, 0, kPage}}, false));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{file + 1, 0, arena.address(), kPage}}, false));
+    CHECK(engine.submit(Direction::read, {}, true)->wait() == 0);
 
     // A thread that ends, and drops its handle, while its request is in flight.
     std::thread([&engine, &arena, file] {
-        (void)engine.submit(Direction::read, {{file, 0, arena.address(), 4 << 20}});
+        (void)engine.submit(Direction::read, {{file, 0, arena.address(), 4 << 20}}, false);
     }).join();
     engine.close_file(file);  // waits for it
     CHECK_THROWS(std::invalid_argument, engine.size(file));
 
     // Closing waits for what is in flight, and can race with itself.
     const std::int64_t again = engine.open(path, std::nullopt, true);
-    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::write, {{again, 0, arena.address(), kPage}}));
-    const auto last = engine.submit(Direction::read, {{again, 0, arena.address(), 4 << 20}});
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::write, {{again, 0, arena.address(), kPage}}, false));
+    const auto last = engine.submit(Direction::read, {{again, 0, arena.address(), 4 << 20}}, false);
     std::thread other([&engine] { engine.close(); });
     engine.close();
     other.join();
     CHECK(last->done());
     CHECK(last->wait() == 4 << 20);
-    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{again, 0, arena.address(), kPage}}));
+    CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{again, 0, arena.address(), kPage}}, false));
     CHECK_THROWS(std::runtime_error, engine.open(path, std::nullopt, true));
     CHECK(::unlink(path.c_str()) == 0);
 }
