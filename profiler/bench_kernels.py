@@ -8,7 +8,9 @@ import ctypes
 import importlib
 import os
 import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,6 +103,10 @@ class AdamStates:
 
     def deepspeed_step(self) -> Callable[[], object] | str:
         """The same with DeepSpeedCPUAdam; or why it is not here."""
+        with _output_to_errors():
+            return self._deepspeed_step()
+
+    def _deepspeed_step(self) -> Callable[[], object] | str:
         try:
             kind = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
         except ImportError:
@@ -191,6 +197,20 @@ def measure_page_lock(setting: Setting, progress: Progress) -> list[Row]:
 
 
 _PAGE = Target(1.0, at_most=True)
+
+
+@contextmanager
+def _output_to_errors() -> Iterator[None]:
+    """Standard output is for the result: what others print meanwhile, compilers included, goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def peak_bytes(work: Callable[[], object]) -> int | None:

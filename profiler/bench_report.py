@@ -102,14 +102,13 @@ def describe_bench(bench: Bench) -> str:
     machine = bench.machine
     groups = list(dict.fromkeys(row.group for row in bench.rows))
     busy = "; something else was running, so measure again" if machine.load > 0.5 else ""
-    missed = sum(row.met is False for row in bench.rows)
     opening = (
-        f"{bench.pairs} runs of each, in turns. A ratio is how many times as fast ours is: the median of the ratios of "
-        f"neighbouring runs, and their quartiles. {_targets(bench.rows, missed)}"
+        f"{bench.pairs} {'pair' if bench.pairs == 1 else 'pairs'} of runs, in turns. A ratio is how many times as fast "
+        "ours is: the median of the pairs' own ratios, with their quartiles."
     )
     return page(
         f"Bench: {machine.processor}, {machine.cores} cores",
-        wrapped(opening),
+        [*wrapped(opening), _targets(bench.rows)],
         (
             "Machine",
             facts(
@@ -125,11 +124,10 @@ def describe_bench(bench: Bench) -> str:
     )
 
 
-def _targets(rows: Sequence[Row], missed: int) -> str:
-    held = sum(row.met is True for row in rows)
+def _targets(rows: Sequence[Row]) -> str:
+    held, missed = (sum(row.met is met for row in rows) for met in (True, False))
     untold = sum(row.target is not None and row.met is None for row in rows)
-    told = f"{held} targets met, {missed} missed"
-    return f"{told}, {untold} not measured." if untold else f"{told}."
+    return f"Targets: {held} met, {missed} missed, {untold} not measured."
 
 
 def _group(rows: Sequence[Row]) -> list[str]:

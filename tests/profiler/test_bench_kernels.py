@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -26,21 +28,33 @@ def _reset(states: AdamStates) -> None:
 
 
 def test_every_adam_does_the_same_step() -> None:
-    """From the same states the rival's step leaves the same weights, moments and copy."""
+    """From the same states each step leaves the same weights, moments and copy; DeepSpeed's too, where it is there."""
     states = AdamStates(4096)
     results = []
-    for step in (lambda: states.native_step(1), states.torch_step()):
+    steps = [lambda: states.native_step(1), states.torch_step()]
+    if callable(deepspeed := states.deepspeed_step()):
+        steps.append(deepspeed)
+    for step in steps:
         _reset(states)
         step()
         results.append([a.clone() for a in (states.master, states.exp_avg, states.exp_avg_sq, states.copy)])
     _reset(states)
     assert not torch.equal(results[0][0], states.master), "no step was made"
-    for ours, theirs in zip(*results, strict=True):
+    for ours, theirs in (pair for other in results[1:] for pair in zip(results[0], other, strict=True)):
         torch.testing.assert_close(ours, theirs, rtol=2e-6 if ours.dtype == torch.float32 else 8e-3, atol=1e-8)
 
 
+def test_what_others_print_is_not_a_result(capfd: pytest.CaptureFixture[str]) -> None:
+    with bench_kernels._output_to_errors():
+        print("from Python")
+        subprocess.run(["echo", "from a compiler"], check=True)
+    print("a result")
+    out, errors = capfd.readouterr()
+    assert out == "a result\n" and "from Python" in errors and "from a compiler" in errors
+
+
 def test_a_rival_that_is_not_installed_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "deepspeed.ops.adam", None)
+    monkeypatch.setitem(sys.modules, "deepspeed.ops.adam", None)
     fused, deepspeed = bench_kernels.measure_adam(TINY, silent)
     assert fused.ratio is not None and fused.rival
     assert deepspeed.ratio is None and deepspeed.rival is None and deepspeed.met is None
