@@ -14,6 +14,14 @@ from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.bench_turns import Ratio
 
 SCHEMA = "ssdplan.bench/1"
+HEADINGS = {
+    "engine": "Engine: direct I/O to and from a file, against",
+    "adam": "Adam: update of fp32 states and a bf16 copy of the weights, in elements a second, against",
+    "overflow": "Overflow: whether an fp32 gradient is finite, in elements a second, against",
+    "checksum": "Checksum: of what lies on disk, against",
+    "page-lock": "Page-lock: what an arena takes that nobody asked for",
+}
+"""What each group measures of ours; the rows then name rivals."""
 Unit = Literal["B/s", "elements/s", "B"]
 
 
@@ -120,7 +128,7 @@ def describe_bench(bench: Bench) -> str:
                 *(("volume", volume) for volume in bench.volumes),
             ),
         ),
-        *((group.capitalize(), _group([row for row in bench.rows if row.group == group])) for group in groups),
+        *((HEADINGS[group], _group([row for row in bench.rows if row.group == group])) for group in groups),
     )
 
 

@@ -18,6 +18,7 @@ from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.profiler import bench as module
 from ssdplan.profiler.bench import GROUPS, bench, engine_rows
 from ssdplan.profiler.bench_engine import EngineBench, EngineRow, Fio, FioMissing
+from ssdplan.profiler.bench_report import HEADINGS
 from ssdplan.profiler.machine import Memory
 from tests.profiler.test_measure import silent
 
@@ -154,6 +155,10 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 130 and errors.rstrip().endswith("ssdplan: error: interrupted") and not out
     assert not list(tmp_path.iterdir())
+
+
+def test_every_group_has_its_heading() -> None:
+    assert tuple(HEADINGS) == GROUPS
 
 
 def test_the_options_are_these(capsys: pytest.CaptureFixture[str]) -> None:
