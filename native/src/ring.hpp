@@ -146,6 +146,12 @@ class Ring {
         ++unsubmitted_;
     }
 
+    // Submits what is queued without waiting. What the kernel does not take stays queued.
+    void submit() {
+        const long submitted = ::syscall(__NR_io_uring_enter, fd_.get(), unsubmitted_, 0U, 0U, nullptr, std::size_t{0});
+        if (submitted > 0) unsubmitted_ -= static_cast<unsigned>(submitted);
+    }
+
     // Submits what is queued and waits for at least one completion, in one system call. Returns 0 or an errno.
     int submit_and_wait() {
         for (;;) {
