@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -170,6 +172,27 @@ Mapping::~Mapping() {
     (void)::munmap(data_, mapped_bytes_);
 }
 
+std::size_t Mapping::huge_bytes() const {
+    const auto first = reinterpret_cast<std::uintptr_t>(data_);
+    const std::uintptr_t last = first + mapped_bytes_;
+    std::size_t huge = 0;
+    bool ours = false;
+    std::ifstream file("/proc/self/smaps");
+    std::string line;
+    while (std::getline(file, line)) {
+        std::uintptr_t begin = 0;
+        std::uintptr_t end = 0;
+        std::size_t kib = 0;
+        if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &begin, &end) == 2) {
+            ours = begin < last && end > first;
+        } else if (ours && std::sscanf(line.c_str(), "AnonHugePages: %zu kB", &kib) == 1) {
+            huge += kib * 1024;
+        }
+    }
+    // The kernel joins mappings that touch, and then counts them as one: no more of it can be here than fits.
+    return std::min(huge, mapped_bytes_ / kHugePage * kHugePage);
+}
+
 Arena::Arena(std::int64_t nbytes, bool lock) {
     if (nbytes <= 0) throw std::invalid_argument("nbytes must be positive, not " + std::to_string(nbytes));
     nbytes_ = static_cast<std::size_t>(nbytes);
@@ -192,6 +215,10 @@ bool Arena::locked() const {
 
 std::string Arena::lock_error() const {
     return share()->lock_error();
+}
+
+std::size_t Arena::huge_bytes() const {
+    return share()->huge_bytes();
 }
 
 std::int64_t Arena::exports() const {

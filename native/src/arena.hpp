@@ -35,6 +35,7 @@ class Mapping {
     std::byte* data() const noexcept { return data_; }
     std::size_t nbytes() const noexcept { return nbytes_; }
     const std::string& lock_error() const noexcept { return lock_error_; }
+    std::size_t huge_bytes() const;  // what of it transparent huge pages back just now
 
     std::atomic<std::int64_t> exports{0};
 
@@ -54,6 +55,7 @@ class Arena {
     std::uintptr_t address() const;
     bool locked() const;
     std::string lock_error() const;
+    std::size_t huge_bytes() const;
     std::int64_t exports() const;
     std::shared_ptr<Mapping> share() const;  // throws std::runtime_error when closed
     void close();                            // throws std::runtime_error while views are alive

@@ -86,6 +86,10 @@ process's control group has left.)")
         .def_property_readonly("locked", &Arena::locked, "Whether it is page-locked. RuntimeError when closed.")
         .def_property_readonly("lock_error", &Arena::lock_error,
                                "Why it is not page-locked; empty when it is. RuntimeError when closed.")
+        .def_property_readonly("huge_bytes", py::cpp_function(&Arena::huge_bytes, ReleaseLock()),
+                               R"(How many of its bytes huge pages back just now, as the kernel counts them.
+
+Where the kernel joined it with a neighbouring mapping, the neighbour's may be among them. RuntimeError when closed.)")
         .def_property_readonly("exports", &Arena::exports, "How many exported views are alive.")
         .def("__dlpack__", &export_arena, py::kw_only(), "stream"_a = py::none(), "max_version"_a = py::none(),
              "dl_device"_a = py::none(), "copy"_a = py::none(),

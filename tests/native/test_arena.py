@@ -34,6 +34,46 @@ def test_an_arena_takes_its_size_rounded_to_a_page_and_no_more(nbytes: int) -> N
     assert mapped_bytes() == before
 
 
+def locked_bytes() -> int:
+    """What the kernel counts as locked by this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmLck:"):
+            return int(line.split()[1]) * 1024
+    pytest.skip("this system does not count locked memory")
+
+
+@pytest.mark.parametrize("nbytes", [1, PAGE, PAGE + 1, (2 << 20) + 1, (33 << 20) + 7 * PAGE + 3])
+def test_locking_wastes_less_than_a_page(nbytes: int) -> None:
+    before = locked_bytes()
+    arena = native.Arena(nbytes)
+    if not arena.locked:
+        pytest.skip(arena.lock_error)
+    assert nbytes <= locked_bytes() - before < nbytes + PAGE
+    arena.close()
+    assert locked_bytes() == before
+    native.Arena(nbytes, lock=False).close()
+    unlocked = native.Arena(nbytes, lock=False)
+    assert locked_bytes() == before
+    assert unlocked.nbytes == nbytes
+
+
+def test_huge_pages_are_counted_where_the_system_has_them() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    small = native.Arena(PAGE)
+    assert small.huge_bytes == 0
+    arena = native.Arena((8 << 20) + PAGE)
+    assert arena.huge_bytes % (2 << 20) == 0
+    assert arena.huge_bytes <= 8 << 20
+    if not setting.exists() or "[never]" in setting.read_text():
+        assert arena.huge_bytes == 0
+    else:
+        # A system whose memory is in pieces may have none to give: then none of many arenas has any.
+        assert any(native.Arena(8 << 20).huge_bytes for _ in range(8))
+    arena.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        _ = arena.huge_bytes
+
+
 def test_every_page_is_resident_from_the_start() -> None:
     nbytes = 24 << 20
     before = resource.getrusage(resource.RUSAGE_SELF)

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -413,3 +414,301 @@ native.copy(arena.address, arena.address + (2 << 20), 2 << 20, threads=4)
 def test_a_forked_child_ends_and_leaves_its_parent_working(engine: native.Engine, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED, engine.kind, str(tmp_path / "file")]
     subprocess.run(command, check=True, timeout=60)
+
+
+def wait_for_start(engine: native.Engine) -> None:
+    """Until the engine's first transfer, which a fault delays, has been taken from the queue."""
+    deadline = time.monotonic() + 10
+    while engine.transfers == 0:
+        assert time.monotonic() < deadline
+
+
+def pages(arena: native.Arena) -> np.ndarray:
+    return torch.from_dlpack(arena).numpy().reshape(-1, PAGE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_urgent_requests_overtake_those_that_wait(kind: str, tmp_path: Path) -> None:
+    # One block at a time, and the first holds up the others until all have been submitted: the order is then certain.
+    engine = native.Engine(kind, queue_depth=1, block_bytes=PAGE, threads=1, faults=[(0, "delay")])
+    file = engine.open(tmp_path / "file", create_bytes=4 * PAGE)
+    arena = native.Arena(8 * PAGE)
+    memory = pages(arena)
+    memory[:] = np.arange(8, dtype=np.uint8)[:, None]
+
+    def place(page: int) -> int:
+        return arena.address + page * PAGE
+
+    first = engine.write([(file, 3 * PAGE, place(0), PAGE)])
+    wait_for_start(engine)
+    background = engine.write([(file, 0, place(1), PAGE)])
+    later = engine.write([(file, 0, place(2), PAGE)])
+    slow_read = engine.read([(file, 0, place(5), PAGE)], urgent=False)
+    read = engine.read([(file, 0, place(6), PAGE)])
+    urgent = engine.write([(file, 0, place(3), PAGE)], urgent=True)
+    urgent_read = engine.read([(file, 0, place(7), PAGE)])
+    for request in (first, background, later, slow_read, read, urgent, urgent_read):
+        request.wait()
+    assert memory[6, 0] == 0  # before every other write
+    assert memory[7, 0] == 3  # after the urgent write, before the others
+    assert memory[5, 0] == 2  # after all writes, in the order of the calls
+    assert (tmp_path / "file").read_bytes()[:PAGE] == bytes([2]) * PAGE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_urgent_requests_do_not_stop_the_others(kind: str, tmp_path: Path) -> None:
+    engine = native.Engine(kind, queue_depth=1, block_bytes=PAGE, threads=1, faults=[(0, "delay")])
+    file = engine.open(tmp_path / "file", create_bytes=4 * PAGE)
+    arena = native.Arena(42 * PAGE)
+    memory = pages(arena)
+    memory[0], memory[1] = 9, 8
+    requests = [engine.write([(file, PAGE, arena.address, PAGE)])]
+    wait_for_start(engine)
+    requests += [engine.write([(file, 0, arena.address + page * PAGE, PAGE)]) for page in (0, 1)]
+    requests += [engine.read([(file, 0, arena.address + (2 + i) * PAGE, PAGE)]) for i in range(40)]
+    for request in requests:
+        request.wait()
+    seen = list(memory[2:, 0])
+    assert seen == [0] * 16 + [9] * 16 + [8] * 8  # each writer goes after 16 readers
+
+
+def test_registered_memory_moves_the_same_bytes(engine: native.Engine, tmp_path: Path) -> None:
+    size = 256 * PAGE
+    path = tmp_path / "file"
+    file = engine.open(path, create_bytes=size)
+    arena = native.Arena(3 * size)
+    plain = native.Arena(size)
+    data = random_bytes(arena)[: 3 * size].numpy()
+    reason = engine.register(arena.address, 2 * size)
+    if engine.kind == "threads":
+        assert "threads" in reason
+    else:
+        assert reason == ""
+        assert "registered buffers" in engine.description
+        assert "already" in engine.register(arena.address + size, size)
+    for start in (0, size, 2 * size, 3 * size // 2):  # within, to the end, beyond, and across the end
+        engine.write([(file, 0, arena.address + start, size)]).wait()
+        engine.read([(file, 0, plain.address, size)]).wait()
+        assert np.array_equal(torch.from_dlpack(plain).numpy(), data[start : start + size])
+        data[start : start + size] = 0
+        engine.read([(file, 0, arena.address + start, size)]).wait()
+        assert path.read_bytes() == data[start : start + size].tobytes()
+    engine.unregister(arena.address)
+    engine.unregister(arena.address)
+    assert "buffers" not in engine.description
+    engine.read([(file, 0, arena.address, size)]).wait()
+    assert path.read_bytes() == data[:size].tobytes()
+    assert engine.register(arena.address, size) == ("" if engine.kind == "io_uring" else reason)
+    for wrong in ((0, PAGE), (arena.address, 0), (arena.address, -1)):
+        with pytest.raises(ValueError, match=r"null|nbytes"):
+            engine.register(*wrong)
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.register(arena.address, size)
+    engine.unregister(arena.address)
+
+
+def test_memory_and_files_may_be_registered_while_others_move(engine: native.Engine, tmp_path: Path) -> None:
+    size = 64 * PAGE
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def churn() -> None:
+        try:
+            other = native.Arena(4 * size)
+            while not stop.is_set():
+                engine.register(other.address, other.nbytes)
+                engine.close_file(engine.open(tmp_path / "a"))
+                engine.unregister(other.address)
+        except BaseException as failure:
+            failures.append(failure)
+
+    arena = native.Arena(2 * size)
+    data = random_bytes(arena).numpy()
+    file = engine.open(tmp_path / "a", create_bytes=size)
+    thread = threading.Thread(target=churn)
+    thread.start()
+    for _ in range(100):
+        engine.register(arena.address, arena.nbytes)
+        write = engine.write([(file, 0, arena.address, size)])
+        engine.unregister(arena.address)
+        write.wait()
+        read = engine.read([(file, 0, arena.address + size, size)])
+        engine.register(arena.address, arena.nbytes)
+        read.wait()
+        assert np.array_equal(data[:size], data[size:])
+        data[size:] = 0
+        engine.unregister(arena.address)
+    stop.set()
+    thread.join()
+    assert not failures
+
+
+LOCK_LIMIT = """
+import os, resource
+if os.getuid() == 0:  # root may lock without limit
+    os.setgid(65534); os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+engine = native.Engine("io_uring")
+arena = native.Arena(64 << 20)
+reason = engine.register(arena.address, arena.nbytes)
+assert "RLIMIT_MEMLOCK is 65536" in reason, reason
+assert "buffers" not in engine.description
+file = engine.open(sys.argv[1], read_only=True)
+assert engine.read([(file, 0, arena.address, 4096)]).wait() == 4096
+"""
+
+
+@pytest.mark.skipif(not io_uring_works(), reason="io_uring is forbidden here")
+def test_a_lock_limit_leaves_memory_unregistered_and_usable(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(PAGE))
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    script = "import sys\nimport ssdplan.native as native" + LOCK_LIMIT
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=60)
+
+
+FORBIDDEN_TABLES = """
+refuse(427, 1)  # io_uring_register, EPERM
+engine = native.Engine("io_uring")
+arena = native.Arena(65536)
+assert "not permitted" in engine.register(arena.address, 65536)
+assert engine.description == "io_uring, queue depth 32", engine.description
+file = engine.open(sys.argv[1], create_bytes=65536)
+engine.write([(file, 0, arena.address, 65536)]).wait()
+engine.close()
+"""
+
+
+@pytest.mark.skipif(not io_uring_works(), reason="io_uring is forbidden here")
+def test_an_old_kernel_registers_nothing_and_works(tmp_path: Path) -> None:
+    run_refused(FORBIDDEN_TABLES, str(tmp_path / "file"))
+
+
+DESCRIBED = """
+refuse(425, 1)
+assert native.Engine(threads=3).description == "3 threads (io_uring: Operation not permitted)"
+assert native.Engine("threads", threads=1).description == "1 thread"
+"""
+
+
+def test_an_engine_describes_itself(engine: native.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSDPLAN_IO_ENGINE", raising=False)
+    start = "io_uring, queue depth 6" if engine.kind == "io_uring" else "4 threads"
+    assert engine.description == start
+    engine.open(tmp_path / "file", create_bytes=PAGE)
+    assert engine.description.startswith(start)
+    run_refused(DESCRIBED)
+    engine.close()
+    assert "closed" in engine.description
+
+
+def test_a_file_is_free_when_it_is_closed(engine: native.Engine, tmp_path: Path) -> None:
+    # A registered file that the kernel still held would keep its space after its name is gone.
+    def in_use() -> int:
+        status = os.statvfs(tmp_path)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+    size = 64 << 20
+    before = in_use()
+    file = engine.open(tmp_path / "file", create_bytes=size)
+    arena = native.Arena(PAGE)
+    engine.register(arena.address, PAGE)
+    engine.read([(file, 0, arena.address, PAGE)]).wait()
+    (tmp_path / "file").unlink()
+    assert in_use() - before > size // 2
+    engine.close_file(file)
+    assert in_use() - before < size // 2
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """A block device of 16 MiB."""
+    backing = tmp_path / "backing"
+    backing.write_bytes(bytes(16 << 20))
+    made = subprocess.run(["losetup", "--find", "--show", str(backing)], check=False, capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip("a loop device is not to be had here")
+    path = Path(made.stdout.strip())
+    yield path
+    subprocess.run(["losetup", "--detach", str(path)], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="loop devices need root")
+def test_a_block_device_is_claimed_by_who_writes_it(engine: native.Engine, device: Path) -> None:
+    arena = native.Arena(4 << 20)
+    data = random_bytes(arena)
+    file = engine.open(device)
+    assert engine.size(file) == 16 << 20
+    engine.write([(file, 1 << 20, arena.address, 4 << 20)]).wait()
+    engine.flush(file)
+    with pytest.raises(native.IoError, match="in use by another program") as caught:
+        native.Engine("threads").open(device)
+    assert (caught.value.errno, caught.value.filename) == (errno.EBUSY, str(device))
+    reader = native.Engine("threads")
+    copy = native.Arena(4 << 20)
+    assert reader.read([(reader.open(device, read_only=True), 1 << 20, copy.address, 4 << 20)]).wait() == 4 << 20
+    assert torch.equal(torch.from_dlpack(copy), data)
+    with pytest.raises(native.IoError):
+        engine.read([(file, 16 << 20, arena.address, PAGE)]).wait()
+    engine.close_file(file)
+    engine.close_file(engine.open(device))  # free again at once
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+def test_a_mounted_device_is_refused(engine: native.Engine, device: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", str(device)], check=True)
+    if subprocess.run(["mount", str(device), str(folder)], check=False).returncode != 0:
+        pytest.skip("mounting is forbidden here")
+    try:
+        with pytest.raises(native.IoError, match="mounted"):
+            engine.open(device)
+        engine.close_file(engine.open(device, read_only=True))
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_calls_on_a_file_that_is_being_closed(engine: native.Engine, tmp_path: Path) -> None:
+    """Others may close a file under a caller: what comes of it is an error, and never another file's bytes."""
+    arena = native.Arena(PAGE)
+    own = tmp_path / "own"
+    own.write_bytes(bytes(PAGE))
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    current = [engine.open(own)]
+
+    def use() -> None:
+        memory = native.Arena(PAGE)
+        pages(memory)[:] = 1
+        while not stop.is_set():
+            for call in (
+                lambda file: engine.write([(file, 0, memory.address, PAGE)]).wait(),
+                engine.flush,
+                engine.size,
+            ):
+                try:
+                    call(current[0])
+                except ValueError:
+                    pass  # closed meanwhile
+                except BaseException as failure:
+                    failures.append(failure)
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    other = tmp_path / "other"
+    other.write_bytes(bytes(PAGE))
+    for _ in range(100):
+        engine.close_file(current[0])
+        stranger = engine.open(other)  # likely under the same descriptor
+        engine.read([(stranger, 0, arena.address, PAGE)]).wait()
+        engine.close_file(stranger)
+        current[0] = engine.open(own)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert other.read_bytes() == bytes(PAGE)

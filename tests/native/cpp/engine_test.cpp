@@ -1,4 +1,5 @@
-// Both engines under many threads: data, errors, requests that are dropped, and closing with work in flight.
+// Both engines under many threads: data, errors, priorities, registered memory, faults, requests that are dropped, and
+// closing with work in flight.
 #include "engine.hpp"
 
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "arena.hpp"
+#include "block_queue.hpp"
 #include "check.hpp"
 
 using namespace ssdplan;
@@ -22,8 +24,8 @@ constexpr std::int64_t kPage = 4096;
 constexpr int kThreads = 4;
 constexpr std::int64_t kRegion = 2 << 20;  // each thread's own part of the file
 
-std::string fresh_path() {
-    const std::string path = "engine_test." + std::to_string(::getpid());
+std::string fresh_path(const std::string& suffix = "") {
+    const std::string path = "engine_test." + std::to_string(::getpid()) + suffix;
     (void)::unlink(path.c_str());
     return path;
 }
@@ -69,6 +71,7 @@ void test(const std::string& kind) {
     const std::string path = fresh_path();
     Engine engine(kind, 8, 64 << 10, 3);
     CHECK(engine.kind() == kind);
+    CHECK(engine.description().find(kind) != std::string::npos);
     const std::int64_t nbytes = kThreads * kRegion;
     const std::int64_t file = engine.open(path, nbytes, false);
     CHECK(engine.size(file) == static_cast<std::uint64_t>(nbytes));
@@ -123,6 +126,126 @@ void test(const std::string& kind) {
     CHECK(::unlink(path.c_str()) == 0);
 }
 
+// Urgent blocks first, in order; of a stream of them without end, every 17th block is another.
+void test_queue() {
+    const auto block = [](std::uint64_t offset, bool urgent) {
+        Block made;
+        made.offset = offset;
+        made.urgent = urgent;
+        return made;
+    };
+    BlockQueue queue;
+    for (std::uint64_t i = 0; i < 3; ++i) queue.push(block(i, false));
+    for (std::uint64_t i = 10; i < 13; ++i) queue.push(block(i, true));
+    for (const std::uint64_t next : {10, 11, 12, 0, 1, 2}) CHECK(queue.pop().offset == next);
+    CHECK(queue.empty());
+    std::uint64_t others = 0;
+    for (std::uint64_t i = 0; i < 5; ++i) queue.push(block(i, false));
+    for (unsigned turn = 1; turn <= 5 * (BlockQueue::kUrgentRun + 1); ++turn) {
+        queue.push(block(100 + turn, true));
+        const Block next = queue.pop();
+        if (!next.urgent) CHECK(next.offset == others++);
+        CHECK(others == turn / (BlockQueue::kUrgentRun + 1));
+    }
+    // Urgent blocks that met no others do not count.
+    BlockQueue fresh;
+    for (std::uint64_t i = 0; i < 30; ++i) fresh.push(block(i, true));
+    for (std::uint64_t i = 0; i < 20; ++i) CHECK(fresh.pop().offset == i);
+    fresh.push(block(50, false));
+    CHECK(fresh.pop().urgent);
+}
+
+// Many threads, each opening, using and closing files of its own; memory is registered and unregistered meanwhile, and
+// some transfers are cut, delayed or turned away.
+void test_many_files(const std::string& kind) {
+    std::vector<std::pair<std::int64_t, std::string>> faults;
+    for (std::int64_t index = 3; index < 600; index += 7) {
+        faults.emplace_back(index, index % 5 == 0 ? "EAGAIN" : "short");
+    }
+    faults.emplace_back(100, "delay");
+    Engine engine(kind, 5, 16 << 10, 3, faults);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+        threads.emplace_back([&engine, t] {
+            constexpr std::int64_t nbytes = 64 << 10;
+            Arena arena(2 * nbytes, false);
+            auto* const source = reinterpret_cast<unsigned char*>(arena.address());
+            for (int round = 0; round < 8; ++round) {
+                const std::string path = fresh_path("." + std::to_string(t));
+                const std::int64_t file = engine.open(path, nbytes, false);
+                CHECK(::unlink(path.c_str()) == 0);
+                if (round % 2 == 0) (void)engine.register_memory(arena.address(), 2 * nbytes);
+                std::memset(source, 16 * t + round + 1, nbytes);
+                const auto write = engine.submit(Direction::write, {{file, 0, arena.address(), nbytes}}, t % 2 == 0);
+                if (round % 4 == 0) engine.unregister_memory(arena.address());
+                CHECK(write->wait() == nbytes);
+                engine.flush(file);
+                const auto read =
+                    engine.submit(Direction::read, {{file, 0, arena.address() + nbytes, nbytes}}, t % 2 != 0);
+                if (round % 3 == 0) {
+                    engine.close_file(file);  // waits for it
+                    CHECK(read->done());
+                }
+                CHECK(read->wait() == nbytes);
+                CHECK(std::memcmp(source, source + nbytes, nbytes) == 0);
+                if (round % 3 != 0) engine.close_file(file);
+                engine.unregister_memory(arena.address());
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(engine.transfers() >= kThreads * 8 * 8);
+}
+
+// Every transfer of a request fails in its turn; then the engine is closed with transfers that wait, and some that
+// fail.
+void test_faults(const std::string& kind) {
+    constexpr std::int64_t nbytes = 8 * kPage;
+    for (std::int64_t index = 0; index < 8; ++index) {
+        Engine engine(kind, 3, kPage, 3, {{index, "EIO"}, {1, "flush"}});
+        const std::string path = fresh_path(".faults");
+        const std::int64_t file = engine.open(path, nbytes, false);
+        CHECK(::unlink(path.c_str()) == 0);
+        Arena arena(nbytes, false);
+        try {
+            (void)engine.submit(Direction::write, {{file, 0, arena.address(), nbytes}}, false)->wait();
+            CHECK(false);
+        } catch (const IoFailure& failure) {
+            CHECK(failure.code == EIO && failure.nbytes == kPage && failure.offset % kPage == 0);
+        }
+        CHECK(engine.submit(Direction::write, {{file, 0, arena.address(), nbytes}}, false)->wait() == nbytes);
+        engine.flush(file);
+        CHECK_THROWS(IoFailure, engine.flush(file));
+        CHECK_THROWS(IoFailure, engine.flush(file));
+    }
+    Arena arena(nbytes, false);
+    std::vector<std::shared_ptr<Request>> requests;
+    {
+        Engine engine(kind, 2, kPage, 2, {{0, "delay"}, {1, "delay"}, {2, "short"}, {20, "ENODEV"}});
+        (void)engine.register_memory(arena.address(), nbytes);
+        const std::string path = fresh_path(".closed");
+        const std::int64_t file = engine.open(path, nbytes, false);
+        CHECK(::unlink(path.c_str()) == 0);
+        for (int i = 0; i < 5; ++i) {
+            requests.push_back(engine.submit(Direction::read, {{file, 0, arena.address(), nbytes}}, i % 2 == 0));
+        }
+    }
+    int failed = 0;
+    for (const auto& request : requests) {
+        CHECK(request->done());
+        failed += request->failed() ? 1 : 0;
+    }
+    CHECK(failed == 1);
+    using Pairs = std::vector<std::pair<std::int64_t, std::string>>;
+    CHECK_THROWS(std::invalid_argument, Faults(Pairs{{0, "smoke"}}));
+    CHECK_THROWS(std::invalid_argument, Faults(Pairs{{-1, "EIO"}}));
+    CHECK_THROWS(std::invalid_argument, Faults(Pairs{{1, "EIO"}, {1, "short"}}));
+    for (const auto& [whole, part] :
+         {std::pair{4096, 512}, {8192, 4096}, {4608, 4096}, {512, 512}, {1 << 20, 512 << 10}}) {
+        CHECK(Faults::cut(static_cast<std::uint32_t>(whole)) == static_cast<std::uint32_t>(part));
+    }
+}
+
 // What a drive, a signal or a full kernel may return for a transfer, without one that does.
 void test_results() {
     const auto fresh = [](Direction direction) {
@@ -161,6 +284,8 @@ void test_results() {
         block = fresh(direction);
         CHECK(block.absorb(-EIO) && code(block) == EIO);
         block = fresh(direction);
+        CHECK(block.absorb(-ENODATA) && code(block) == EIO);  // the kernel's medium error is no end of file
+        block = fresh(direction);
         CHECK(block.absorb(0) && code(block) == (direction == Direction::read ? ENODATA : EIO));
         block = fresh(direction);
         int turns = 0;
@@ -177,7 +302,10 @@ void test_results() {
 
 int main() {
     test_results();
+    test_queue();
     test("threads");
+    test_many_files("threads");
+    test_faults("threads");
     try {
         Engine("io_uring", 1, kPage, 1).close();
     } catch (const IoFailure& failure) {
@@ -185,5 +313,7 @@ int main() {
         return 0;
     }
     test("io_uring");
+    test_many_files("io_uring");
+    test_faults("io_uring");
     return 0;
 }
