@@ -1,9 +1,9 @@
 """The native core: asynchronous direct I/O, exact page-locked memory, and fused CPU kernels.
 
 `Arena` is one exact, page-locked, huge-page-backed block of host memory. `Engine` moves bytes between such memory and
-files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`. `adamw`, `checksum`,
-`copy`, `convert` and `is_finite` work on addresses, with the interpreter lock released; `isa` names their instruction
-set.
+files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`. The kernels
+(`adamw`, `checksum`, `convert`, `copy`, `copy_statistics`, `gradient_statistics`, `is_finite`; `stream_mix` bounds
+`adamw`) work on addresses, with the interpreter lock released; `isa` names their instruction set.
 
 This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
@@ -17,9 +17,11 @@ from ssdplan.native._native import (
     checksum,
     convert,
     copy,
+    copy_statistics,
     gradient_statistics,
     is_finite,
     isa,
+    stream_mix,
 )
 from ssdplan.native.errors import IoError
 
@@ -32,7 +34,9 @@ __all__ = [
     "checksum",
     "convert",
     "copy",
+    "copy_statistics",
     "gradient_statistics",
     "is_finite",
     "isa",
+    "stream_mix",
 ]
