@@ -9,7 +9,7 @@ import importlib
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -42,55 +42,82 @@ class Setting:
 
 
 def measure_adam(setting: Setting, progress: Progress) -> list[Row]:
-    """The fused AdamW on fp32 states with a bf16 copy of the weights."""
-    count = setting.nbytes // 18 // GRAIN * GRAIN
-    states = AdamStates(count)
+    """The fused AdamW on fp32 states with a bf16 copy of the weights, and with moments in bf16."""
+    count = setting.nbytes // AdamStates.ELEMENT_BYTES // GRAIN * GRAIN
+    states, threads = AdamStates(count), setting.threads
     contenders: dict[str, Callable[[], object]] = {
-        "ours": partial(states.native_step, setting.threads),
+        "ours": partial(states.native_step, threads),
         "torch": states.torch_step(),
+        "traffic": partial(states.traffic_of_a_step, threads),
+        "bf16 moments": partial(states.native_step, threads, "bf16"),
     }
     deepspeed = states.deepspeed_step()
     if callable(deepspeed):
         contenders["deepspeed"] = deepspeed
     seconds = take_turns(contenders, setting.pairs, progress, "adam")
-    rows = [_speed("adam", "torch fused AdamW and copy", count, seconds, "torch", Target(1.15))]
-    against_deepspeed = "DeepSpeedCPUAdam and copy"
-    if callable(deepspeed):
-        rows.append(_speed("adam", against_deepspeed, count, seconds, "deepspeed", Target(1.15)))
-    else:
-        ours = count / statistics.median(seconds["ours"])
-        rows.append(Row("adam", against_deepspeed, "elements/s", ours=ours, target=Target(1.15), missing=deepspeed))
-    return rows
+    speed = partial(_speed, "adam", amount=count, seconds=seconds)
+    return [
+        speed("torch fused AdamW and copy", rival="torch", target=Target(1.15)),
+        speed("DeepSpeedCPUAdam and copy", rival="deepspeed", target=Target(1.15))
+        if callable(deepspeed)
+        else Row("adam", "DeepSpeedCPUAdam and copy", "elements/s", target=Target(1.15), missing=deepspeed),
+        speed("the same bytes, nothing computed", rival="traffic", target=Target(0.9)),
+        speed("bf16 moments against fp32 ones", ours="bf16 moments", rival="ours", target=Target(1.3)),
+    ]
 
 
 class AdamStates:
-    """Master, moments, gradient (fp32) and a bf16 copy of `count` elements, and each contender's step on them."""
+    """Master, moments, gradient (fp32), a bf16 copy and bf16 moments of `count` elements, and everyone's step on them.
+
+    Each step works on these arrays alone, in any order of steps. The native ones change all that they own; a traffic of
+    bytes leaves the values as they are.
+    """
+
+    ELEMENT_BYTES = 26
 
     def __init__(self, count: int) -> None:
         self.count = count
         fp32, bf16 = torch.float32, torch.bfloat16
-        self.master, self.exp_avg, self.exp_avg_sq, self.gradient, self.copy = _arrays(
-            (fp32, count), (fp32, count), (fp32, count), (fp32, count), (bf16, count)
+        self.master, self.exp_avg, self.exp_avg_sq, self.gradient, self.nothing, self.copy, *self.half = _arrays(
+            *[(fp32, count)] * 5, *[(bf16, count)] * 3
         )
-        for array, value in ((self.master, 0.5), (self.exp_avg, 0.01), (self.exp_avg_sq, 0.01), (self.gradient, 0.02)):
+        moments = (self.exp_avg, self.exp_avg_sq, *self.half)
+        for array, value in ((self.master, 0.5), (self.gradient, 0.02), *((moment, 0.01) for moment in moments)):
             array.fill_(value)
 
-    def native_step(self, threads: int) -> None:
-        """One step of ours: update and copy in one pass."""
+    def native_step(self, threads: int, moment_dtype: str = "fp32") -> None:
+        """One step of ours: update and copy in one pass, with moments in fp32 or bf16."""
+        exp_avg, exp_avg_sq = (self.exp_avg, self.exp_avg_sq) if moment_dtype == "fp32" else self.half
         native.adamw(
-            self.master.data_ptr(),
-            self.exp_avg.data_ptr(),
-            self.exp_avg_sq.data_ptr(),
-            self.gradient.data_ptr(),
-            self.copy.data_ptr(),
-            "bf16",
-            self.count,
+            elements=self.count,
+            parameter=self.copy.data_ptr(),
+            parameter_dtype="bf16",
+            master=self.master.data_ptr(),
+            exp_avg=exp_avg.data_ptr(),
+            exp_avg_sq=exp_avg_sq.data_ptr(),
+            moment_dtype=moment_dtype,
+            gradient=self.gradient.data_ptr(),
             lr=LR,
             beta1=BETA1,
             beta2=BETA2,
             eps=EPS,
             weight_decay=WEIGHT_DECAY,
             step=STEP,
+            threads=threads,
+        )
+
+    def traffic_of_a_step(self, threads: int) -> None:
+        """The memory traffic of our step with fp32 moments, and as good as no arithmetic: what bandwidth alone allows.
+
+        Its gradient is zero, whose bits change none of the states'.
+        """
+        native.stream_mix(
+            elements=self.count,
+            parameter=self.copy.data_ptr(),
+            master=self.master.data_ptr(),
+            exp_avg=self.exp_avg.data_ptr(),
+            exp_avg_sq=self.exp_avg_sq.data_ptr(),
+            gradient=self.nothing.data_ptr(),
             threads=threads,
         )
 
@@ -148,7 +175,9 @@ def measure_overflow(setting: Setting, progress: Progress) -> list[Row]:
         return not (bool(gradient.isinf().any()) or bool(gradient.isnan().any()))
 
     seconds = take_turns({"ours": ours, "torch": chain}, setting.pairs, progress, "overflow")
-    rows = [_speed("overflow", "torch isinf and isnan", count, seconds, "torch", Target(20.0))]
+    rows = [
+        _speed("overflow", "torch isinf and isnan", amount=count, seconds=seconds, rival="torch", target=Target(20.0))
+    ]
     taken = peak_bytes(ours), peak_bytes(chain)
     what = "memory taken, torch isinf and isnan"
     if None in taken:
@@ -170,7 +199,9 @@ def measure_checksum(setting: Setting, progress: Progress) -> list[Row]:
         "copy": partial(native.copy, target.data_ptr(), source.data_ptr(), nbytes, threads=setting.threads),
     }
     seconds = take_turns(contenders, setting.pairs, progress, "checksum")
-    row = _speed("checksum", "copy of as many bytes", nbytes, seconds, "copy", None, unit="B/s")
+    row = _speed(
+        "checksum", "copy of as many bytes", amount=nbytes, seconds=seconds, rival="copy", target=None, unit="B/s"
+    )
     return [row]
 
 
@@ -252,11 +283,12 @@ def _arrays(*shapes: tuple[torch.dtype, int]) -> list[torch.Tensor]:
 def _speed(
     group: str,
     name: str,
+    *,
     amount: int,
-    seconds: dict[str, tuple[float, ...]],
+    seconds: Mapping[str, tuple[float, ...]],
     rival: str,
     target: Target | None,
-    *,
+    ours: str = "ours",
     unit: Unit = "elements/s",
 ) -> Row:
     """`amount` of work a call, ours against `rival`: the ratio is the rival's seconds over ours."""
@@ -264,8 +296,8 @@ def _speed(
         group,
         name,
         unit,
-        ours=amount / statistics.median(seconds["ours"]),
+        ours=amount / statistics.median(seconds[ours]),
         rival=amount / statistics.median(seconds[rival]),
-        ratio=ratio_of(seconds[rival], seconds["ours"]),
+        ratio=ratio_of(seconds[rival], seconds[ours]),
         target=target,
     )
