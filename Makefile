@@ -2,6 +2,7 @@
 # make test         lint, the native programs under sanitisers, then the tests
 # make gpu          the tests that need a CUDA device, with $(PYTHON) as it is: no .venv, no network
 # make demo         a real model: measured, planned, trained from ssd, and asked something
+# make bench        each part beside its rival on this machine (docs/benchmarks.md)
 # make lint, make native-test, make format, make clean
 #
 # Needs Python 3.11 or newer with its headers, make and a C++17 compiler; cmake and ninja come with the build.
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PARTS := plans profiler planner executor native
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
-.PHONY: venv test lint format native-test gpu demo clean
+.PHONY: venv test lint format native-test gpu demo bench clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.stamp
@@ -57,6 +58,9 @@ gpu:
 
 demo: venv
 	$(BIN)/python demo.py
+
+bench: venv
+	$(BIN)/ssdplan bench
 
 clean:
 	rm -rf $(VENV) .typing .gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _show_options(command("show", "what a plan decides and predicts, what a profile measured"))
     _run_options(command("run", "train by a plan -> a Hugging Face model directory"))
     _volume_options(command("volume", "make, describe or verify the volumes that a store lies on"))
+    _bench_options(command("bench", "compare the parts of ssdplan with their rivals on this machine"))
     return parser
 
 
@@ -402,6 +403,43 @@ def _volume(options: argparse.Namespace) -> int:
     return StoreError.exit_code if checked.damaged else 0
 
 
+# bench
+
+
+def _bench_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_bench)
+    parser.add_argument(
+        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to measure; repeatable [.]"
+    )
+    parser.add_argument("--pairs", type=_count, default=10, metavar="N", help="runs of each side, in turns")
+    parser.add_argument("--size", type=_bytes, default="1GiB", metavar="SIZE", help="of the files, and of memory")
+    parser.add_argument(
+        "--only", type=_names, metavar="GROUP,GROUP,...", help="engine, adam, overflow, checksum, page-lock [all]"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ssdplan.profiler.bench import GROUPS, bench
+    from ssdplan.profiler.bench_report import describe_bench
+
+    if options.volume and options.only and "engine" not in options.only:
+        raise UsageError("--volume is for the engine, which --only leaves out")
+    line = ProgressLine("bench")
+    try:
+        found = bench(
+            options.volume or [Path()],
+            nbytes=options.size,
+            pairs=options.pairs,
+            groups=options.only or GROUPS,
+            progress=line,
+        )
+    finally:
+        line.done()
+    print(found.json() if options.json else describe_bench(found), end="")
+    return 0
+
+
 # what options mean
 
 
@@ -436,6 +474,10 @@ def _count(text: str) -> int:
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 def _number(text: str) -> float:

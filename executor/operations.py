@@ -4,12 +4,12 @@ Owns the arenas and the binding of a graph's regions to tensors, made once befor
 allocates and computes no addresses. It decides no order; the runners do not know what it does.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from ssdplan import native
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
@@ -71,7 +71,7 @@ class Operations:
         self._dtype = dtype
         self._prompt: tuple[AdamW, int] | None = None
         self._pending: tuple[AdamW, int] | None = None
-        self._squares: list[float] = []
+        self._squares = 0  # of the step's gradients, in units of 2**-1074: integers add up alike in any order
         self._sampled: set[tuple[str, str]] = set()
         self.workspace_bytes = 0
         """The most device memory that the compute of an op has been seen to take."""
@@ -79,15 +79,18 @@ class Operations:
     def begin(self, optimizer: AdamW, step: int) -> None:
         """What the prompt updates from here on use (`step` counts from 1); delayed ones use what was set before."""
         self._pending, self._prompt = self._prompt, (optimizer, step)
-        self._squares = []
+        self._squares = 0
 
     def finish(self) -> None:
         """From here on delayed updates are those of the step that has just ended."""
         self._pending = self._prompt
 
     def gradient_norm(self) -> float:
-        """Of all gradients of the step that has just ended, over all parameters, before any clipping."""
-        return sum(sorted(self._squares)) ** 0.5
+        """Of all gradients of the step that has just ended, over all parameters, before any clipping.
+
+        On the emulated device the same bits whatever the residencies, delay and runner.
+        """
+        return math.sqrt(self._squares / (1 << 1074))
 
     def bind(self, graph: Graph) -> list[Action]:
         """One action an op, ready to run any number of times."""
@@ -102,10 +105,10 @@ class Operations:
             case Transfer(kind="h2d"):
                 return partial(self._device.copy_h2d, self._memory.view(op.target), self._memory.view(op.source))
             case Transfer(kind="d2h"):
-                copy = partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
                 if op.final_gradient:
-                    return partial(self._copy_and_measure, copy, self._memory.view(op.target, torch.float32))
-                return copy
+                    gradient = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
+                    return partial(self._take_gradient, *gradient)
+                return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
             case Forward():
                 return self._bind_forward(op)
             case Backward():
@@ -128,13 +131,12 @@ class Operations:
     def _store_arguments(self, on_ssd: Region, on_host: Region) -> tuple[int, int, int]:
         return self._memory.store_offset(on_ssd), on_ssd.nbytes, self._memory.view(on_host).data_ptr()
 
-    def _copy_and_measure(self, copy: Action, gradient: torch.Tensor) -> None:
-        copy()
-        finite, squares = native.gradient_statistics(gradient.data_ptr(), gradient.numel())
+    def _take_gradient(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        finite, squares = self._device.copy_d2h_gradient(target, source)
         if not finite:
             step = self._prompt[1] if self._prompt else 0
             raise NumericalError(f"step {step}: a gradient is not finite; lower --lr, or train with --precision fp32")
-        self._squares.append(squares)
+        self._squares += squares
 
     def _update(self, delayed: bool, states: torch.Tensor, gradient: torch.Tensor, parameters: torch.Tensor) -> None:
         settings = self._pending if delayed else self._prompt

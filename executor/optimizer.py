@@ -34,7 +34,7 @@ class AdamW:
         assert states.dtype == gradient.dtype == torch.float32
         assert states.numel() == 3 * elements and parameters.numel() == elements
         base = states.data_ptr()
-        finite, _ = native.adamw(
+        finite = native.adamw(
             base,
             base + 4 * elements,
             base + 8 * elements,

@@ -2,8 +2,9 @@
 
 `Arena` is one exact, page-locked, huge-page-backed block of host memory. `Engine` moves bytes between such memory and
 files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`, of a type of its own
-where a caller may act on it. `adamw`, `checksum`, `copy`, `convert` and `is_finite` work on addresses, with the
-interpreter lock released; `isa` names their instruction set.
+where a caller may act on it. The kernels (`adamw`, `checksum`, `convert`, `copy`, `copy_statistics`,
+`gradient_statistics`, `is_finite`; `stream_mix` bounds `adamw`) work on addresses, with the interpreter lock released;
+`isa` names their instruction set.
 
 This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
@@ -17,9 +18,11 @@ from ssdplan.native._native import (
     checksum,
     convert,
     copy,
+    copy_statistics,
     gradient_statistics,
     is_finite,
     isa,
+    stream_mix,
 )
 from ssdplan.native.errors import DriveError, InvalidRequestError, IoError, LostVolumeError, NoSpaceError
 
@@ -36,7 +39,9 @@ __all__ = [
     "checksum",
     "convert",
     "copy",
+    "copy_statistics",
     "gradient_statistics",
     "is_finite",
     "isa",
+    "stream_mix",
 ]

@@ -64,7 +64,7 @@ class Engine:
     def close(self) -> None: ...
 
 def adamw(
-    master: int,
+    master: int | None,
     exp_avg: int,
     exp_avg_sq: int,
     gradient: int,
@@ -72,6 +72,8 @@ def adamw(
     parameter_dtype: str,
     elements: int,
     *,
+    residual: int | None = None,
+    moment_dtype: str = "fp32",
     lr: float,
     beta1: float,
     beta2: float,
@@ -80,8 +82,20 @@ def adamw(
     step: int,
     gradient_scale: float = 1.0,
     threads: int = 2,
-) -> tuple[bool, float]: ...
-def gradient_statistics(gradient: int, elements: int, *, threads: int = 1) -> tuple[bool, float]: ...
+) -> bool: ...
+def stream_mix(
+    master: int,
+    exp_avg: int,
+    exp_avg_sq: int,
+    gradient: int,
+    parameter: int,
+    elements: int,
+    *,
+    moment_dtype: str = "fp32",
+    threads: int = 2,
+) -> None: ...
+def gradient_statistics(gradient: int, elements: int, *, threads: int = 1) -> tuple[bool, int]: ...
+def copy_statistics(destination: int, source: int, elements: int, *, threads: int = 1) -> tuple[bool, int]: ...
 def copy(destination: int, source: int, nbytes: int, *, threads: int = 1) -> None: ...
 def convert(
     destination: int, destination_dtype: str, source: int, source_dtype: str, elements: int, *, threads: int = 1

@@ -11,6 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from .plan import Alternative, Decision, Placement, Plan, Sensitivity
+from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .schedule import RESOURCES, Region, Schedule, Tier
 from .units import format_bytes, format_seconds
@@ -40,15 +41,18 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     """What `plan` decides, predicts, and why. `schedule` is the plan's own."""
     model, prediction = plan.model, plan.prediction
     title = f"Plan: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(plan.machine.name, 34)}"
+    found = blocks(schedule)
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
-    return _page(
+    return page(
         title,
-        [bound, *_wrapped(f"What bounds it: {_clean(prediction.bound_by)}.")],
+        [bound, *wrapped(f"What bounds it: {_clean(prediction.bound_by)}.")],
         ("What it decides", _decision(plan.decision)),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan)),
         ("How busy each resource is", _busy(plan)),
         ("Host memory, by what it is reserved for", _split(schedule, "host")),
+        ("Host memory in slots, by what takes turns in them", _pools(found)),
+        ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
         ("Device memory, by what it is reserved for", _device(plan, schedule)),
         ("What else was looked at (* is this plan)", _alternatives(plan)),
         ("What one unit more of something would bring", _sensitivity(plan.sensitivity)),
@@ -59,7 +63,7 @@ def describe_profile(profile: Profile) -> str:
     """What was measured of a machine and of a model."""
     model, machine = profile.model, profile.machine
     title = f"Profile: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(machine.name, 34)}"
-    return _page(
+    return page(
         title,
         [f"Measured {_short(profile.created, 60)}."],
         ("Machine", _machine(machine)),
@@ -67,7 +71,7 @@ def describe_profile(profile: Profile) -> str:
         ("Model", _model(model)),
         ("Layers", _layers(model)),
         ("One layer, one micro-batch", _timings(model)),
-        ("Notes", [line for note in profile.notes for line in _wrapped(_clean(note))]),
+        ("Notes", [line for note in profile.notes for line in wrapped(_clean(note))]),
     )
 
 
@@ -78,7 +82,7 @@ def _decision(decision: Decision) -> list[str]:
     n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
     alpha = exact_percent(decision.delay_ratio)
     delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
-    return _pairs(
+    return facts(
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
         ("precision", decision.precision),
@@ -118,7 +122,7 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     heads: list[Row] = [("", "", "", "prompt", "", "delayed", "", ""), ("", "", *LIVES, *LIVES, "on host", "on ssd")]
     if not plan.decision.delay_ratio:
         rows, heads = [(*row[:4], *row[6:]) for row in rows], [(*heads[1][:4], *heads[1][6:])]
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _shares(p: Placement) -> list[tuple[str, str, tuple[float, float, float, float]]]:
@@ -141,7 +145,7 @@ def _prediction(plan: Plan) -> list[str]:
     volumes = _times(len(plan.machine.volumes), "volume")
     a_day = _decimal(p.ssd_write_bytes / p.step_seconds * _DAY_SECONDS)
     written = f"{format_bytes(p.ssd_write_bytes)}, or {a_day} a day" if p.ssd_write_bytes else "nothing"
-    facts = _pairs(
+    figures = facts(
         ("step", f"{duration(p.step_seconds)} ({lower})"),
         ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
         ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
@@ -153,7 +157,7 @@ def _prediction(plan: Plan) -> list[str]:
         ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget"),
         ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
     ]
-    return facts + _aligned(
+    return figures + _aligned(
         [
             (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")
             for name, used, most, words in budgets
@@ -181,7 +185,40 @@ def _split(schedule: Schedule, tier: Tier) -> list[str]:
         (label(role), format_bytes(nbytes), percent(nbytes / arena))
         for role, nbytes in sorted(split.items(), key=lambda entry: (-entry[1], entry[0]))
     ]
-    return _table([], [*rows, ("all", format_bytes(arena), "")], left=(0,)) if arena else []
+    return table([], [*rows, ("all", format_bytes(arena), "")], left=(0,)) if arena else []
+
+
+def _pools(found: Blocks) -> list[str]:
+    rows: list[Row] = [
+        (label(pool.role), f"{pool.slots:,}", format_bytes(pool.slot_bytes), format_bytes(pool.nbytes))
+        for pool in found.pools
+    ]
+    left_out = len(rows) - MOST_ROWS
+    rest = [f"  and {left_out} smaller sizes"] if left_out > 0 else []
+    total: Row = ("all", f"{sum(pool.slots for pool in found.pools):,}", "", format_bytes(by_class(found.pools)))
+    return [*table([("", "slots", "each", "together")], [*rows[:MOST_ROWS], total], left=(0,)), *rest] if rows else []
+
+
+def _otherwise(found: Blocks) -> list[str]:
+    """What the two habits that MemAscend finds would cost; what is saved is in percent of the row's own bytes."""
+    need = needs(found)
+    if not need.planned.total:
+        return []
+    ways = (
+        ("as planned: slots by size, one arena", need.planned),
+        ("slots of one size for each role", need.one_size_each_role),
+        ("slots of one size for all", need.one_size),
+        ("each block a power of two", need.powers_of_two),
+        ("one size for all, powers of two", need.both),
+    )
+    rows: list[Row] = [("", "slots", "saved", "", "all of host", "saved", "")]
+    for words, way in ways:
+        row = [words]
+        for planned, nbytes in ((need.planned.slots, way.slots), (need.planned.total, way.total)):
+            row += [_bytes(nbytes), _bytes(nbytes - planned), percent(saved(planned, nbytes))]
+        rows.append(row)
+    beyond = format_bytes(page_lock_waste(need.planned.total))
+    return [*table([], rows, left=(0,)), f"  page-locking the arena as it is takes {beyond} beyond it"]
 
 
 def _device(plan: Plan, schedule: Schedule) -> list[str]:
@@ -207,7 +244,7 @@ def _alternatives(plan: Plan) -> list[str]:
         return []
     head = ("", "size", "n", "tokens/s", "", "alpha", "if only compute", "if only I/O", "")
     rest = [f"  and {left_out} more, in plan.json"] if left_out else []
-    return [*_table([head], rows, left=(4, 8)), *rest]
+    return [*table([head], rows, left=(4, 8)), *rest]
 
 
 def is_chosen(plan: Plan, entry: Alternative) -> bool:
@@ -242,7 +279,7 @@ def _spread(entries: list[Alternative], chosen: list[bool]) -> list[Alternative]
 
 
 def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
-    table: list[Row] = []
+    changes: list[Row] = []
     for row in sorted(rows, key=lambda row: -row.throughput_gain):
         unit = row.unit if row.unit[:1].isdigit() else f"1 {row.unit}"
         change, step = "nothing", ""
@@ -250,8 +287,8 @@ def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
             change = f"{_signed(100 * row.throughput_gain)}% tokens/s"
             longer = "shorter" if row.throughput_gain > 0 else "longer"
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
-        table.append((f"{_short(unit, 16)} more of", _short(row.resource, NAME_COLUMNS), change, step))
-    return _table([], table, left=(0, 1, 2, 3))
+        changes.append((f"{_short(unit, 16)} more of", _short(row.resource, NAME_COLUMNS), change, step))
+    return table([], changes, left=(0, 1, 2, 3))
 
 
 # A profile's parts.
@@ -262,11 +299,11 @@ def _machine(machine: Machine) -> list[str]:
     cores = "compute, updates and copies share them" if machine.compute_shares_cpu else "for updates"
     device = f"{_short(machine.device_name, 40)} ({machine.device}), {format_bytes(machine.device_memory_bytes)}"
     host = f"{format_bytes(machine.host_memory_bytes)}, {format_bytes(machine.host_available_bytes)} available"
-    return _pairs(
+    return facts(
         ("cores", f"{machine.cores} ({cores})"),
         ("host memory", host),
         ("device", device + share),
-        ("host to device", f"{_rate(machine.h2d_bandwidth)}, back {_rate(machine.d2h_bandwidth)}"),
+        ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {_times(machine.update_threads, 'thread')}"),
     )
 
@@ -274,8 +311,8 @@ def _machine(machine: Machine) -> list[str]:
 def _volumes(volumes: Sequence[Volume]) -> list[str]:
     lines = []
     for volume in volumes:
-        alone = f"reads {_rate(volume.frontier[0].read)}, writes {_rate(volume.frontier[-1].write)}"
-        mixes = [f"{_rate(point.read)} and {_rate(point.write)}" for point in volume.frontier[1:-1]]
+        alone = f"reads {rate(volume.frontier[0].read)}, writes {rate(volume.frontier[-1].write)}"
+        mixes = [f"{rate(point.read)} and {rate(point.write)}" for point in volume.frontier[1:-1]]
         shown = mixes[len(mixes) // 2] if mixes else "no faster than in turns"
         lines.append(f"  {_short(volume.path, 70)}")
         lines.append(f"    {format_bytes(volume.free_bytes)} free, {volume.engine}; {alone}; together {shown}")
@@ -286,7 +323,7 @@ def _model(model: Model) -> list[str]:
     element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
     whole = elements * (element + OPTIMIZER_BYTES)
-    return _pairs(
+    return facts(
         ("architecture", _short(model.architecture, 60)),
         ("directory", _short(model.path, 70) if model.path else "none, a what-if"),
         ("parameters", f"{model.parameters:,} in {model.precision}"),
@@ -315,7 +352,7 @@ def _layers(model: Model) -> list[str]:
                     "tied" if shared else "",
                 )
             )
-    return _table([("", "layers", "elements each", "parameters", "optimizer states", "")], rows, left=(0, 5))
+    return table([("", "layers", "elements each", "parameters", "optimizer states", "")], rows, left=(0, 5))
 
 
 def _timings(model: Model) -> list[str]:
@@ -332,7 +369,7 @@ def _timings(model: Model) -> list[str]:
                     format_bytes(timing.saved_activation_bytes),
                 )
             )
-    return _table([("", "size", "forward", "backward", "workspace", "activations")], rows, left=(0,))
+    return table([("", "size", "forward", "backward", "workspace", "activations")], rows, left=(0,))
 
 
 # Quantities.
@@ -405,7 +442,8 @@ def _decimal(nbytes: float) -> str:
     return f"{number(nbytes)} B"
 
 
-def _rate(bytes_per_second: float) -> str:
+def rate(bytes_per_second: float) -> str:
+    """`3.2 GB/s`, in powers of 1000."""
     return f"{_decimal(bytes_per_second)}/s"
 
 
@@ -416,7 +454,7 @@ def _times(number_of: int, one: str, many: str = "") -> str:
 # Layout.
 
 
-def _page(title: str, opening: list[str], *sections: tuple[str, list[str]]) -> str:
+def page(title: str, opening: list[str], *sections: tuple[str, list[str]]) -> str:
     """Lines that never exceed COLUMNS, whatever the documents say; sections without lines are left out."""
     lines = [title, "=" * min(cell_len(title), COLUMNS), *opening]
     for heading, body in sections:
@@ -425,7 +463,8 @@ def _page(title: str, opening: list[str], *sections: tuple[str, list[str]]) -> s
     return "\n".join(_short(line, COLUMNS).rstrip() for line in lines) + "\n"
 
 
-def _pairs(*pairs: tuple[str, str]) -> list[str]:
+def facts(*pairs: tuple[str, str]) -> list[str]:
+    """A line for each (name, value), values below each other."""
     return _aligned([(f"  {name}", value) for name, value in pairs], least=20)
 
 
@@ -435,7 +474,7 @@ def _aligned(pairs: Iterable[tuple[str, str]], least: int = 0) -> list[str]:
     return [f"{set_cell_size(name, width)}  {value}" for name, value in pairs]
 
 
-def _table(heads: Sequence[Row], rows: Sequence[Row], left: Sequence[int] = (0, 1)) -> list[str]:
+def table(heads: Sequence[Row], rows: Sequence[Row], left: Sequence[int] = (0, 1)) -> list[str]:
     """Columns as wide as their widest cell; those in `left` to the left, the others to the right."""
     whole = [*heads, *rows]
     widths = [max(map(cell_len, column)) for column in zip(*whole, strict=True)]
@@ -449,7 +488,7 @@ def _table(heads: Sequence[Row], rows: Sequence[Row], left: Sequence[int] = (0, 
     return lines
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str) -> list[str]:
     """Lines that fit, when no character is wide; the page cuts those that do not."""
     return wrap(text, COLUMNS - 4, initial_indent="", subsequent_indent="  ") or [""]
 

@@ -18,7 +18,8 @@ LABELS = {
     "delayed gradient": "delayed gradients",
 }
 """What people call a role, where that is not the role itself."""
-_EITHER = " or "
+EITHER = " or "
+"""Joins roles that take turns in one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class _Access:
 
 def label(role: str) -> str:
     """The role in a person's words."""
-    return _EITHER.join(LABELS.get(part, part) for part in role.split(_EITHER))
+    return EITHER.join(LABELS.get(part, part) for part in role.split(EITHER))
 
 
 def reserved(schedule: Schedule) -> dict[Tier, dict[str, int]]:
@@ -77,7 +78,7 @@ def reserved(schedule: Schedule) -> dict[Tier, dict[str, int]]:
             by_extent = sorted(slots[slot].items(), key=lambda entry: (-entry[1], entry[0]))
             shared = by_extent[1][1] if len(by_extent) > 1 else 0
             if shared:
-                total[_EITHER.join(sorted(slots[slot]))] += shared
+                total[EITHER.join(sorted(slots[slot]))] += shared
             if stop - slot > shared:
                 total[by_extent[0][0]] += stop - slot - shared
         assert sum(total.values()) == arena, f"the {tier} arena has bytes that belong to no buffer"

@@ -3,8 +3,8 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "bindings.hpp"
 #include "kernels.hpp"
@@ -15,57 +15,101 @@ using namespace py::literals;
 
 namespace ssdplan {
 
+namespace {
+
+// Runs `compute` without the interpreter lock; its exact sum becomes a Python integer.
+template <typename Compute>
+py::tuple released(const Compute& compute) {
+    std::optional<GradientStatistics> statistics;
+    {
+        const py::gil_scoped_release release;
+        statistics = compute();
+    }
+    const auto bytes = statistics->sum_of_squares.bytes();
+    const py::bytes little(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const auto integer = py::type::of(py::int_(0)).attr("from_bytes")(little, "little");
+    return py::make_tuple(statistics->finite, integer);
+}
+
+}  // namespace
+
 void bind_kernels(py::module_& module) {
     module.def(
         "adamw",
-        [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,
-           std::uintptr_t parameter, const std::string& parameter_dtype, std::int64_t elements, double lr, double beta1,
+        [](std::optional<std::uintptr_t> master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq,
+           std::uintptr_t gradient, std::uintptr_t parameter, const std::string& parameter_dtype, std::int64_t elements,
+           std::optional<std::uintptr_t> residual, const std::string& moment_dtype, double lr, double beta1,
            double beta2, double eps, double weight_decay, std::int64_t step, double gradient_scale,
            std::int64_t threads) {
-            const AdamwArguments arguments{master,     exp_avg,
-                                           exp_avg_sq, gradient,
-                                           parameter,  parse_dtype(parameter_dtype),
-                                           elements,   lr,
-                                           beta1,      beta2,
-                                           eps,        weight_decay,
-                                           step,       gradient_scale};
-            const py::gil_scoped_release release;
-            const GradientStatistics statistics = parallel_adamw(arguments, threads);
-            return std::pair<bool, double>{statistics.finite, statistics.sum_of_squares};
+            const AdamwArrays arrays{elements, master.value_or(0), residual.value_or(0),
+                                     exp_avg,  exp_avg_sq,         parse_dtype(moment_dtype),
+                                     gradient, parameter,          parse_dtype(parameter_dtype)};
+            return parallel_adamw(arrays, {lr, beta1, beta2, eps, weight_decay, step, gradient_scale}, threads);
         },
         "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "parameter_dtype"_a, "elements"_a,
-        py::kw_only(), "lr"_a, "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0,
-        "threads"_a = 2,
-        R"(One AdamW step on a range of elements, in one pass over memory.
+        py::kw_only(), "residual"_a = py::none(), "moment_dtype"_a = "fp32", "lr"_a, "beta1"_a, "beta2"_a, "eps"_a,
+        "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2, ReleaseLock(),
+        R"(One AdamW step on a range of elements, in one pass over memory. Returns whether every scaled gradient is finite.
 
-master, exp_avg, exp_avg_sq: addresses of fp32 arrays, updated in place. gradient: address of an fp32 array, only read.
-parameter: address of an array of parameter_dtype ("bf16", "fp16" or "fp32") that receives the new master weights,
-rounded to nearest even. All have `elements` elements; parameter may be master when both are fp32. `step` counts from 1.
-The gradient is multiplied by gradient_scale first.
+Arrays, by address, all of `elements` elements:
+parameter: receives the new master weights in parameter_dtype ("bf16", "fp16" or "fp32").
+master: fp32 masters, updated in place; the parameter is the master rounded to nearest even, and may be the same array
+    when it is fp32. Or None, with
+residual: 16-bit integers, updated in place, that with a bf16 parameter are the master: its bits are those of the
+    parameter, as fp32, plus the residual as a signed number. For 16 bits to suffice, the parameter is rounded to nearest
+    with ties away from zero. The masters' trajectory is that of fp32 masters bit for bit, given the same gradients;
+    the payload of a NaN is lost.
+exp_avg, exp_avg_sq: the moments in moment_dtype ("fp32" or "bf16"), updated in place. With bf16 they are read into
+    fp32, and what is computed in fp32 from the unrounded new moments is stored rounded to nearest even (MemAscend's
+    half-precision optimizer). With 8 bits a moment stands still where its change is below 2^-9 of it, as the second
+    does at a beta2 of 0.999 unless a squared gradient exceeds about three times it: lossy, a user's choice.
+gradient: fp32, only read.
 
-The arithmetic is torch.optim.AdamW's without amsgrad, in fp32, its scalars computed in float64 and rounded once. An
-element's result has the same bits in whatever range it lies, on any instruction set and number of threads (only the
-payload of a NaN may differ).
+`step` counts from 1. The gradient is multiplied by gradient_scale, rounded to fp32, first: the inverse of the loss scale
+times the clipping coefficient. One factor gives the bits of GradScaler.unscale_ followed by clip_grad_norm_ where the
+loss scale is a power of two and no unscaled gradient is subnormal. The arithmetic is torch.optim.AdamW's without
+amsgrad, in fp32, its scalars computed in float64 and rounded once. An element's result has the same bits in whatever
+range it lies, on any instruction set and number of threads (only the payload of a NaN may differ).
 
-Returns (finite, sum_of_squares): whether every scaled gradient is finite, by its exponent bits, fused into the pass
-(MemAscend's overflow check); and the float64 sum of their squares, over blocks of 2048 elements in order, so that the
-number of threads does not change it. The update is made in either case.
+Finiteness is seen by exponent bits, fused into the pass (MemAscend's overflow check); the update is made in either case.
 
-Raises ValueError for a null or misaligned pointer, a negative size or a hyperparameter out of range.)");
+Raises ValueError for a null or misaligned pointer, both or neither of master and residual, a residual of another
+parameter than bf16, an unknown dtype, a negative size or a number out of range.)");
+    module.def(
+        "stream_mix",
+        [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,
+           std::uintptr_t parameter, std::int64_t elements, const std::string& moment_dtype, std::int64_t threads) {
+            const AdamwArrays arrays{elements, master,    0,          exp_avg, exp_avg_sq, parse_dtype(moment_dtype),
+                                     gradient, parameter, Dtype::bf16};
+            parallel_stream_mix(arrays, threads);
+        },
+        "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "elements"_a, py::kw_only(),
+        "moment_dtype"_a = "fp32", "threads"_a = 2, ReleaseLock(),
+        R"(Touch memory as `adamw` does with fp32 masters and a 2-byte parameter, and hardly compute: its bound.
+
+On bits: master, exp_avg and exp_avg_sq become their exclusive or with gradient (bf16 moments: with its upper half), and
+parameter the upper half of the new master. Same arrays, pieces, threads and errors as `adamw`.)");
     module.def(
         "gradient_statistics",
         [](std::uintptr_t gradient, std::int64_t elements, std::int64_t threads) {
-            GradientStatistics statistics{};
-            {
-                const py::gil_scoped_release release;
-                statistics = parallel_statistics(gradient, elements, threads);
-            }
-            return std::pair<bool, double>{statistics.finite, statistics.sum_of_squares};
+            return released([&] { return parallel_statistics(gradient, elements, threads); });
         },
         "gradient"_a, "elements"_a, py::kw_only(), "threads"_a = 1,
-        R"(What `adamw` returns of a gradient, without an update: (finite, sum_of_squares).
+        R"(Whether an fp32 array is finite, and its sum of squares: (finite, sum_of_squares).
 
-gradient: address of an fp32 array of `elements` elements. Raises ValueError as `adamw`.)");
+sum_of_squares is an integer in units of 2**-1074, the least float64: sum_of_squares / (1 << 1074) is it as a float.
+Squares are summed in float64 over blocks of 2048 elements from the array's start, in one fixed order, and the blocks'
+sums exactly: so the sums of ranges cut at multiples of 2048 elements add up, in any order, to that of the whole. Blocks
+with an element that is not finite are left out. Raises ValueError for a null or misaligned pointer or a negative size.)");
+    module.def(
+        "copy_statistics",
+        [](std::uintptr_t destination, std::uintptr_t source, std::int64_t elements, std::int64_t threads) {
+            return released([&] { return parallel_copy_statistics(destination, source, elements, threads); });
+        },
+        "destination"_a, "source"_a, "elements"_a, py::kw_only(), "threads"_a = 1,
+        R"(Copy an fp32 array and return its `gradient_statistics`, in one pass over memory.
+
+Raises ValueError as `gradient_statistics`, and for an overlap.)");
     module.def(
         "copy",
         [](std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads) {

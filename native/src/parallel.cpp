@@ -4,10 +4,13 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <vector>
 
+#include "adamw.hpp"
 #include "checksum.hpp"
+#include "kernels.hpp"
 #include "workers.hpp"
 
 namespace ssdplan {
@@ -59,6 +62,48 @@ T* at(std::uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
+AdamwStreams checked_streams(const AdamwArrays& a) {
+    const std::size_t elements = checked_size("elements", a.elements);
+    if (a.moment_dtype == Dtype::fp16) throw std::invalid_argument("moment_dtype must be 'fp32' or 'bf16', not 'fp16'");
+    check_pointer("exp_avg", a.exp_avg, elements, item_bytes(a.moment_dtype));
+    check_pointer("exp_avg_sq", a.exp_avg_sq, elements, item_bytes(a.moment_dtype));
+    check_pointer("gradient", a.gradient, elements, sizeof(float));
+    check_pointer("parameter", a.parameter, elements, item_bytes(a.parameter_dtype));
+    if (a.residual == 0) {
+        check_pointer("master", a.master, elements, sizeof(float));
+    } else {
+        if (a.master != 0) throw std::invalid_argument("master and residual exclude each other");
+        if (a.parameter_dtype != Dtype::bf16) throw std::invalid_argument("a residual needs a parameter of 'bf16'");
+        check_pointer("residual", a.residual, elements, sizeof(std::uint16_t));
+    }
+    return {at<float>(a.master),         at<std::uint16_t>(a.residual), at<void>(a.exp_avg), at<void>(a.exp_avg_sq),
+            at<const float>(a.gradient), at<void>(a.parameter),         a.moment_dtype,      a.parameter_dtype};
+}
+
+// `block(begin, count)` gives the statistics of the block that begins there.
+template <typename Block>
+GradientStatistics statistics_by_blocks(std::size_t length, unsigned workers, const Block& block) {
+    GradientStatistics total{true, {}};
+    std::mutex mutex;
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        GradientStatistics part{true, {}};
+        const std::size_t end = std::min(length, (piece + 1) * kPiece);
+        for (std::size_t begin = piece * kPiece; begin < end; begin += kBlock) {
+            const BlockStatistics statistics = block(begin, std::min(kBlock, end - begin));
+            if (statistics.finite) {
+                part.sum_of_squares.add(statistics.sum_of_squares);
+            } else {
+                part.finite = false;
+            }
+        }
+        const std::lock_guard lock(mutex);
+        total.finite = total.finite && part.finite;
+        total.sum_of_squares.add(part.sum_of_squares);
+    });
+    return total;
+}
+
 }  // namespace
 
 Dtype parse_dtype(const std::string& name) {
@@ -68,15 +113,10 @@ Dtype parse_dtype(const std::string& name) {
     throw std::invalid_argument("dtype must be 'fp32', 'bf16' or 'fp16', not '" + name + "'");
 }
 
-GradientStatistics parallel_adamw(const AdamwArguments& a, std::int64_t threads) {
+bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& a, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
-    const std::size_t elements = checked_size("elements", a.elements);
-    const std::size_t parameter_bytes = item_bytes(a.parameter_dtype);
-    check_pointer("master", a.master, elements, sizeof(float));
-    check_pointer("exp_avg", a.exp_avg, elements, sizeof(float));
-    check_pointer("exp_avg_sq", a.exp_avg_sq, elements, sizeof(float));
-    check_pointer("gradient", a.gradient, elements, sizeof(float));
-    check_pointer("parameter", a.parameter, elements, parameter_bytes);
+    const AdamwStreams streams = checked_streams(arrays);
+    const auto elements = static_cast<std::size_t>(arrays.elements);
     check_number("lr", a.lr, std::isfinite(a.lr) && a.lr >= 0.0);
     check_number("beta1", a.beta1, a.beta1 >= 0.0 && a.beta1 < 1.0);
     check_number("beta2", a.beta2, a.beta2 >= 0.0 && a.beta2 < 1.0);
@@ -95,44 +135,52 @@ GradientStatistics parallel_adamw(const AdamwArguments& a, std::int64_t threads)
         static_cast<float>(a.lr / (1.0 - std::pow(a.beta1, step))),
         static_cast<float>(a.gradient_scale),
     };
-    std::vector<double> sums(pieces(elements, kBlock));
     std::atomic<bool> finite{true};
     Workers::shared().run(pieces(elements, kPiece), workers, [&](std::size_t piece) {
         const FloatEnvironment environment;
-        const std::size_t end = std::min(elements, (piece + 1) * kPiece);
-        for (std::size_t begin = piece * kPiece; begin < end; begin += kBlock) {
-            const GradientStatistics block =
-                adamw_block(at<float>(a.master) + begin, at<float>(a.exp_avg) + begin, at<float>(a.exp_avg_sq) + begin,
-                            at<const float>(a.gradient) + begin, at<std::byte>(a.parameter) + begin * parameter_bytes,
-                            a.parameter_dtype, std::min(kBlock, end - begin), scalars);
-            sums[begin / kBlock] = block.sum_of_squares;
-            if (!block.finite) finite.store(false, std::memory_order_relaxed);
+        const std::size_t begin = piece * kPiece;
+        if (!adamw(streams.from(begin), std::min(kPiece, elements - begin), scalars)) {
+            finite.store(false, std::memory_order_relaxed);
         }
     });
-    double total = 0.0;
-    for (const double sum : sums) total += sum;
-    return {finite.load(), total};
+    return finite.load();
+}
+
+void parallel_stream_mix(const AdamwArrays& arrays, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const AdamwStreams streams = checked_streams(arrays);
+    if (streams.residual != nullptr || item_bytes(streams.parameter_dtype) != 2) {
+        throw std::invalid_argument("the mix is that of fp32 masters and a parameter of 2 bytes");
+    }
+    const auto elements = static_cast<std::size_t>(arrays.elements);
+    Workers::shared().run(pieces(elements, kPiece), workers, [&](std::size_t piece) {
+        const std::size_t begin = piece * kPiece;
+        stream_mix(streams.from(begin), std::min(kPiece, elements - begin));
+    });
 }
 
 GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t elements, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
     const std::size_t length = checked_size("elements", elements);
     check_pointer("gradient", gradient, length, sizeof(float));
-    std::vector<double> sums(pieces(length, kBlock));
-    std::atomic<bool> finite{true};
-    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
-        const FloatEnvironment environment;
-        const std::size_t end = std::min(length, (piece + 1) * kPiece);
-        for (std::size_t begin = piece * kPiece; begin < end; begin += kBlock) {
-            const GradientStatistics block =
-                statistics_block(at<const float>(gradient) + begin, std::min(kBlock, end - begin));
-            sums[begin / kBlock] = block.sum_of_squares;
-            if (!block.finite) finite.store(false, std::memory_order_relaxed);
-        }
+    return statistics_by_blocks(length, workers, [=](std::size_t begin, std::size_t count) {
+        return statistics_block(at<const float>(gradient) + begin, count);
     });
-    double total = 0.0;
-    for (const double sum : sums) total += sum;
-    return {finite.load(), total};
+}
+
+GradientStatistics parallel_copy_statistics(std::uintptr_t destination, std::uintptr_t source, std::int64_t elements,
+                                            std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    check_pointer("destination", destination, length, sizeof(float));
+    check_pointer("source", source, length, sizeof(float));
+    check_disjoint(destination, length * sizeof(float), source, length * sizeof(float));
+    return statistics_by_blocks(length, workers, [=](std::size_t begin, std::size_t count) {
+        const float* const block = at<const float>(source) + begin;
+        const BlockStatistics statistics = statistics_block(block, count);
+        std::memcpy(at<float>(destination) + begin, block, count * sizeof(float));  // from the first-level cache
+        return statistics;
+    });
 }
 
 void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads) {

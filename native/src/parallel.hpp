@@ -6,20 +6,32 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels.hpp"
+#include "exact_sum.hpp"
+#include "formats.hpp"
 
 namespace ssdplan {
 
 Dtype parse_dtype(const std::string& name);  // throws std::invalid_argument
 
-struct AdamwArguments {
+struct GradientStatistics {
+    bool finite;
+    ExactSum sum_of_squares;  // of the blocks that are finite
+};
+
+// Addresses of the arrays that AdamwStreams describes; 0 for the one of master and residual that is not there.
+struct AdamwArrays {
+    std::int64_t elements;
     std::uintptr_t master;
+    std::uintptr_t residual;
     std::uintptr_t exp_avg;
     std::uintptr_t exp_avg_sq;
+    Dtype moment_dtype;
     std::uintptr_t gradient;
     std::uintptr_t parameter;
     Dtype parameter_dtype;
-    std::int64_t elements;
+};
+
+struct AdamwSettings {
     double lr;
     double beta1;
     double beta2;
@@ -30,8 +42,11 @@ struct AdamwArguments {
 };
 
 // All throw std::invalid_argument for a null or misaligned pointer, a negative size or a number out of range.
-GradientStatistics parallel_adamw(const AdamwArguments& arguments, std::int64_t threads);
+bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads);
+void parallel_stream_mix(const AdamwArrays& arrays, std::int64_t threads);
 GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t elements, std::int64_t threads);
+GradientStatistics parallel_copy_statistics(std::uintptr_t destination, std::uintptr_t source, std::int64_t elements,
+                                            std::int64_t threads);
 void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads);
 void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
                       std::int64_t elements, std::int64_t threads);

@@ -67,3 +67,16 @@ def test_the_allocators_peak_keeps_the_plan(directory, tmp_path):
     measured = next(row.measured for row in result.compared if row.quantity == "peak_device_bytes")
     slack = 64 << 10  # token ids, losses and buffers of the model itself
     assert torch.cuda.max_memory_allocated() - before <= measured + slack
+
+
+def test_a_gradients_copy_says_what_is_in_it():
+    device = CudaDevice()
+    gradient = torch.randn(3 * 2048, device="cuda") * torch.logspace(-12, 12, 3 * 2048, device="cuda")
+    host = torch.zeros(3 * 2048)
+    for scale in (1.0, 1e20, 0.0):  # the second squares beyond fp32
+        finite, squares = device.copy_d2h_gradient(host, gradient * scale)
+        assert finite and torch.equal(host, (gradient * scale).cpu())
+        assert squares / (1 << 1074) == pytest.approx(float(host.double().square().sum()), rel=1e-5)
+    for bad in (float("inf"), float("nan")):
+        gradient[4097] = bad
+        assert not device.copy_d2h_gradient(host, gradient)[0]

@@ -85,7 +85,10 @@ def test_placement_delay_and_runner_change_no_bit(directory, tmp_path, name, pre
             gradient=residency,
             chunk=4096,
         )
-        seen[alpha, residency, serial] = (digest(out), tuple(result.losses), tuple(result.eval_losses.values()))
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        norms = tuple(line["grad_norm"] for line in lines if "grad_norm" in line)
+        assert len(norms) == 3
+        seen[alpha, residency, serial] = (digest(out), tuple(result.losses), tuple(result.eval_losses.values()), norms)
     assert len(set(seen.values())) == 1, seen
 
 

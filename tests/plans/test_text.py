@@ -9,6 +9,7 @@ from rich.cells import cell_len
 
 from ssdplan.plans import text
 from ssdplan.plans.plan import Alternative, Decision, Placement, Plan, Prediction, Sensitivity
+from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.text import bar, count, describe_plan, describe_profile, duration, exact_percent, number, percent
@@ -179,6 +180,34 @@ def test_reserved_memory_is_split() -> None:
     shares = re.findall(r"([0-9.]+)%$", page.split("Host memory, by")[1].split("\n\n")[0], re.MULTILINE)
     assert sum(map(float, shares)) == pytest.approx(100, abs=0.5)
     assert "at most): 3 GiB" in page
+
+
+def test_host_memory_by_pool_and_otherwise() -> None:
+    """Six blocks of 786,432 elements, all on ssd: 1.5 MiB each in bf16, updated in chunks of 16,384 elements."""
+    model = made_model(blocks=6, hidden=256)
+    decision = decide(model, micro_batches=1, chunk=1 << 14, lookahead=2)
+    schedule = build_schedule(model, decision)
+    page = describe_plan(_plan(model, decision, schedule), schedule)
+    slots = page.split("Host memory in slots")[1].split("\n\n")[0].splitlines()[2:]
+    assert [" ".join(line.split()) for line in slots[:1] + slots[3:5] + slots[-1:]] == [
+        "parameters in transit 2 1.5 MiB 3 MiB",
+        "optimizer states in transit 3 192 KiB 576 KiB",
+        "gradients 3 64 KiB 192 KiB",
+        "all 12 4.3 MiB",
+    ]
+    rows = page.split("What this plan would take")[1].split("\n\n")[0].splitlines()[2:]
+    assert " ".join(rows[0].split()).endswith("4.3 MiB - - 4.3 MiB - -")
+    # Twelve slots of 1.5 MiB; then of 2 MiB.
+    assert " ".join(rows[2].split()).endswith("18 MiB 13.7 MiB 76.1% 18 MiB 13.7 MiB 76.1%")
+    assert " ".join(rows[4].split()).endswith("24 MiB 19.7 MiB 82.1% 24 MiB 19.7 MiB 82.1%")
+    assert rows[-1] == "  page-locking the arena as it is takes 0 B beyond it"
+
+
+def test_many_sizes_of_slots_are_thinned() -> None:
+    found = Blocks((), tuple(Pool("gradients", size << 20, 1) for size in range(20, 0, -1)))
+    lines = text._pools(found)
+    assert len(lines) == text.MOST_ROWS + 3 and lines[-1] == "  and 12 smaller sizes"
+    assert lines[-2].split() == ["all", "20", "210", "MiB"]
 
 
 def test_a_profile() -> None:

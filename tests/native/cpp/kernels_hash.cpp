@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "adamw.hpp"
 #include "checksum.hpp"
 #include "kernels.hpp"
 
@@ -50,6 +51,18 @@ bool supported() {
     return true;
 }
 
+struct Update {
+    Dtype parameter_dtype;
+    Dtype moment_dtype;
+    bool residual;
+};
+
+constexpr Update kUpdates[] = {
+    {Dtype::bf16, Dtype::fp32, false}, {Dtype::fp16, Dtype::fp32, false}, {Dtype::fp32, Dtype::fp32, false},
+    {Dtype::bf16, Dtype::bf16, false}, {Dtype::fp16, Dtype::bf16, false}, {Dtype::fp32, Dtype::bf16, false},
+    {Dtype::bf16, Dtype::fp32, true},  {Dtype::bf16, Dtype::bf16, true},
+};
+
 }  // namespace
 
 int main() {
@@ -61,23 +74,46 @@ int main() {
     for (std::size_t elements = 1; elements <= kBlock; elements += elements < 70 ? 1 : 389) {
         std::vector<float> master(elements), exp_avg(elements), exp_avg_sq(elements), gradient(elements);
         std::vector<float> wide(elements);
-        std::vector<std::uint16_t> narrow(elements), other(elements);
-        for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32}) {
+        std::vector<std::uint16_t> narrow(elements), other(elements), first(elements), second(elements);
+        for (const Update& update : kUpdates) {
             for (std::size_t i = 0; i < elements; ++i) {
                 master[i] = any_finite();
                 exp_avg[i] = any_finite() * 1e-20F;
                 exp_avg_sq[i] = exp_avg[i] * exp_avg[i];
                 gradient[i] = any_finite() * 1e-19F;
+                narrow[i] = static_cast<std::uint16_t>(next_bits());
+                if ((narrow[i] & 0x7f80U) >= 0x7f00U) narrow[i] &= 0x80ffU;  // finite, with any residual
+                other[i] = static_cast<std::uint16_t>(next_bits());
+                first[i] = Bf16::store(exp_avg[i]);
+                second[i] = Bf16::store(exp_avg_sq[i]);
             }
-            void* const parameter = dtype == Dtype::fp32 ? static_cast<void*>(wide.data()) : narrow.data();
-            const GradientStatistics statistics = adamw_block(master.data(), exp_avg.data(), exp_avg_sq.data(),
-                                                              gradient.data(), parameter, dtype, elements, scalars);
+            const bool moments16 = update.moment_dtype == Dtype::bf16;
+            void* const parameter =
+                update.parameter_dtype == Dtype::fp32 ? static_cast<void*>(wide.data()) : narrow.data();
+            const AdamwStreams streams{update.residual ? nullptr : master.data(),
+                                       update.residual ? other.data() : nullptr,
+                                       moments16 ? static_cast<void*>(first.data()) : exp_avg.data(),
+                                       moments16 ? static_cast<void*>(second.data()) : exp_avg_sq.data(),
+                                       gradient.data(),
+                                       parameter,
+                                       update.moment_dtype,
+                                       update.parameter_dtype};
+            const bool finite = adamw(streams, elements, scalars);
+            const BlockStatistics statistics = statistics_block(gradient.data(), elements);
             add(master.data(), elements * 4);
-            add(exp_avg.data(), elements * 4);
-            add(exp_avg_sq.data(), elements * 4);
-            add(parameter, elements * item_bytes(dtype));
+            add(streams.exp_avg, elements * item_bytes(update.moment_dtype));
+            add(streams.exp_avg_sq, elements * item_bytes(update.moment_dtype));
+            add(parameter, elements * item_bytes(update.parameter_dtype));
+            add(other.data(), elements * 2);
+            add(&finite, 1);
             add(&statistics.sum_of_squares, sizeof statistics.sum_of_squares);
             add(&statistics.finite, 1);
+            if (update.residual || update.parameter_dtype == Dtype::fp32) continue;
+            stream_mix(streams, elements);
+            add(master.data(), elements * 4);
+            add(streams.exp_avg, elements * item_bytes(update.moment_dtype));
+            add(streams.exp_avg_sq, elements * item_bytes(update.moment_dtype));
+            add(parameter, elements * 2);
         }
         for (const Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
             convert(narrow.data(), dtype, gradient.data(), Dtype::fp32, elements);

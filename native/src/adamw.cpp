@@ -1,0 +1,278 @@
+#include "adamw.hpp"
+
+#include <cmath>
+#include <type_traits>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ssdplan {
+namespace {
+
+constexpr std::size_t kGroup = 32;       // elements of one turn: whole cache lines of 16-bit items
+constexpr std::size_t kLine = 64;        // bytes
+constexpr std::size_t kPrefetch = 4096;  // bytes ahead: past the end of a page, where the processor's own ends
+
+struct Updated {
+    float master;
+    float exp_avg;
+    float exp_avg_sq;
+};
+
+SSDPLAN_INLINE Updated adamw_element(float p, float m, float v, float g, const AdamwScalars& s) {
+    m = m + (g - m) * s.one_minus_beta1;
+    v = v * s.beta2 + (g * g) * s.one_minus_beta2;
+    // Dividers are the narrowest unit of a core: the correction of the bias is a product.
+    const float denominator = std::sqrt(v) * s.inverse_bias2_sqrt + s.eps;
+    return {p * s.decay - (s.step_size * m) / denominator, m, v};
+}
+
+// Fetches, ahead of its use, what a later turn takes of a stream.
+template <typename Item>
+SSDPLAN_INLINE void prefetch(Item* stream) {
+    Item* const turn = stream + kPrefetch / sizeof(Item);
+    for (std::size_t at = 0; at < kGroup; at += kLine / sizeof(Item)) {
+        __builtin_prefetch(turn + at, std::is_const_v<Item> ? 0 : 1);
+    }
+}
+
+// A turn's 16-bit copies go past the caches where they fill a line: nothing is read to be overwritten, and the transfer
+// that follows an update reads them from memory in any case. stream_fence() makes them visible to other threads.
+SSDPLAN_INLINE void stream_out(std::uint16_t* destination, const std::uint16_t* turn) {
+#if defined(__SSE2__)
+    if (reinterpret_cast<std::uintptr_t>(destination) % kLine == 0) {
+        static_assert(kGroup * sizeof(std::uint16_t) == kLine);
+        __m128i parts[kLine / sizeof(__m128i)];
+        std::memcpy(parts, turn, sizeof parts);
+        auto* const line = reinterpret_cast<__m128i*>(destination);
+        for (std::size_t part = 0; part < kLine / sizeof(__m128i); ++part) _mm_stream_si128(line + part, parts[part]);
+        return;
+    }
+#endif
+    std::memcpy(destination, turn, kGroup * sizeof *turn);
+}
+
+SSDPLAN_INLINE void stream_fence() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+// Where masters and parameters lie: `load` takes one element, `store` the first `lanes` of a turn.
+
+// fp32 masters and a 16-bit copy, rounded to nearest even.
+template <typename Format>
+struct CopiedMaster {
+    explicit CopiedMaster(const AdamwStreams& streams)
+        : master(streams.master), parameter(static_cast<std::uint16_t*>(streams.parameter)) {}
+
+    SSDPLAN_INLINE float load(std::size_t i) const { return master[i]; }
+    SSDPLAN_INLINE void store(std::size_t i, const float* values, std::size_t lanes) const {
+        std::uint16_t turn[kGroup];
+#pragma omp simd
+        for (std::size_t lane = 0; lane < kGroup; ++lane) turn[lane] = Format::store(values[lane]);
+        std::memcpy(master + i, values, lanes * sizeof *values);
+        if (lanes == kGroup) {
+            stream_out(parameter + i, turn);
+        } else {
+            std::memcpy(parameter + i, turn, lanes * sizeof *turn);
+        }
+    }
+    SSDPLAN_INLINE void prefetch_turn(std::size_t i) const { prefetch(master + i); }
+
+    float* master;
+    std::uint16_t* parameter;
+};
+
+// fp32 masters and fp32 parameters, which may be one array.
+struct PlainMaster {
+    explicit PlainMaster(const AdamwStreams& streams)
+        : master(streams.master), parameter(static_cast<float*>(streams.parameter)) {}
+
+    SSDPLAN_INLINE float load(std::size_t i) const { return master[i]; }
+    SSDPLAN_INLINE void store(std::size_t i, const float* values, std::size_t lanes) const {
+        std::memcpy(master + i, values, lanes * sizeof *values);
+        std::memcpy(parameter + i, values, lanes * sizeof *values);
+    }
+    SSDPLAN_INLINE void prefetch_turn(std::size_t i) const {
+        prefetch(master + i);
+        prefetch(parameter + i);
+    }
+
+    float* master;
+    float* parameter;
+};
+
+// Masters as bf16 copy and residual: the bits of the master are those of the copy, as fp32, plus the residual as a
+// signed number. So that 16 bits suffice, the copy rounds ties upward in magnitude: to nearest even would leave 65537
+// differences. A NaN stays one, without its payload.
+struct SplitMaster {
+    explicit SplitMaster(const AdamwStreams& streams)
+        : parameter(static_cast<std::uint16_t*>(streams.parameter)), residual(streams.residual) {}
+
+    SSDPLAN_INLINE float load(std::size_t i) const {
+        const std::uint32_t low = residual[i];
+        const std::uint32_t negative = (low & 0x8000U) << 1;  // the upper half was rounded up by one
+        return float_of((std::uint32_t{parameter[i]} << 16) + low - negative);
+    }
+    SSDPLAN_INLINE void store(std::size_t i, const float* values, std::size_t lanes) const {
+#pragma omp simd
+        for (std::size_t lane = 0; lane < lanes; ++lane) {
+            const std::uint32_t bits = bits_of(values[lane]);
+            const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+            const std::uint32_t kept = nan ? (bits & 0xffff0000U) | 0x00400000U : bits;
+            parameter[i + lane] = static_cast<std::uint16_t>((kept + 0x8000U) >> 16);
+            residual[i + lane] = static_cast<std::uint16_t>(kept);
+        }
+    }
+    SSDPLAN_INLINE void prefetch_turn(std::size_t i) const {
+        prefetch(parameter + i);
+        prefetch(residual + i);
+    }
+
+    std::uint16_t* parameter;
+    std::uint16_t* residual;
+};
+
+// No array is said to be unaliased, for the parameter may be the master; an element depends on no other in any case.
+template <typename Master, typename Moment>
+SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars) {
+    const AdamwScalars s = scalars;
+    const Master master(streams);
+    auto* const exp_avg = static_cast<typename Moment::Storage*>(streams.exp_avg);
+    auto* const exp_avg_sq = static_cast<typename Moment::Storage*>(streams.exp_avg_sq);
+    const float* const gradient = streams.gradient;
+    std::uint32_t special[kGroup] = {};
+    float values[kGroup] = {};
+    const auto update = [&](std::size_t i, std::size_t lane) __attribute__((always_inline)) {
+        const float g = gradient[i] * s.gradient_scale;
+        const Updated updated =
+            adamw_element(master.load(i), Moment::load(exp_avg[i]), Moment::load(exp_avg_sq[i]), g, s);
+        exp_avg[i] = Moment::store(updated.exp_avg);
+        exp_avg_sq[i] = Moment::store(updated.exp_avg_sq);
+        values[lane] = updated.master;
+        special[lane] |= is_special(g);
+    };
+    std::size_t i = 0;
+    for (; i + kGroup <= elements; i += kGroup) {
+        master.prefetch_turn(i);
+        prefetch(exp_avg + i);
+        prefetch(exp_avg_sq + i);
+        prefetch(gradient + i);
+#pragma omp simd
+        for (std::size_t lane = 0; lane < kGroup; ++lane) update(i + lane, lane);
+        master.store(i, values, kGroup);
+    }
+    const std::size_t rest = elements - i;
+    for (std::size_t lane = 0; lane < rest; ++lane) update(i + lane, lane);
+    master.store(i, values, rest);
+    stream_fence();
+    std::uint32_t any_special = 0;
+    for (const std::uint32_t lane : special) any_special |= lane;
+    return any_special == 0;
+}
+
+#define SSDPLAN_ADAMW(name, Master, Moment)                                                                        \
+    SSDPLAN_DISPATCHED bool name(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars) { \
+        return adamw_body<Master, Moment>(streams, elements, scalars);                                             \
+    }
+SSDPLAN_ADAMW(adamw_fp32, PlainMaster, Fp32)
+SSDPLAN_ADAMW(adamw_bf16, CopiedMaster<Bf16>, Fp32)
+SSDPLAN_ADAMW(adamw_fp16, CopiedMaster<Fp16>, Fp32)
+SSDPLAN_ADAMW(adamw_split, SplitMaster, Fp32)
+SSDPLAN_ADAMW(adamw_fp32_moments_bf16, PlainMaster, Bf16)
+SSDPLAN_ADAMW(adamw_bf16_moments_bf16, CopiedMaster<Bf16>, Bf16)
+SSDPLAN_ADAMW(adamw_fp16_moments_bf16, CopiedMaster<Fp16>, Bf16)
+SSDPLAN_ADAMW(adamw_split_moments_bf16, SplitMaster, Bf16)
+#undef SSDPLAN_ADAMW
+
+SSDPLAN_INLINE std::uint32_t mixed(std::uint32_t word, std::uint32_t gradient) {
+    return word ^ gradient;
+}
+SSDPLAN_INLINE std::uint16_t mixed(std::uint16_t word, std::uint32_t gradient) {
+    return static_cast<std::uint16_t>(word ^ (gradient >> 16));
+}
+
+template <typename Moment>
+SSDPLAN_INLINE void stream_mix_body(const AdamwStreams& streams, std::size_t elements) {
+    // Bits, as unsigned words of the stored width.
+    auto* const master = reinterpret_cast<std::uint32_t*>(streams.master);
+    auto* const parameter = static_cast<std::uint16_t*>(streams.parameter);
+    auto* const exp_avg = static_cast<Moment*>(streams.exp_avg);
+    auto* const exp_avg_sq = static_cast<Moment*>(streams.exp_avg_sq);
+    const auto* const gradient = reinterpret_cast<const std::uint32_t*>(streams.gradient);
+    std::uint16_t turn[kGroup];
+    const auto mix = [&](std::size_t i, std::size_t lane) __attribute__((always_inline)) {
+        const std::uint32_t g = gradient[i];
+        const std::uint32_t p = master[i] ^ g;
+        exp_avg[i] = mixed(exp_avg[i], g);
+        exp_avg_sq[i] = mixed(exp_avg_sq[i], g);
+        master[i] = p;
+        turn[lane] = static_cast<std::uint16_t>(p >> 16);
+    };
+    std::size_t i = 0;
+    for (; i + kGroup <= elements; i += kGroup) {
+        prefetch(master + i);
+        prefetch(exp_avg + i);
+        prefetch(exp_avg_sq + i);
+        prefetch(gradient + i);
+#pragma omp simd
+        for (std::size_t lane = 0; lane < kGroup; ++lane) mix(i + lane, lane);
+        stream_out(parameter + i, turn);
+    }
+    for (std::size_t lane = 0; i + lane < elements; ++lane) {
+        mix(i + lane, lane);
+        parameter[i + lane] = turn[lane];
+    }
+    stream_fence();
+}
+
+SSDPLAN_DISPATCHED void stream_mix_fp32(const AdamwStreams& streams, std::size_t elements) {
+    stream_mix_body<std::uint32_t>(streams, elements);
+}
+
+SSDPLAN_DISPATCHED void stream_mix_bf16(const AdamwStreams& streams, std::size_t elements) {
+    stream_mix_body<std::uint16_t>(streams, elements);
+}
+
+template <typename T>
+T* advanced(T* pointer, std::size_t elements, std::size_t item) {
+    using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+    return pointer == nullptr ? nullptr : reinterpret_cast<T*>(reinterpret_cast<Byte*>(pointer) + elements * item);
+}
+
+}  // namespace
+
+AdamwStreams AdamwStreams::from(std::size_t element) const {
+    return {advanced(master, element, 4),
+            advanced(residual, element, 2),
+            advanced(exp_avg, element, item_bytes(moment_dtype)),
+            advanced(exp_avg_sq, element, item_bytes(moment_dtype)),
+            advanced(gradient, element, 4),
+            advanced(parameter, element, item_bytes(parameter_dtype)),
+            moment_dtype,
+            parameter_dtype};
+}
+
+bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars) {
+    const bool narrow = streams.moment_dtype == Dtype::bf16;
+    if (streams.residual != nullptr) {
+        return (narrow ? adamw_split_moments_bf16 : adamw_split)(streams, elements, scalars);
+    }
+    switch (streams.parameter_dtype) {
+        case Dtype::bf16:
+            return (narrow ? adamw_bf16_moments_bf16 : adamw_bf16)(streams, elements, scalars);
+        case Dtype::fp16:
+            return (narrow ? adamw_fp16_moments_bf16 : adamw_fp16)(streams, elements, scalars);
+        case Dtype::fp32:
+            break;
+    }
+    return (narrow ? adamw_fp32_moments_bf16 : adamw_fp32)(streams, elements, scalars);
+}
+
+void stream_mix(const AdamwStreams& streams, std::size_t elements) {
+    (streams.moment_dtype == Dtype::bf16 ? stream_mix_bf16 : stream_mix_fp32)(streams, elements);
+}
+
+}  // namespace ssdplan

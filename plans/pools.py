@@ -1,0 +1,126 @@
+"""Pools: what host memory is made of, block by block, and what the same plan would take if it were allocated otherwise.
+
+Owns the comparison with the two habits that MemAscend finds: buffers of one size (its sections III-A and IV-B) and
+page-locked memory in powers of two (III-B and IV-C). It counts the places that `memory.py` gave, and gives none itself.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .schedule import PAGE, Schedule, Tier
+from .usage import EITHER
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Blocks of one size that hold the same: slots in which buffers take turns, or blocks that never change hands."""
+
+    role: str
+    """What they hold, in the field's words (`Buffer.role`)."""
+    slot_bytes: int
+    slots: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot_bytes * self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """One tier's arena, taken apart: the blocks that stay what they are, and the slots that buffers share."""
+
+    kept: tuple[Pool, ...]
+    """What stays: a state's parameters, its optimizer states, or the checkpoints of a layer with the delayed gradients
+    that share their memory. Each is one block."""
+    pools: tuple[Pool, ...]
+    """Slots, by size and role; the largest first, as in `kept`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of one tier that the same blocks take in one way of allocating them."""
+
+    kept: int
+    slots: int
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the same blocks take as planned, and as others would allocate them."""
+
+    planned: Need
+    """Slots by size class, all blocks in one arena of whole pages."""
+    one_size_each_role: Need
+    """Slots as large as the largest of their role: a pool for parameters, one for optimizer states, and so on."""
+    one_size: Need
+    """Slots all as large as the largest (ZeRO-Infinity's swap buffers)."""
+    powers_of_two: Need
+    """Slots by size class; each block is page-locked on its own, rounded up to a power of two (torch's allocator)."""
+    both: Need
+    """Slots all as large as the largest, and each block rounded up to a power of two."""
+
+
+def blocks(schedule: Schedule, tier: Tier = "host") -> Blocks:
+    """What the arena of `tier` is made of. Sizes are whole pages and sum to the arena exactly."""
+    roles: dict[int, set[str]] = defaultdict(set)
+    shared: set[int] = set()
+    for buffer in schedule.buffers:
+        if buffer.tier == tier:
+            roles[buffer.slot].add(buffer.role)
+            if buffer.pool:
+                shared.add(buffer.slot)
+    counts: Counter[tuple[bool, int, str]] = Counter(
+        (start in shared, stop - start, EITHER.join(sorted(roles[start])))
+        for start, stop in pairwise([*sorted(roles), schedule.arenas[tier]])
+    )
+    pools = [(pooled, Pool(role, nbytes, count)) for (pooled, nbytes, role), count in counts.items()]
+    pools.sort(key=lambda entry: (-entry[1].slot_bytes, entry[1].role))
+    return Blocks(tuple(pool for pooled, pool in pools if not pooled), tuple(pool for pooled, pool in pools if pooled))
+
+
+def needs(found: Blocks) -> Needs:
+    """What `found` takes as planned and otherwise. What stays in one place has its own size in any case."""
+    kept, doubled = by_class(found.kept), powers_of_two(found.kept)
+    roles = {pool.role for pool in found.pools}
+    largest = max((pool.slot_bytes for pool in found.pools), default=0)
+    alike = [Pool("", largest, sum(pool.slots for pool in found.pools))] if found.pools else []
+    each_role = sum(one_size(pool for pool in found.pools if pool.role == role) for role in roles)
+    return Needs(
+        planned=Need(kept, by_class(found.pools)),
+        one_size_each_role=Need(kept, each_role),
+        one_size=Need(kept, by_class(alike)),
+        powers_of_two=Need(doubled, powers_of_two(found.pools)),
+        both=Need(doubled, powers_of_two(alike)),
+    )
+
+
+def by_class(pools: Iterable[Pool]) -> int:
+    """Bytes of pools whose slots each have their own class's size (MemAscend's adaptive buffer pool)."""
+    return sum(pool.nbytes for pool in pools)
+
+
+def one_size(pools: Iterable[Pool]) -> int:
+    """Bytes of as many slots in one pool, all as large as the largest (ZeRO-Infinity's pool, MemAscend III-A)."""
+    pools = tuple(pools)
+    return max((pool.slot_bytes for pool in pools), default=0) * sum(pool.slots for pool in pools)
+
+
+def powers_of_two(pools: Iterable[Pool]) -> int:
+    """Bytes of slots that are page-locked one by one, each rounded up to the next power of two (MemAscend III-B)."""
+    return sum((1 << (pool.slot_bytes - 1).bit_length()) * pool.slots for pool in pools)
+
+
+def saved(planned: int, otherwise: int) -> float:
+    """The fraction of `otherwise` bytes that `planned` does without."""
+    return 1 - planned / otherwise if otherwise else 0.0
+
+
+def page_lock_waste(nbytes: int) -> int:
+    """Bytes that an arena of `nbytes` locks beyond them: it is rounded up to one page, once."""
+    return -nbytes % PAGE

@@ -1,0 +1,303 @@
+"""Compares the native kernels with what torch, or DeepSpeed, offers for the same work on the same memory.
+
+Owns the memory of a comparison (one huge-page-backed arena, touched before anything is timed, that both sides use) and
+the calls of the rivals. Values are such that no arithmetic is on denormal numbers, which are slow.
+"""
+
+import ctypes
+import importlib
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ssdplan import native
+from ssdplan.profiler.bench_report import Row, Target, Unit
+from ssdplan.profiler.bench_turns import ratio_of, spread, take_turns
+from ssdplan.profiler.measure import Progress
+
+MIB = 1 << 20
+ALIGNMENT = 2 * MIB
+"""Every array begins at a huge page."""
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY = 1e-5, 0.9, 0.95, 1e-8, 0.1
+STEP = 10
+GRAIN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a comparison may take."""
+
+    nbytes: int
+    """Memory of all its arrays together, the rival's temporary ones included."""
+    threads: int
+    """On both sides."""
+    pairs: int
+
+
+def measure_adam(setting: Setting, progress: Progress) -> list[Row]:
+    """The fused AdamW on fp32 states with a bf16 copy of the weights, and with moments in bf16."""
+    count = setting.nbytes // AdamStates.ELEMENT_BYTES // GRAIN * GRAIN
+    states, threads = AdamStates(count), setting.threads
+    contenders: dict[str, Callable[[], object]] = {
+        "ours": partial(states.native_step, threads),
+        "torch": states.torch_step(),
+        "traffic": partial(states.traffic_of_a_step, threads),
+        "bf16 moments": partial(states.native_step, threads, "bf16"),
+    }
+    deepspeed = states.deepspeed_step()
+    if callable(deepspeed):
+        contenders["deepspeed"] = deepspeed
+    seconds = take_turns(contenders, setting.pairs, progress, "adam")
+    speed = partial(_speed, "adam", amount=count, seconds=seconds)
+    return [
+        speed("torch fused AdamW and copy", rival="torch", target=Target(1.15)),
+        speed("DeepSpeedCPUAdam and copy", rival="deepspeed", target=Target(1.15))
+        if callable(deepspeed)
+        else Row("adam", "DeepSpeedCPUAdam and copy", "elements/s", target=Target(1.15), missing=deepspeed),
+        speed("the same bytes, nothing computed", rival="traffic", target=Target(0.9)),
+        speed("bf16 moments against fp32 ones", ours="bf16 moments", rival="ours", target=Target(1.3)),
+    ]
+
+
+class AdamStates:
+    """Master, moments, gradient (fp32), a bf16 copy and bf16 moments of `count` elements, and everyone's step on them.
+
+    Each step works on these arrays alone, in any order of steps. The native ones change all that they own; a traffic of
+    bytes leaves the values as they are.
+    """
+
+    ELEMENT_BYTES = 26
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        fp32, bf16 = torch.float32, torch.bfloat16
+        self.master, self.exp_avg, self.exp_avg_sq, self.gradient, self.nothing, self.copy, *self.half = _arrays(
+            *[(fp32, count)] * 5, *[(bf16, count)] * 3
+        )
+        moments = (self.exp_avg, self.exp_avg_sq, *self.half)
+        for array, value in ((self.master, 0.5), (self.gradient, 0.02), *((moment, 0.01) for moment in moments)):
+            array.fill_(value)
+
+    def native_step(self, threads: int, moment_dtype: str = "fp32") -> None:
+        """One step of ours: update and copy in one pass, with moments in fp32 or bf16."""
+        exp_avg, exp_avg_sq = (self.exp_avg, self.exp_avg_sq) if moment_dtype == "fp32" else self.half
+        native.adamw(
+            elements=self.count,
+            parameter=self.copy.data_ptr(),
+            parameter_dtype="bf16",
+            master=self.master.data_ptr(),
+            exp_avg=exp_avg.data_ptr(),
+            exp_avg_sq=exp_avg_sq.data_ptr(),
+            moment_dtype=moment_dtype,
+            gradient=self.gradient.data_ptr(),
+            lr=LR,
+            beta1=BETA1,
+            beta2=BETA2,
+            eps=EPS,
+            weight_decay=WEIGHT_DECAY,
+            step=STEP,
+            threads=threads,
+        )
+
+    def traffic_of_a_step(self, threads: int) -> None:
+        """The memory traffic of our step with fp32 moments, and as good as no arithmetic: what bandwidth alone allows.
+
+        Its gradient is zero, whose bits change none of the states'.
+        """
+        native.stream_mix(
+            elements=self.count,
+            parameter=self.copy.data_ptr(),
+            master=self.master.data_ptr(),
+            exp_avg=self.exp_avg.data_ptr(),
+            exp_avg_sq=self.exp_avg_sq.data_ptr(),
+            gradient=self.nothing.data_ptr(),
+            threads=threads,
+        )
+
+    def torch_step(self) -> Callable[[], object]:
+        """One step of torch's fused AdamW, then the copy; its other two implementations are slower."""
+        optimizer = torch.optim.AdamW(
+            [self._parameter()], lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        return partial(self._step_and_copy, self._adopted(optimizer, torch.tensor(float(STEP - 1))))
+
+    def deepspeed_step(self) -> Callable[[], object] | str:
+        """The same with DeepSpeedCPUAdam; or why it is not here."""
+        with _output_to_errors():
+            return self._deepspeed_step()
+
+    def _deepspeed_step(self) -> Callable[[], object] | str:
+        try:
+            kind = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+        except ImportError:
+            return "DeepSpeed is not installed; pip install deepspeed ninja"
+        try:
+            optimizer = kind(
+                [self._parameter()], lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=WEIGHT_DECAY, adamw_mode=True
+            )
+        except Exception as error:  # it compiles itself, and what stops it has many names
+            return f"DeepSpeed cannot build its optimizer here ({type(error).__name__}); it needs ninja and a compiler"
+        return partial(self._step_and_copy, self._adopted(optimizer, STEP - 1))
+
+    def _parameter(self) -> torch.nn.Parameter:
+        parameter = torch.nn.Parameter(self.master)
+        parameter.grad = self.gradient
+        return parameter
+
+    def _adopted(self, optimizer: torch.optim.Optimizer, steps: object) -> torch.optim.Optimizer:
+        """`optimizer` with our moments as its own, `steps` steps done."""
+        (parameter,) = optimizer.param_groups[0]["params"]
+        optimizer.state[parameter] = {"step": steps, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return optimizer
+
+    def _step_and_copy(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+        self.copy.copy_(self.master)
+
+
+def measure_overflow(setting: Setting, progress: Progress) -> list[Row]:
+    """Whether a gradient is finite: ours, and isinf and isnan as MemAscend III-C found them in ZeRO-Infinity."""
+    count = setting.nbytes // 16 // GRAIN * GRAIN  # the chain takes up to 2.25 times as much again
+    (gradient,) = _arrays((torch.float32, count))
+    gradient.fill_(0.02)
+
+    def ours() -> bool:
+        return native.is_finite(gradient.data_ptr(), count, "fp32", setting.threads)
+
+    def chain() -> bool:
+        return not (bool(gradient.isinf().any()) or bool(gradient.isnan().any()))
+
+    seconds = take_turns({"ours": ours, "torch": chain}, setting.pairs, progress, "overflow")
+    rows = [
+        _speed("overflow", "torch isinf and isnan", amount=count, seconds=seconds, rival="torch", target=Target(20.0))
+    ]
+    taken = peak_bytes(ours), peak_bytes(chain)
+    what = "memory taken, torch isinf and isnan"
+    if None in taken:
+        rows.append(Row("overflow", what, "B", missing="the kernel here does not let a process reset its peak (VmHWM)"))
+    else:
+        note = f"to check an array of {count * 4 / MIB:.0f} MiB"
+        rows.append(Row("overflow", what, "B", ours=taken[0], rival=taken[1], note=note))
+    return rows
+
+
+def measure_checksum(setting: Setting, progress: Progress) -> list[Row]:
+    """The checksum reads what a copy reads and writes."""
+    nbytes = setting.nbytes // 2 // ALIGNMENT * ALIGNMENT
+    source, target = _arrays((torch.uint8, nbytes), (torch.uint8, nbytes))
+    source.fill_(7)
+    target.fill_(9)
+    contenders: dict[str, Callable[[], object]] = {
+        "ours": partial(native.checksum, source.data_ptr(), nbytes, setting.threads),
+        "copy": partial(native.copy, target.data_ptr(), source.data_ptr(), nbytes, threads=setting.threads),
+    }
+    seconds = take_turns(contenders, setting.pairs, progress, "checksum")
+    row = _speed(
+        "checksum", "copy of as many bytes", amount=nbytes, seconds=seconds, rival="copy", target=None, unit="B/s"
+    )
+    return [row]
+
+
+def measure_page_lock(setting: Setting, progress: Progress) -> list[Row]:
+    """What the kernel says is locked beyond what was asked for, for a size that no page divides."""
+    progress(0.0, "page-locked memory")
+    name = "locked beyond what was asked for"
+    page = os.sysconf("SC_PAGE_SIZE")
+    wanted = setting.nbytes // 3 // page * page + 1
+    before = _status("VmLck")
+    arena = native.Arena(wanted)
+    after = _status("VmLck")
+    locked, why = arena.locked, arena.lock_error
+    arena.close()
+    progress(1.0, "page-locked memory")
+    if not locked or before is None or after is None:
+        missing = f"{why}; raise the limit (ulimit -l), which training wants too" if why else "no VmLck in /proc"
+        return [Row("page-lock", name, "B", target=_PAGE, missing=missing)]
+    waste = after - before - wanted
+    doubled = (1 << (wanted - 1).bit_length()) - wanted
+    note = f"an arena of {wanted:,} bytes; the rival is torch's rule, the next power of two, computed and not run; the "
+    note += "ratio is ours in pages"
+    return [Row("page-lock", name, "B", waste, doubled, spread([waste / page]), _PAGE, note=note)]
+
+
+_PAGE = Target(1.0, at_most=True)
+
+
+@contextmanager
+def _output_to_errors() -> Iterator[None]:
+    """Standard output is for the result: what others print meanwhile, compilers included, goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def peak_bytes(work: Callable[[], object]) -> int | None:
+    """The most resident memory that `work` took beyond what was there before; None where the kernel does not tell."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)  # what the C library keeps of earlier work would not count as taken
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    before = _status("VmRSS")
+    work()
+    peak = _status("VmHWM")
+    return max(peak - before, 0) if peak is not None and before is not None else None
+
+
+def _status(field: str) -> int | None:
+    """A size in /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _arrays(*shapes: tuple[torch.dtype, int]) -> list[torch.Tensor]:
+    """One-dimensional arrays in one huge-page-backed arena that was touched; they keep it alive."""
+    sizes = [count * dtype.itemsize for dtype, count in shapes]
+    starts = [0]
+    for nbytes in sizes:
+        starts.append(starts[-1] + -(-nbytes // ALIGNMENT) * ALIGNMENT)
+    memory = torch.from_dlpack(native.Arena(starts[-1], lock=False))
+    return [
+        memory[start : start + nbytes].view(dtype)
+        for start, nbytes, (dtype, _) in zip(starts, sizes, shapes, strict=False)
+    ]
+
+
+def _speed(
+    group: str,
+    name: str,
+    *,
+    amount: int,
+    seconds: Mapping[str, tuple[float, ...]],
+    rival: str,
+    target: Target | None,
+    ours: str = "ours",
+    unit: Unit = "elements/s",
+) -> Row:
+    """`amount` of work a call, ours against `rival`: the ratio is the rival's seconds over ours."""
+    return Row(
+        group,
+        name,
+        unit,
+        ours=amount / statistics.median(seconds[ours]),
+        rival=amount / statistics.median(seconds[rival]),
+        ratio=ratio_of(seconds[rival], seconds[ours]),
+        target=target,
+    )

@@ -1,0 +1,368 @@
+"""AdamW against torch's, against numpy's fp32 one operation at a time (the bits that any instruction set must give),
+and its formats of masters and moments against what they are made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import ssdplan.native as native
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LR, BETAS, EPS, WEIGHT_DECAY = 3e-3, (0.9, 0.999), 1e-8, 0.1
+FORMATS = [(parameter, moments, False) for parameter in TORCH_DTYPES for moments in ("fp32", "bf16")]
+FORMATS += [("bf16", moments, True) for moments in ("fp32", "bf16")]
+
+
+def split(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 [n] as its bf16 copy, ties upward, and the difference of their bit patterns, by integers of 64 bits."""
+    bits = master.view(torch.int32).long() & 0xFFFFFFFF
+    copy = (bits + 0x8000) >> 16
+    residual = bits - (copy << 16)
+    assert residual.abs().max() <= 1 << 15
+    return copy.to(torch.int32).to(torch.int16).view(torch.bfloat16), residual.to(torch.int16)
+
+
+def joined(copy: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """The fp32 masters of a bf16 copy and its residual."""
+    bits = (copy.view(torch.int16).long() << 16) + residual.long()
+    return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+
+
+@dataclass
+class State:
+    """What one update reads and writes. `kept` is the fp32 masters, or their residual."""
+
+    kept: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    gradient: torch.Tensor
+    parameter: torch.Tensor
+
+    @classmethod
+    def random(
+        cls, elements: int, parameter_dtype: str = "bf16", moments: str = "fp32", residual: bool = False, seed: int = 0
+    ) -> "State":
+        generator = torch.Generator().manual_seed(seed)
+        master, exp_avg, gradient = (torch.randn(elements, generator=generator) for _ in range(3))
+        exp_avg_sq = torch.rand(elements, generator=generator)
+        parameter = torch.empty(elements, dtype=TORCH_DTYPES[parameter_dtype])
+        if residual:
+            parameter, master = split(master)
+        dtype = TORCH_DTYPES[moments]
+        return cls(master, exp_avg.to(dtype), exp_avg_sq.to(dtype), gradient, parameter)
+
+    def update(
+        self, step: int, begin: int = 0, end: int | None = None, gradient_scale: float = 1.0, threads: int = 2
+    ) -> bool:
+        kept, exp_avg, exp_avg_sq, gradient, parameter = (
+            tensor[begin:end] for tensor in (self.kept, self.exp_avg, self.exp_avg_sq, self.gradient, self.parameter)
+        )
+        names = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+        residual = kept.dtype == torch.int16
+        return native.adamw(
+            elements=gradient.numel(),
+            parameter=parameter.data_ptr(),
+            parameter_dtype=names[parameter.dtype],
+            master=None if residual else kept.data_ptr(),
+            residual=kept.data_ptr() if residual else None,
+            exp_avg=exp_avg.data_ptr(),
+            exp_avg_sq=exp_avg_sq.data_ptr(),
+            moment_dtype=names[exp_avg.dtype],
+            gradient=gradient.data_ptr(),
+            lr=LR,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPS,
+            weight_decay=WEIGHT_DECAY,
+            step=step,
+            gradient_scale=gradient_scale,
+            threads=threads,
+        )
+
+    def master(self) -> torch.Tensor:
+        return joined(self.parameter, self.kept) if self.kept.dtype == torch.int16 else self.kept
+
+    def bits(self) -> list[torch.Tensor]:
+        integers = {2: torch.int16, 4: torch.int32}
+        tensors = (self.kept, self.exp_avg, self.exp_avg_sq, self.parameter)
+        return [tensor.view(integers[tensor.element_size()]).clone() for tensor in tensors]
+
+
+def equal_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("parameter_dtype", ["bf16", "fp16", "fp32"])
+def test_adamw_follows_torch_over_twenty_steps(parameter_dtype: str) -> None:
+    elements = 5000
+    state = State.random(elements, parameter_dtype)
+    state.exp_avg.zero_()
+    state.exp_avg_sq.zero_()
+    weights = {dtype: state.kept.to(dtype).clone().requires_grad_() for dtype in (torch.float32, torch.float64)}
+    optimizers = [
+        torch.optim.AdamW([weight], lr=LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, foreach=False)
+        for weight in weights.values()
+    ]
+    for step in range(1, 21):
+        torch.manual_seed(step)
+        state.gradient.copy_(torch.randn(elements) * torch.logspace(-6, 2, elements))
+        for dtype, weight in weights.items():
+            weight.grad = state.gradient.to(dtype)
+        for optimizer in optimizers:
+            optimizer.step()
+        assert state.update(step)
+    torch.testing.assert_close(state.kept, weights[torch.float32].detach(), rtol=5e-7, atol=1e-7)
+    torch.testing.assert_close(state.kept.double(), weights[torch.float64].detach(), rtol=2e-6, atol=2e-6)
+    moments = optimizers[0].state[weights[torch.float32]]
+    size = torch.logspace(-6, 2, elements)  # a mean of gradients cancels: its error is relative to them
+    torch.testing.assert_close(state.exp_avg / size, moments["exp_avg"] / size, rtol=0, atol=3e-7)
+    torch.testing.assert_close(state.exp_avg_sq, moments["exp_avg_sq"], rtol=2e-6, atol=0)
+    assert torch.equal(state.parameter, state.kept.to(TORCH_DTYPES[parameter_dtype]))
+
+
+def reference(state: State, step: int, gradient_scale: float) -> list[NDArray[np.float32]]:
+    """The update in numpy, each operation rounded to fp32 by itself: what every vector unit must reproduce."""
+    f = np.float32
+    beta1, beta2 = BETAS
+    tensors = (state.master(), state.exp_avg, state.exp_avg_sq, state.gradient)
+    p, m, v, g = (tensor.float().numpy().copy() for tensor in tensors)
+    with np.errstate(all="ignore"):
+        g = g * f(gradient_scale)
+        m = m + (g - m) * f(1 - beta1)
+        v = v * f(beta2) + (g * g) * f(1 - beta2)
+        denominator = np.sqrt(v) * f(1 / np.sqrt(1 - beta2**step)) + f(EPS)
+        p = p * f(1 - LR * WEIGHT_DECAY) - (f(LR / (1 - beta1**step)) * m) / denominator
+    return [p, m, v]
+
+
+@pytest.mark.parametrize("elements", [1, 31, 32, 33, 2047, 2048, 2049, 70001])
+@pytest.mark.parametrize(("parameter_dtype", "moments", "residual"), FORMATS)
+def test_adamw_gives_the_bits_of_plain_fp32_operations(
+    elements: int, parameter_dtype: str, moments: str, residual: bool
+) -> None:
+    state = State.random(elements, parameter_dtype, moments, residual, seed=elements)
+    state.gradient[::7] *= 1e-30  # squares that are subnormal or zero
+    expected = [torch.from_numpy(array) for array in reference(state, 7, 0.37)]
+    assert state.update(7, gradient_scale=0.37)
+    dtype = TORCH_DTYPES[moments]
+    assert torch.equal(state.master().view(torch.int32), expected[0].view(torch.int32))
+    assert torch.equal(state.exp_avg, expected[1].to(dtype)) and torch.equal(state.exp_avg_sq, expected[2].to(dtype))
+    copy = split(expected[0])[0] if residual else expected[0].to(TORCH_DTYPES[parameter_dtype])
+    assert torch.equal(state.parameter, copy)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    elements=st.integers(1, 9000),
+    cuts=st.lists(st.integers(0, 9000), max_size=5),
+    threads=st.integers(1, 4),
+    formats=st.sampled_from(FORMATS),
+)
+def test_any_split_of_a_range_gives_the_same_bits(
+    elements: int, cuts: list[int], threads: int, formats: tuple[str, str, bool]
+) -> None:
+    whole = State.random(elements, *formats)
+    whole.update(3, gradient_scale=0.5, threads=1)
+    parts = State.random(elements, *formats)
+    edges = [0, *sorted(min(cut, elements) for cut in cuts), elements]
+    for begin, end in pairwise(edges):
+        parts.update(3, begin, end, gradient_scale=0.5, threads=threads)
+    assert equal_bits(whole.bits(), parts.bits())
+
+
+def test_threads_change_no_bit() -> None:
+    states = [State.random(400_003) for _ in range(4)]
+    for state, threads in zip(states, (1, 2, 3, 8), strict=True):
+        assert state.update(2, threads=threads)
+    assert all(equal_bits(states[0].bits(), state.bits()) for state in states)
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_masters_as_copy_and_residual_go_the_way_of_fp32_masters(moments: str) -> None:
+    whole, parts = (State.random(20_000, "bf16", moments, residual) for residual in (False, True))
+    for step in range(1, 30):
+        torch.manual_seed(step)
+        gradient = torch.randn(20_000) * torch.logspace(-9, 3, 20_000)
+        for state in (whole, parts):
+            state.gradient.copy_(gradient)
+            assert state.update(step, gradient_scale=0.3)
+        assert torch.equal(whole.kept.view(torch.int32), parts.master().view(torch.int32)), step
+        assert torch.equal(whole.exp_avg, parts.exp_avg) and torch.equal(whole.exp_avg_sq, parts.exp_avg_sq)
+    ties = (whole.kept.view(torch.int32) & 0xFFFF) == 0x8000
+    assert torch.equal(whole.parameter[~ties], parts.parameter[~ties])
+
+
+def near_halves(dtype: str) -> torch.Tensor:
+    """Every value of a 16-bit format, with what lies just above, just below and half-way to its neighbours, as fp32."""
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(TORCH_DTYPES[dtype]).float()
+    unit = 1 << (16 if dtype == "bf16" else 13)
+    offsets = torch.tensor([0, 1, -1, unit // 2 - 1, unit // 2, unit // 2 + 1, -(unit // 2)])
+    values = (patterns.view(torch.int32).long()[:, None] + offsets).flatten() & 0xFFFFFFFF
+    return torch.where(values >= 2**31, values - 2**32, values).to(torch.int32).view(torch.float32)
+
+
+def unchanged(state: State) -> bool:
+    """An update that leaves masters as they are: they, and their formats, are all that it moves."""
+    residual = state.kept.dtype == torch.int16
+    state.gradient.zero_()
+    return native.adamw(
+        elements=state.gradient.numel(),
+        parameter=state.parameter.data_ptr(),
+        parameter_dtype="fp16" if state.parameter.dtype == torch.float16 else "bf16",
+        master=None if residual else state.kept.data_ptr(),
+        residual=state.kept.data_ptr() if residual else None,
+        exp_avg=state.exp_avg.data_ptr(),
+        exp_avg_sq=state.exp_avg_sq.data_ptr(),
+        gradient=state.gradient.data_ptr(),
+        lr=0.0,
+        beta1=0.0,
+        beta2=0.0,
+        eps=1.0,
+        weight_decay=0.0,
+        step=1,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_copy_is_rounded_as_torch_rounds(dtype: str) -> None:
+    values = near_halves(dtype)
+    state = State.random(values.numel(), dtype)
+    state.kept.copy_(values)
+    assert unchanged(state)
+    want = values.to(TORCH_DTYPES[dtype])
+    assert torch.equal(state.parameter.isnan(), want.isnan())
+    numbers = ~want.isnan()
+    assert torch.equal(state.parameter.view(torch.int16)[numbers], want.view(torch.int16)[numbers])
+
+
+def test_copy_and_residual_hold_every_master() -> None:
+    values = near_halves("bf16")
+    numbers = ~values.isnan()
+    state = State.random(values.numel(), "bf16", residual=True)
+    parameter, residual = split(torch.where(numbers, values, 0.0))
+    assert torch.equal(joined(parameter, residual)[numbers].view(torch.int32), values[numbers].view(torch.int32))
+    state.parameter.copy_(parameter)
+    state.kept.copy_(residual)
+    assert unchanged(state)
+    assert torch.equal(state.parameter.view(torch.int16), parameter.view(torch.int16))
+    assert torch.equal(state.kept, residual)
+    assert int(residual.min()) == -(1 << 15) and int(residual.max()) == (1 << 15) - 1
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000])
+def test_a_master_that_is_not_a_number_stays_one_in_each_format(bits: int) -> None:
+    nan = torch.tensor([bits - (1 << 32) if bits >> 31 else bits] * 40, dtype=torch.int32).view(torch.float32)
+    for parameter_dtype, moments, residual in FORMATS:
+        state = State.random(40, parameter_dtype, moments, residual)
+        state.gradient.copy_(nan)
+        assert not state.update(1)
+        assert all(tensor.isnan().all() for tensor in (state.master(), state.parameter, state.exp_avg))
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 65536.0])
+def test_one_factor_unscales_and_clips_to_the_bits_of_torch(loss_scale: float) -> None:
+    """GradScaler.unscale_, clip_grad_norm_, then the step; or all in the step's one pass."""
+    clipped, fused = State.random(5000), State.random(5000)
+    weight = torch.zeros(5000, requires_grad=True)
+    weight.grad = fused.gradient.clone()
+    norm = torch.nn.utils.clip_grad_norm_([weight], 0.7)
+    coefficient = (0.7 / (norm + 1e-6)).clamp(max=1.0)
+    clipped.gradient.copy_(weight.grad)
+    fused.gradient.mul_(loss_scale)
+    assert clipped.update(4) and fused.update(4, gradient_scale=float(coefficient) / loss_scale)
+    assert coefficient < 0.1 and equal_bits(clipped.bits(), fused.bits())
+
+
+def test_flush_to_zero_in_the_process_changes_nothing() -> None:
+    plain, flushed = State.random(5000), State.random(5000)
+    for state in (plain, flushed):
+        state.exp_avg.zero_()
+        state.gradient.mul_(1e-38)
+    plain.update(1)
+    torch.set_flush_denormal(True)
+    try:
+        flushed.update(1)
+    finally:
+        torch.set_flush_denormal(False)
+    assert plain.exp_avg.view(torch.int32).count_nonzero() > 4900  # subnormal, and not flushed
+    assert plain.exp_avg.abs().max() < torch.finfo(torch.float32).tiny
+    assert equal_bits(plain.bits(), flushed.bits())
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("position", [0, 31, 2048, 4999])
+def test_adamw_reports_a_gradient_that_is_not_finite(bad: float, position: int) -> None:
+    state = State.random(5000)
+    state.gradient[position] = bad
+    assert not state.update(1)
+
+
+def test_what_the_scale_makes_infinite_is_reported() -> None:
+    state = State.random(4096)
+    state.gradient.fill_(3e38)
+    assert state.update(1)
+    assert not state.update(1, gradient_scale=10.0)
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+@pytest.mark.parametrize("elements", [1, 33, 70_001])
+def test_the_mix_loads_and_stores_every_stream(moments: str, elements: int) -> None:
+    state = State.random(elements, "bf16", moments)
+    gradient = state.gradient.view(torch.int32)
+    kept, exp_avg, exp_avg_sq, _ = state.bits()
+    shift = 0 if moments == "fp32" else 16
+    native.stream_mix(
+        elements=elements,
+        parameter=state.parameter.data_ptr(),
+        master=state.kept.data_ptr(),
+        exp_avg=state.exp_avg.data_ptr(),
+        exp_avg_sq=state.exp_avg_sq.data_ptr(),
+        moment_dtype=moments,
+        gradient=state.gradient.data_ptr(),
+    )
+    mixed = (gradient >> shift).to(exp_avg.dtype)
+    want = [kept ^ gradient, exp_avg ^ mixed, exp_avg_sq ^ mixed, ((kept ^ gradient) >> 16).to(torch.int16)]
+    assert equal_bits(state.bits(), want)
+
+
+def test_wrong_arguments_are_refused_and_named() -> None:
+    state = State.random(8)
+    addresses = {
+        "elements": 8,
+        "parameter": state.parameter.data_ptr(),
+        "parameter_dtype": "bf16",
+        "exp_avg": state.exp_avg.data_ptr(),
+        "exp_avg_sq": state.exp_avg_sq.data_ptr(),
+        "gradient": state.gradient.data_ptr(),
+    }
+    master = state.kept.data_ptr()
+    rates = {"lr": LR, "beta1": 0.9, "beta2": 0.99, "eps": EPS, "weight_decay": 0.1, "step": 1}
+    before = state.bits()
+    cases: list[tuple[str, dict[str, object]]] = [
+        ("master is a null pointer", {"master": None}),
+        ("master is a null pointer", {"master": 0}),
+        ("exclude each other", {"master": master, "residual": master}),
+        ("residual needs", {"master": None, "residual": master, "parameter_dtype": "fp16"}),
+        ("moment_dtype", {"master": master, "moment_dtype": "fp16"}),
+        ("'int8'", {"master": master, "moment_dtype": "int8"}),
+        ("aligned", {"master": master + 2}),
+        ("elements must not be negative", {"master": master, "elements": -1}),
+        ("step", {"master": master, "step": 0}),
+        ("lr", {"master": master, "lr": -1.0}),
+        ("beta2", {"master": master, "beta2": 1.0}),
+        ("gradient_scale", {"master": master, "gradient_scale": float("nan")}),
+    ]
+    call: Callable[..., bool] = native.adamw
+    for message, wrong in cases:
+        with pytest.raises(ValueError, match=message):
+            call(**{**addresses, **rates, **wrong})
+    with pytest.raises(TypeError):
+        call(**addresses, **rates, master=master, amsgrad=True)
+    assert equal_bits(state.bits(), before)
