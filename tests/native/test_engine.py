@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -560,13 +561,12 @@ assert engine.read([(file, 0, arena.address, 4096)]).wait() == 4096
 
 
 @pytest.mark.skipif(not io_uring_works(), reason="io_uring is forbidden here")
-def test_a_lock_limit_leaves_memory_unregistered_and_usable(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(PAGE))
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+def test_a_lock_limit_leaves_memory_unregistered_and_usable() -> None:
     script = "import sys\nimport ssdplan.native as native" + LOCK_LIMIT
-    subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=60)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own cannot be entered by an unprivileged user
+        Path(folder).chmod(0o755)
+        (Path(folder) / "file").write_bytes(bytes(PAGE))
+        subprocess.run([sys.executable, "-c", script, f"{folder}/file"], check=True, timeout=60)
 
 
 FORBIDDEN_TABLES = """
