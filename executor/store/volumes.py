@@ -278,12 +278,16 @@ def translated(path: Path | None = None) -> Iterator[None]:
         raise
     except OSError as error:
         name = error.filename or path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DiskFullError(f"{name}: no space left on this volume ({error})") from error
         if error.errno == errno.EEXIST:
             raise StoreError(f"{name}: exists already; it belongs to another run, so it is left alone") from error
         if error.errno == errno.EBUSY:
             raise StoreError(f"{name}: in use: mounted, or held by another program") from error
+        if isinstance(error, native.LostVolumeError):
+            raise IoFailure(
+                f"{name}: this volume is gone ({error}); connect it again, nothing durable is lost"
+            ) from error
         if error.errno == errno.EINVAL and path is not None:
             raise IoFailure(
                 f"{name}: this file system refuses direct I/O (O_DIRECT); "

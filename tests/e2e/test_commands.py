@@ -216,7 +216,7 @@ def test_the_command_line_is_this():
     """Options are added, not renamed: a change here is a change of what users have scripted."""
     shown = {
         command: subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True).stdout
-        for command in ("profile", "solve", "show", "run")
+        for command in ("profile", "solve", "show", "run", "volume", "bench")
     }
     for command, options in {
         "profile": "--model --device --volume --sequence-length --micro-batch-sizes --precision --json --output",
@@ -225,6 +225,8 @@ def test_the_command_line_is_this():
         "show": "--plots --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --json",
+        "volume": "init info check",
+        "bench": "--volume --pairs --size --only --json",
     }.items():
         for option in options.split():
             assert option in shown[command], f"{command} {option}"
