@@ -414,7 +414,10 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=_count, default=10, metavar="N", help="runs of each side, in turns")
     parser.add_argument("--size", type=_bytes, default="1GiB", metavar="SIZE", help="of the files, and of memory")
     parser.add_argument(
-        "--only", type=_names, metavar="GROUP,GROUP,...", help="engine, adam, overflow, checksum, page-lock [all]"
+        "--only",
+        type=_names,
+        metavar="GROUP,GROUP,...",
+        help="engine, adam, overflow, quantise, zeroth-order, checksum, page-lock [all]",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 

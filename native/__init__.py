@@ -2,9 +2,9 @@
 
 `Arena` is one exact, page-locked, huge-page-backed block of host memory. `Engine` moves bytes between such memory and
 files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`, of a type of its own
-where a caller may act on it. The kernels (`adamw`, `checksum`, `convert`, `copy`, `copy_statistics`,
-`gradient_statistics`, `is_finite`; `stream_mix` bounds `adamw`) work on addresses, with the interpreter lock released;
-`isa` names their instruction set.
+where a caller may act on it. The kernels work on addresses, with the interpreter lock released: `adamw` (bounded by
+`stream_mix`), `zeroth_order` and `zeroth_order_update`; `gradient_statistics`, `copy_statistics` and `is_finite`;
+`convert`, `quantize` and `dequantize`; `copy` and `checksum`. `isa` names their instruction set.
 
 This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
@@ -19,10 +19,14 @@ from ssdplan.native._native import (
     convert,
     copy,
     copy_statistics,
+    dequantize,
     gradient_statistics,
     is_finite,
     isa,
+    quantize,
     stream_mix,
+    zeroth_order,
+    zeroth_order_update,
 )
 from ssdplan.native.errors import DriveError, InvalidRequestError, IoError, LostVolumeError, NoSpaceError
 
@@ -40,8 +44,12 @@ __all__ = [
     "convert",
     "copy",
     "copy_statistics",
+    "dequantize",
     "gradient_statistics",
     "is_finite",
     "isa",
+    "quantize",
     "stream_mix",
+    "zeroth_order",
+    "zeroth_order_update",
 ]

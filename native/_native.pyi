@@ -101,5 +101,45 @@ def convert(
     destination: int, destination_dtype: str, source: int, source_dtype: str, elements: int, *, threads: int = 1
 ) -> None: ...
 def is_finite(address: int, elements: int, dtype: str, threads: int = 1) -> bool: ...
+def quantize(
+    values: int, scales: int, source: int, source_dtype: str, elements: int, *, group: int = 64, threads: int = 1
+) -> bool: ...
+def dequantize(
+    destination: int,
+    destination_dtype: str,
+    values: int,
+    scales: int,
+    elements: int,
+    *,
+    group: int = 64,
+    threads: int = 1,
+) -> None: ...
+def zeroth_order(
+    parameters: int,
+    plus: int,
+    minus: int,
+    dtype: str,
+    elements: int,
+    *,
+    seed: int,
+    tensor: int,
+    step: int,
+    eps: float,
+    pending: tuple[int, float] | None = None,
+    first: int = 0,
+    threads: int = 1,
+) -> None: ...
+def zeroth_order_update(
+    parameters: int,
+    dtype: str,
+    elements: int,
+    *,
+    seed: int,
+    tensor: int,
+    step: int,
+    scale: float,
+    first: int = 0,
+    threads: int = 1,
+) -> None: ...
 def checksum(address: int, nbytes: int, threads: int = 1) -> int: ...
 def isa() -> str: ...

@@ -23,6 +23,8 @@ from ssdplan.profiler.bench_kernels import (
     measure_checksum,
     measure_overflow,
     measure_page_lock,
+    measure_quantise,
+    measure_zeroth_order,
 )
 from ssdplan.profiler.bench_report import Bench, Row, Surroundings, Target
 from ssdplan.profiler.bench_turns import spread
@@ -32,6 +34,8 @@ from ssdplan.profiler.measure import Progress, portion
 KERNELS: dict[str, Callable[[Setting, Progress], list[Row]]] = {
     "adam": measure_adam,
     "overflow": measure_overflow,
+    "quantise": measure_quantise,
+    "zeroth-order": measure_zeroth_order,
     "checksum": measure_checksum,
     "page-lock": measure_page_lock,
 }

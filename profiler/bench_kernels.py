@@ -28,6 +28,8 @@ ALIGNMENT = 2 * MIB
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY = 1e-5, 0.9, 0.95, 1e-8, 0.1
 STEP = 10
 GRAIN = 2048
+GROUP = 64
+"""Elements under one scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,75 @@ def measure_overflow(setting: Setting, progress: Progress) -> list[Row]:
         note = f"to check an array of {count * 4 / MIB:.0f} MiB"
         rows.append(Row("overflow", what, "B", ours=taken[0], rival=taken[1], note=note))
     return rows
+
+
+def measure_quantise(setting: Setting, progress: Progress) -> list[Row]:
+    """int8 by groups of 64, one fp32 scale a group, of saved activations (PyAO)."""
+    count = setting.nbytes // 32 // GRAIN * GRAIN  # torch's expression takes four temporary arrays of fp32
+    shapes = ((torch.float32, count), (torch.int8, count), (torch.float32, count // GROUP), (torch.float32, count))
+    source, values, scales, back = _arrays(*shapes)
+    source.copy_(torch.randn(GRAIN).repeat(count // GRAIN))
+    rows, threads = source.view(-1, GROUP), setting.threads
+
+    def quantise() -> bool:
+        addresses = values.data_ptr(), scales.data_ptr(), source.data_ptr()
+        return native.quantize(*addresses, "fp32", count, group=GROUP, threads=threads)
+
+    def torch_quantise() -> tuple[torch.Tensor, torch.Tensor]:
+        scale = rows.abs().amax(1, keepdim=True) / 127
+        return (rows / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+    def dequantise() -> None:
+        addresses = values.data_ptr(), scales.data_ptr()
+        native.dequantize(back.data_ptr(), "fp32", *addresses, count, group=GROUP, threads=threads)
+
+    quantised, scale = torch_quantise()
+    quantise()
+    assert torch.equal(values.view(-1, GROUP), quantised), "the rivals do not do the same"
+
+    def torch_dequantise() -> None:
+        back.view(-1, GROUP).copy_(quantised.float() * scale)
+
+    contenders: dict[str, Callable[[], object]] = {
+        "ours": quantise,
+        "torch": torch_quantise,
+        "dequantise": dequantise,
+        "torch dequantise": torch_dequantise,
+    }
+    seconds = take_turns(contenders, setting.pairs, progress, "quantise")
+    speed = partial(_speed, "quantise", amount=count, seconds=seconds, target=None)
+    return [
+        speed("quantise, torch's expression", rival="torch"),
+        speed("dequantise, torch's expression", rival="torch dequantise", ours="dequantise"),
+    ]
+
+
+def measure_zeroth_order(setting: Setting, progress: Progress) -> list[Row]:
+    """One pass that finishes the last step's update and makes both perturbed copies (MeZO), of bf16 parameters."""
+    count = setting.nbytes // 24 // GRAIN * GRAIN
+    parameters, plus, minus = _arrays(*[(torch.bfloat16, count)] * 3)
+    parameters.fill_(0.02)
+
+    def ours() -> None:
+        addresses = parameters.data_ptr(), plus.data_ptr(), minus.data_ptr()
+        native.zeroth_order(
+            *addresses, "bf16", count, seed=1, tensor=0, step=2, eps=1e-3, pending=(1, 1e-6), threads=setting.threads
+        )
+
+    def chain() -> None:
+        torch.manual_seed(1)
+        parameters.sub_(torch.randn(count, dtype=torch.bfloat16), alpha=1e-6)
+        torch.manual_seed(2)
+        direction = torch.randn(count, dtype=torch.bfloat16)
+        torch.add(parameters, direction, alpha=1e-3, out=plus)
+        torch.sub(parameters, direction, alpha=1e-3, out=minus)
+
+    seconds = take_turns({"ours": ours, "torch": chain}, setting.pairs, progress, "zeroth order")
+    return [
+        _speed(
+            "zeroth-order", "torch randn twice, three passes", amount=count, seconds=seconds, rival="torch", target=None
+        )
+    ]
 
 
 def measure_checksum(setting: Setting, progress: Progress) -> list[Row]:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "bindings.hpp"
 #include "kernels.hpp"
@@ -140,6 +141,79 @@ misaligned pointer, a negative size, an unknown dtype or an overlap.)");
         R"(Whether no element of an array of dtype "fp32", "bf16" or "fp16" is infinite or NaN.
 
 Looks at exponent bits alone and needs no memory (MemAscend's fused overflow check). Raises ValueError as `convert`.)");
+    module.def(
+        "quantize",
+        [](std::uintptr_t values, std::uintptr_t scales, std::uintptr_t source, const std::string& source_dtype,
+           std::int64_t elements, std::int64_t group, std::int64_t threads) {
+            return parallel_quantize(values, scales, source, parse_dtype(source_dtype), elements, group, threads);
+        },
+        "values"_a, "scales"_a, "source"_a, "source_dtype"_a, "elements"_a, py::kw_only(), "group"_a = 64,
+        "threads"_a = 1, ReleaseLock(),
+        R"(Quantise to int8 by groups, symmetrically (PyAO). Returns whether every element is finite.
+
+values: address of int8 [elements]. scales: of fp32 [ceil(elements / group)]. source: of an array of source_dtype "fp32"
+or "bf16". group: a power of two from 32 to 4096; the last group may be shorter. A group's scale is its largest magnitude
+/ 127 in fp32, at least 2**-126; a value is the element / scale, rounded to nearest even, from -127 to 127. The error of
+an element is at most half a scale (and 1e-5 of it for rounding); zeros are exact. A group with an element that is not
+finite gets zeros and a scale of NaN, so that what is dequantised is NaN.
+
+The default of 64 takes 8.5 bits an element: one outlier spoils 63 others, and twice the group would save a quarter of a
+bit. Scales are fp32 because a bf16 scale's own rounding, of up to 2**-9, would move the largest values by a quarter of a unit.
+
+A group has the same bits wherever a range is cut at a multiple of it, with any number of threads and instruction set.
+Raises ValueError for a null or misaligned pointer, a negative size, another group or dtype, or an overlap.)");
+    module.def(
+        "dequantize",
+        [](std::uintptr_t destination, const std::string& destination_dtype, std::uintptr_t values,
+           std::uintptr_t scales, std::int64_t elements, std::int64_t group, std::int64_t threads) {
+            parallel_dequantize(destination, parse_dtype(destination_dtype), values, scales, elements, group, threads);
+        },
+        "destination"_a, "destination_dtype"_a, "values"_a, "scales"_a, "elements"_a, py::kw_only(), "group"_a = 64,
+        "threads"_a = 1, ReleaseLock(),
+        R"(Undo `quantize`: value * scale in fp32, rounded to nearest even to destination_dtype "fp32" or "bf16".
+
+Raises ValueError as `quantize`.)");
+    module.def(
+        "zeroth_order",
+        [](std::uintptr_t parameters, std::uintptr_t plus, std::uintptr_t minus, const std::string& dtype,
+           std::int64_t elements, std::uint64_t seed, std::int64_t tensor, std::int64_t step, double eps,
+           const std::optional<std::pair<std::int64_t, double>>& pending, std::int64_t first, std::int64_t threads) {
+            std::optional<Move> update;
+            if (pending) update = Move{pending->first, pending->second};
+            parallel_zeroth_order({parameters, plus, minus, parse_dtype(dtype), first, elements}, seed, tensor, update,
+                                  Move{step, eps}, threads);
+        },
+        "parameters"_a, "plus"_a, "minus"_a, "dtype"_a, "elements"_a, py::kw_only(), "seed"_a, "tensor"_a, "step"_a,
+        "eps"_a, "pending"_a = py::none(), "first"_a = 0, "threads"_a = 1, ReleaseLock(),
+        R"(The zeroth-order (MeZO) pass over parameters: the previous step's update, then both perturbations.
+
+parameters, plus, minus: addresses of arrays of dtype "fp32" or "bf16" that do not overlap, elements `first` to
+first + elements of a tensor. With z(step) the tensor's random normal direction of a step:
+
+    parameters -= scale * z(pending step)       where pending = (step, scale); scale is lr times the projected gradient
+    plus        = parameters + eps * z(step)
+    minus       = parameters - eps * z(step)
+
+in fp32, each line rounded to nearest even to dtype as it is stored, the second and third reading what the first stored:
+with bf16, updates below half a unit in the last place are lost, as they are in MeZO's own half-precision.
+
+z is a function of (seed, tensor, step, element) alone (Philox4x32-10 and Box-Muller; native/src/zeroth_order.hpp defines
+it), so it has the same bits in any range, on any instruction set and number of threads. seed has 64 bits, tensor and
+steps 32.
+
+Raises ValueError for a null or misaligned pointer, an overlap, another dtype, a negative size or a number out of range.)");
+    module.def(
+        "zeroth_order_update",
+        [](std::uintptr_t parameters, const std::string& dtype, std::int64_t elements, std::uint64_t seed,
+           std::int64_t tensor, std::int64_t step, double scale, std::int64_t first, std::int64_t threads) {
+            parallel_zeroth_order({parameters, 0, 0, parse_dtype(dtype), first, elements}, seed, tensor,
+                                  Move{step, scale}, std::nullopt, threads);
+        },
+        "parameters"_a, "dtype"_a, "elements"_a, py::kw_only(), "seed"_a, "tensor"_a, "step"_a, "scale"_a,
+        "first"_a = 0, "threads"_a = 1, ReleaseLock(),
+        R"(The update of `zeroth_order` alone, to flush it: parameters -= scale * z(step), to the same bits.
+
+Raises ValueError as `zeroth_order`.)");
     module.def(
         "checksum",
         [](std::uintptr_t address, std::int64_t nbytes, std::int64_t threads) {

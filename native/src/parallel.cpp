@@ -11,7 +11,9 @@
 #include "adamw.hpp"
 #include "checksum.hpp"
 #include "kernels.hpp"
+#include "quantize.hpp"
 #include "workers.hpp"
+#include "zeroth_order.hpp"
 
 namespace ssdplan {
 namespace {
@@ -51,6 +53,26 @@ void check_disjoint(std::uintptr_t destination, std::size_t destination_bytes, s
     if (destination < source + source_bytes && source < destination + destination_bytes) {
         throw std::invalid_argument("destination and source overlap");
     }
+}
+
+std::size_t checked_group(std::int64_t group) {
+    const auto least = static_cast<std::int64_t>(kLeastQuantizedGroup);
+    const auto most = static_cast<std::int64_t>(kMostQuantizedGroup);
+    if (group < least || group > most || (group & (group - 1)) != 0) {
+        throw std::invalid_argument("group must be a power of two from 32 to 4096, not " + std::to_string(group));
+    }
+    return static_cast<std::size_t>(group);
+}
+
+void check_not_fp16(Dtype dtype) {
+    if (dtype == Dtype::fp16) throw std::invalid_argument("dtype must be 'fp32' or 'bf16', not 'fp16'");
+}
+
+std::uint32_t checked_word(const char* name, std::int64_t value) {
+    if (value < 0 || value > 0xffffffff) {
+        throw std::invalid_argument(std::string(name) + " must be from 0 to 4294967295, not " + std::to_string(value));
+    }
+    return static_cast<std::uint32_t>(value);
 }
 
 void check_number(const char* name, double value, bool valid) {
@@ -227,6 +249,87 @@ bool parallel_is_finite(std::uintptr_t data, std::int64_t elements, Dtype dtype,
         }
     });
     return finite.load();
+}
+
+bool parallel_quantize(std::uintptr_t values, std::uintptr_t scales, std::uintptr_t source, Dtype dtype,
+                       std::int64_t elements, std::int64_t group, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    const std::size_t each = checked_group(group);
+    check_not_fp16(dtype);
+    const std::size_t item = item_bytes(dtype);
+    check_pointer("values", values, length, 1);
+    check_pointer("scales", scales, length, sizeof(float));
+    check_pointer("source", source, length, item);
+    const std::size_t scale_bytes = pieces(length, each) * sizeof(float);
+    check_disjoint(values, length, source, length * item);
+    check_disjoint(scales, scale_bytes, source, length * item);
+    check_disjoint(values, length, scales, scale_bytes);
+    std::atomic<bool> finite{true};
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t begin = piece * kPiece;
+        if (!quantize(at<std::int8_t>(values) + begin, at<float>(scales) + begin / each,
+                      at<const std::byte>(source) + begin * item, dtype, std::min(kPiece, length - begin), each)) {
+            finite.store(false, std::memory_order_relaxed);
+        }
+    });
+    return finite.load();
+}
+
+void parallel_dequantize(std::uintptr_t destination, Dtype dtype, std::uintptr_t values, std::uintptr_t scales,
+                         std::int64_t elements, std::int64_t group, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    const std::size_t each = checked_group(group);
+    check_not_fp16(dtype);
+    const std::size_t item = item_bytes(dtype);
+    check_pointer("destination", destination, length, item);
+    check_pointer("values", values, length, 1);
+    check_pointer("scales", scales, length, sizeof(float));
+    check_disjoint(destination, length * item, values, length);
+    check_disjoint(destination, length * item, scales, pieces(length, each) * sizeof(float));
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t begin = piece * kPiece;
+        dequantize(at<std::byte>(destination) + begin * item, dtype, at<const std::int8_t>(values) + begin,
+                   at<const float>(scales) + begin / each, std::min(kPiece, length - begin), each);
+    });
+}
+
+void parallel_zeroth_order(const ZerothOrderArrays& arrays, std::uint64_t seed, std::int64_t tensor,
+                           const std::optional<Move>& pending, const std::optional<Move>& next, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", arrays.elements);
+    const std::size_t first = checked_size("first", arrays.first);
+    check_not_fp16(arrays.dtype);
+    const std::size_t item = item_bytes(arrays.dtype);
+    const std::size_t bytes = length * item;
+    check_pointer("parameters", arrays.parameters, length, item);
+    const std::uint32_t key = checked_word("tensor", tensor);
+    ZerothOrderStep step{{seed, key, 0}, 0.0F, {seed, key, 0}, 0.0F};
+    if (pending) {
+        step.pending.step = checked_word("the pending step", pending->step);
+        step.pending_scale = static_cast<float>(pending->scale);
+        check_number("scale", pending->scale, std::isfinite(step.pending_scale));
+    }
+    if (next) {
+        check_pointer("plus", arrays.plus, length, item);
+        check_pointer("minus", arrays.minus, length, item);
+        check_disjoint(arrays.plus, bytes, arrays.parameters, bytes);
+        check_disjoint(arrays.minus, bytes, arrays.parameters, bytes);
+        check_disjoint(arrays.plus, bytes, arrays.minus, bytes);
+        step.next.step = checked_word("step", next->step);
+        step.eps = static_cast<float>(next->scale);
+        check_number("eps", next->scale, std::isfinite(step.eps) && step.eps > 0.0F);
+    }
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t begin = piece * kPiece;
+        const auto part = [&](std::uintptr_t array) { return next ? at<std::byte>(array) + begin * item : nullptr; };
+        zeroth_order(at<std::byte>(arrays.parameters) + begin * item, part(arrays.plus), part(arrays.minus),
+                     arrays.dtype, first + begin, std::min(kPiece, length - begin), step);
+    });
 }
 
 std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::int64_t threads) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "exact_sum.hpp"
@@ -51,6 +52,29 @@ void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64
 void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
                       std::int64_t elements, std::int64_t threads);
 bool parallel_is_finite(std::uintptr_t data, std::int64_t elements, Dtype dtype, std::int64_t threads);
+bool parallel_quantize(std::uintptr_t values, std::uintptr_t scales, std::uintptr_t source, Dtype dtype,
+                       std::int64_t elements, std::int64_t group, std::int64_t threads);
+void parallel_dequantize(std::uintptr_t destination, Dtype dtype, std::uintptr_t values, std::uintptr_t scales,
+                         std::int64_t elements, std::int64_t group, std::int64_t threads);
+
+struct ZerothOrderArrays {
+    std::uintptr_t parameters;
+    std::uintptr_t plus;  // 0, as minus, where there is no perturbation
+    std::uintptr_t minus;
+    Dtype dtype;
+    std::int64_t first;  // the element of the tensor at which the arrays begin
+    std::int64_t elements;
+};
+
+// A step's direction and how far to go along it.
+struct Move {
+    std::int64_t step;
+    double scale;
+};
+
+// The update of `pending`, if there is one, then the perturbations of `next`, if there is one.
+void parallel_zeroth_order(const ZerothOrderArrays& arrays, std::uint64_t seed, std::int64_t tensor,
+                           const std::optional<Move>& pending, const std::optional<Move>& next, std::int64_t threads);
 std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::int64_t threads);
 
 }  // namespace ssdplan

@@ -8,6 +8,8 @@
 #include "adamw.hpp"
 #include "checksum.hpp"
 #include "kernels.hpp"
+#include "quantize.hpp"
+#include "zeroth_order.hpp"
 
 using namespace ssdplan;
 
@@ -125,6 +127,34 @@ int main() {
             add(other.data(), elements * 2);
             add(&finite, 1);
         }
+    }
+    for (std::size_t elements = 1; elements <= 9000; elements += elements < 300 ? 7 : 1511) {
+        std::vector<float> source(elements), wide(elements), scales(elements / 32 + 1), plus(elements), minus(elements);
+        std::vector<std::uint16_t> narrow(elements), above(elements), below(elements);
+        std::vector<std::int8_t> values(elements);
+        for (std::size_t i = 0; i < elements; ++i) {
+            source[i] = any_finite();
+            narrow[i] = Bf16::store(source[i] * 0.5F);
+        }
+        for (std::size_t group = kLeastQuantizedGroup; group <= kMostQuantizedGroup; group *= 2) {
+            for (const Dtype dtype : {Dtype::fp32, Dtype::bf16}) {
+                void* const data = dtype == Dtype::fp32 ? static_cast<void*>(source.data()) : narrow.data();
+                void* const back = dtype == Dtype::fp32 ? static_cast<void*>(wide.data()) : above.data();
+                const bool finite = quantize(values.data(), scales.data(), data, dtype, elements, group);
+                dequantize(back, dtype, values.data(), scales.data(), elements, group);
+                add(&finite, 1);
+                add(values.data(), elements);
+                add(scales.data(), (elements + group - 1) / group * sizeof(float));
+                add(back, elements * item_bytes(dtype));
+            }
+        }
+        const ZerothOrderStep step{{elements, 3, 7}, 1e-3F, {elements, 3, 8}, 1e-2F};
+        for (float& value : source) value = Bf16::load(static_cast<std::uint16_t>(next_bits() & 0xbfffU));
+        zeroth_order(source.data(), plus.data(), minus.data(), Dtype::fp32, 13 * elements, elements, step);
+        zeroth_order(narrow.data(), above.data(), below.data(), Dtype::bf16, (1ULL << 40) + 13 * elements, elements,
+                     step);
+        for (const std::vector<float>* array : {&source, &plus, &minus}) add(array->data(), elements * 4);
+        for (const std::vector<std::uint16_t>* array : {&narrow, &above, &below}) add(array->data(), elements * 2);
     }
     std::vector<std::uint32_t> page(1 << 16);
     for (std::uint32_t& word : page) word = next_bits();

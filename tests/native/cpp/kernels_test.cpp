@@ -114,6 +114,24 @@ int main() {
         parallel_copy(address(back), address(alone.master), n * 4, 3);
         CHECK(same(back, alone.master));
 
+        std::vector<std::int8_t> values(elements);
+        std::vector<float> scales((elements + 63) / 64);
+        CHECK(parallel_quantize(address(values), address(scales), address(back), Dtype::fp32, n, 64, 3));
+        std::vector<float> restored(elements);
+        parallel_dequantize(address(restored), Dtype::fp32, address(values), address(scales), n, 64, 3);
+        for (std::size_t i = 0; i < elements; ++i) CHECK(std::abs(restored[i] - back[i]) <= 0.5001F * scales[i / 64]);
+
+        std::vector<float> once(back), twice(back), plus(elements), minus(elements);
+        parallel_zeroth_order({address(once), 0, 0, Dtype::fp32, 3, n}, 1, 2, Move{4, 0.5}, std::nullopt, 1);
+        parallel_zeroth_order({address(twice), address(plus), address(minus), Dtype::fp32, 3, n}, 1, 2, Move{4, 0.5},
+                              Move{5, 0.25}, 3);
+        CHECK(same(once, twice) && !same(once, back) && !same(plus, minus));
+
+        std::vector<std::uint32_t> words(elements * 64);
+        for (std::size_t i = 0; i < words.size(); ++i) words[i] = static_cast<std::uint32_t>(i * i);
+        const auto nbytes = static_cast<std::int64_t>(words.size() * 4);
+        CHECK(parallel_checksum(address(words), nbytes, 1) == parallel_checksum(address(words), nbytes, 3));
+
         CHECK(parallel_is_finite(address(back), n, Dtype::fp32, 3));
         back[elements - 1] = -std::numeric_limits<float>::infinity();
         CHECK(!parallel_is_finite(address(back), n, Dtype::fp32, 3));
