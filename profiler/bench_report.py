@@ -19,7 +19,7 @@ HEADINGS = {
     "adam": "Adam: update of fp32 states and a bf16 copy of the weights, in elements a second, against",
     "overflow": "Overflow: whether an fp32 gradient is finite, in elements a second, against",
     "quantise": "Quantise: fp32 to int8 by groups of 64 and back, in elements a second, against",
-    "zeroth-order": "Zeroth order: last update and both perturbations of bf16 parameters, in elements a second, against",
+    "zeroth-order": "Zeroth order: the last update and both perturbations of bf16 parameters, against",
     "checksum": "Checksum: of what lies on disk, against",
     "page-lock": "Page-lock: what an arena takes that nobody asked for",
 }
