@@ -156,9 +156,9 @@ Looks at exponent bits alone and needs no memory (MemAscend's fused overflow che
 
 values: address of int8 [elements]. scales: of fp32 [ceil(elements / group)]. source: of an array of source_dtype "fp32"
 or "bf16". group: a power of two from 32 to 4096; the last group may be shorter. A group's scale is its largest
-magnitude / 127 in fp32, at least 2**-126; a value is the element / scale, rounded to nearest even, from -127 to 127. The error
-of an element is at most half a scale (and 1e-5 of it for rounding); zeros are exact. A group with an element that is not
-finite gets zeros and a scale of NaN, so that what is dequantised is NaN.
+magnitude / 127 in fp32, at least 2**-126; a value is the element / scale, rounded to nearest even, from -127 to 127.
+The error of an element is at most half a scale (and 2e-5 of it for rounding); zeros are exact. A group with an element
+that is not finite gets zeros and a scale of NaN, so that what is dequantised is NaN.
 
 The default of 64 takes 8.5 bits an element: one outlier spoils 63 others, and twice the group would save a quarter of a
 bit. Scales are fp32 because a bf16 scale's own rounding, of up to 2**-9, would move the largest values by a quarter of
@@ -202,8 +202,8 @@ in fp32, each line rounded to nearest even to dtype as it is stored, the second 
 with bf16, updates below half a unit in the last place are lost, as they are in MeZO's own half-precision.
 
 z is a function of (seed, tensor, step, element) alone (Philox4x32-10 and Box-Muller; native/src/zeroth_order.hpp
-defines it), so it has the same bits in any range, on any instruction set and number of threads. seed has 64 bits, tensor
-and steps 32.
+defines it), so it has the same bits in any range, on any instruction set and number of threads. seed has 64 bits,
+tensor and steps 32.
 
 Raises ValueError for a null or misaligned pointer, an overlap, another dtype, a negative size or a number out of
 range.)");
