@@ -50,29 +50,30 @@ void bind_kernels(py::module_& module) {
         "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "parameter_dtype"_a, "elements"_a,
         py::kw_only(), "residual"_a = py::none(), "moment_dtype"_a = "fp32", "lr"_a, "beta1"_a, "beta2"_a, "eps"_a,
         "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2, ReleaseLock(),
-        R"(One AdamW step on a range of elements, in one pass over memory. Returns whether every scaled gradient is finite.
+        R"(One AdamW step on a range of elements, in one pass. Returns whether every scaled gradient is finite.
 
 Arrays, by address, all of `elements` elements:
 parameter: receives the new master weights in parameter_dtype ("bf16", "fp16" or "fp32").
 master: fp32 masters, updated in place; the parameter is the master rounded to nearest even, and may be the same array
     when it is fp32. Or None, with
 residual: 16-bit integers, updated in place, that with a bf16 parameter are the master: its bits are those of the
-    parameter, as fp32, plus the residual as a signed number. For 16 bits to suffice, the parameter is rounded to nearest
-    with ties away from zero. The masters' trajectory is that of fp32 masters bit for bit, given the same gradients;
-    the payload of a NaN is lost.
+    parameter, as fp32, plus the residual as a signed number. For 16 bits to suffice, the parameter is rounded to
+    nearest with ties away from zero. The masters' trajectory is that of fp32 masters bit for bit, given the same
+    gradients; the payload of a NaN is lost.
 exp_avg, exp_avg_sq: the moments in moment_dtype ("fp32" or "bf16"), updated in place. With bf16 they are read into
     fp32, and what is computed in fp32 from the unrounded new moments is stored rounded to nearest even (MemAscend's
     half-precision optimizer). With 8 bits a moment stands still where its change is below 2^-9 of it, as the second
     does at a beta2 of 0.999 unless a squared gradient exceeds about three times it: lossy, a user's choice.
 gradient: fp32, only read.
 
-`step` counts from 1. The gradient is multiplied by gradient_scale, rounded to fp32, first: the inverse of the loss scale
-times the clipping coefficient. One factor gives the bits of GradScaler.unscale_ followed by clip_grad_norm_ where the
-loss scale is a power of two and no unscaled gradient is subnormal. The arithmetic is torch.optim.AdamW's without
+`step` counts from 1. The gradient is multiplied by gradient_scale, rounded to fp32, first: the inverse of the loss
+scale times the clipping coefficient. One factor gives the bits of GradScaler.unscale_ followed by clip_grad_norm_ where
+the loss scale is a power of two and no unscaled gradient is subnormal. The arithmetic is torch.optim.AdamW's without
 amsgrad, in fp32, its scalars computed in float64 and rounded once. An element's result has the same bits in whatever
 range it lies, on any instruction set and number of threads (only the payload of a NaN may differ).
 
-Finiteness is seen by exponent bits, fused into the pass (MemAscend's overflow check); the update is made in either case.
+Finiteness is seen by exponent bits, fused into the pass (MemAscend's overflow check); the update is made in either
+case.
 
 Raises ValueError for a null or misaligned pointer, both or neither of master and residual, a residual of another
 parameter than bf16, an unknown dtype, a negative size or a number out of range.)");
@@ -101,7 +102,9 @@ parameter the upper half of the new master. Same arrays, pieces, threads and err
 sum_of_squares is an integer in units of 2**-1074, the least float64: sum_of_squares / (1 << 1074) is it as a float.
 Squares are summed in float64 over blocks of 2048 elements from the array's start, in one fixed order, and the blocks'
 sums exactly: so the sums of ranges cut at multiples of 2048 elements add up, in any order, to that of the whole. Blocks
-with an element that is not finite are left out. Raises ValueError for a null or misaligned pointer or a negative size.)");
+with an element that is not finite are left out.
+
+Raises ValueError for a null or misaligned pointer or a negative size.)");
     module.def(
         "copy_statistics",
         [](std::uintptr_t destination, std::uintptr_t source, std::int64_t elements, std::int64_t threads) {
@@ -152,13 +155,14 @@ Looks at exponent bits alone and needs no memory (MemAscend's fused overflow che
         R"(Quantise to int8 by groups, symmetrically (PyAO). Returns whether every element is finite.
 
 values: address of int8 [elements]. scales: of fp32 [ceil(elements / group)]. source: of an array of source_dtype "fp32"
-or "bf16". group: a power of two from 32 to 4096; the last group may be shorter. A group's scale is its largest magnitude
-/ 127 in fp32, at least 2**-126; a value is the element / scale, rounded to nearest even, from -127 to 127. The error of
-an element is at most half a scale (and 1e-5 of it for rounding); zeros are exact. A group with an element that is not
-finite gets zeros and a scale of NaN, so that what is dequantised is NaN.
+or "bf16". group: a power of two from 32 to 4096; the last group may be shorter. A group's scale is its largest
+magnitude / 127 in fp32, at least 2**-126; a value is the element / scale, rounded to nearest even, from -127 to 127.
+The error of an element is at most half a scale (and 2e-5 of it for rounding); zeros are exact. A group with an element
+that is not finite gets zeros and a scale of NaN, so that what is dequantised is NaN.
 
 The default of 64 takes 8.5 bits an element: one outlier spoils 63 others, and twice the group would save a quarter of a
-bit. Scales are fp32 because a bf16 scale's own rounding, of up to 2**-9, would move the largest values by a quarter of a unit.
+bit. Scales are fp32 because a bf16 scale's own rounding, of up to 2**-9, would move the largest values by a quarter of
+a unit.
 
 A group has the same bits wherever a range is cut at a multiple of it, with any number of threads and instruction set.
 Raises ValueError for a null or misaligned pointer, a negative size, another group or dtype, or an overlap.)");
@@ -197,11 +201,12 @@ first + elements of a tensor. With z(step) the tensor's random normal direction 
 in fp32, each line rounded to nearest even to dtype as it is stored, the second and third reading what the first stored:
 with bf16, updates below half a unit in the last place are lost, as they are in MeZO's own half-precision.
 
-z is a function of (seed, tensor, step, element) alone (Philox4x32-10 and Box-Muller; native/src/zeroth_order.hpp defines
-it), so it has the same bits in any range, on any instruction set and number of threads. seed has 64 bits, tensor and
-steps 32.
+z is a function of (seed, tensor, step, element) alone (Philox4x32-10 and Box-Muller; native/src/zeroth_order.hpp
+defines it), so it has the same bits in any range, on any instruction set and number of threads. seed has 64 bits,
+tensor and steps 32.
 
-Raises ValueError for a null or misaligned pointer, an overlap, another dtype, a negative size or a number out of range.)");
+Raises ValueError for a null or misaligned pointer, an overlap, another dtype, a negative size or a number out of
+range.)");
     module.def(
         "zeroth_order_update",
         [](std::uintptr_t parameters, const std::string& dtype, std::int64_t elements, std::uint64_t seed,

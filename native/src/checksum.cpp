@@ -14,6 +14,8 @@ constexpr std::size_t kWords = 8;  // a vector's
 typedef std::uint64_t Words __attribute__((vector_size(kWords * sizeof(std::uint64_t))));
 constexpr std::size_t kVectors = kChecksumUnit / sizeof(Words);
 
+constexpr std::size_t kPrefetch = 4096;  // bytes ahead: past the end of a page, where the processor's own ends
+
 template <typename Word>
 SSDPLAN_INLINE void step(Word& x) {
     x ^= x << 11;
@@ -25,6 +27,7 @@ SSDPLAN_DISPATCHED void sums_of(const unsigned char* data, std::size_t nbytes, s
     static_assert(kVectors == 4);
     Words a{}, b{}, c{}, d{};
     for (std::size_t at = 0; at < nbytes; at += kChecksumUnit) {
+        for (std::size_t line = 0; line < kChecksumUnit; line += 64) __builtin_prefetch(data + at + kPrefetch + line);
         Words words[kVectors];
         std::memcpy(words, data + at, sizeof words);
         step(a);
