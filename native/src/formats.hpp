@@ -44,9 +44,8 @@ struct Bf16 {
     static SSDPLAN_INLINE float load(std::uint16_t bits) { return float_of(std::uint32_t{bits} << 16); }
     static SSDPLAN_INLINE std::uint16_t store(float value) {
         const std::uint32_t bits = bits_of(value);
-        const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
         // Rounding could carry a NaN into infinity or zero.
-        const std::uint32_t safe = nan ? (bits & 0xffff0000U) | 0x00400000U : bits;
+        const std::uint32_t safe = value != value ? (bits & 0xffff0000U) | 0x00400000U : bits;
         return static_cast<std::uint16_t>((safe + 0x7fffU + ((safe >> 16) & 1U)) >> 16);
     }
 };
