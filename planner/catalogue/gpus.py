@@ -39,7 +39,7 @@ _ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A"
 _HOPPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper, SXM5 column"
 _L40S = "NVIDIA L40S data sheet"
-_A5000 = "NVIDIA RTX A5000 data sheet"
+_A5000 = "NVIDIA RTX A5000 data sheet, recalled: we could not look it up again"
 _A6000 = "NVIDIA RTX A6000 data sheet"
 
 _USUAL = assumed(
@@ -75,13 +75,14 @@ def _gpu(
     efficiency: Figure = _USUAL,
     link: str = "pcie-4.0-x16",
     dense: str = "",
+    recalled: bool = False,
 ) -> Gpu:
     return Gpu(
         name=name,
-        memory=Figure(memory_gib * GIB, "bytes", source),
-        flops=Figure(tera * 1e12, "FLOP/s", source + dense),
-        flops_fp32=Figure(tera_fp32 * 1e12, "FLOP/s", source),
-        memory_bandwidth=Figure(giga_bytes * 1e9, "bytes/s", source),
+        memory=Figure(memory_gib * GIB, "bytes", source, recalled),
+        flops=Figure(tera * 1e12, "FLOP/s", source + dense, recalled),
+        flops_fp32=Figure(tera_fp32 * 1e12, "FLOP/s", source, recalled),
+        memory_bandwidth=Figure(giga_bytes * 1e9, "bytes/s", source, recalled),
         efficiency=efficiency,
         link=link,
     )
@@ -93,7 +94,7 @@ GPUS = (
     _gpu("rtx-3090", 24, 71.0, 35.6, 936, _GA102),
     _gpu("rtx-4090", 24, 165.2, 82.6, 1008, _ADA),
     _gpu("rtx-5090", 32, 209.5, 104.8, 1792, _BLACKWELL, link="pcie-5.0-x16"),
-    _gpu("rtx-a5000", 24, 111.1, 27.8, 768, _A5000, _A5000_EFFICIENCY, dense=_HALF),
+    _gpu("rtx-a5000", 24, 111.1, 27.8, 768, _A5000, _A5000_EFFICIENCY, dense=_HALF, recalled=True),
     _gpu("rtx-a6000", 48, 154.8, 38.7, 768, _A6000, dense=_HALF),
     _gpu("a100-40gb", 40, 312.0, 19.5, 1555, _AMPERE_A100, _A100_EFFICIENCY),
     _gpu("a100-80gb", 80, 312.0, 19.5, 2039, _AMPERE_A100, _A100_EFFICIENCY),
