@@ -31,7 +31,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
     axes.set_xticks(list(places), [point.label for point in sweep.points])
     axes.set_xlabel(sweep.name)
     axes.set_ylabel("tokens/s")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0.0, 1.1 * max((r.tokens_per_second for _, r in found), default=1.0))
     axes.grid(axis="y", alpha=0.3)
     axes.set_title(sweep.title + (", estimated" if sweep.estimated else ""), loc="left")
     if refused:

@@ -19,13 +19,14 @@ from ssdplan.planner.catalogue.models import MODELS, Shape
 from ssdplan.planner.solve import SolveRequest, solve
 from ssdplan.planner.sweep import parse_range, sweep
 from ssdplan.planner.whatif import Compute, WhatIf, estimate, estimate_model, parse_figure
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Precision
+from ssdplan.plans.sweep import Sweep, SweepPoint, SweepResult
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.profile import state_classes
-from tests.tiny import make_model
+from tests.tiny import make_model, make_tokenizer
 
 GIB = 1 << 30
 ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "max_position_embeddings": 512}
@@ -296,6 +297,26 @@ def test_the_command_sweeps(
     raw = json.loads(capsys.readouterr().out)
     assert [point["value"] for point in raw["points"]] == [1, 2]
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_no_run_takes_a_what_if(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([part if part != "rtx-4090" else "none" for part in COMMAND]) == 0
+    make_tokenizer(make_model("llama", tmp_path / "model"))
+    (tmp_path / "text.txt").write_text("a text")
+    run = ["run", "plan.json", "--model", "model", "--data", "text.txt", "--steps", "1", "--out", "run"]
+    assert cli.main(run) == MismatchError.exit_code
+    assert "profile and solve for it" in capsys.readouterr().err
+
+
+def test_the_document_explains_a_sweep() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    part = text.split("## A sweep as JSON")[1]
+    for model in (Sweep, SweepPoint, SweepResult):
+        for name, field in model.model_fields.items():
+            assert f"`{field.alias or name}`" in part, name
 
 
 @pytest.mark.parametrize(
