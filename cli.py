@@ -23,6 +23,8 @@ from ssdplan.plans.units import format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from ssdplan.executor.metrics import StepMetrics
+    from ssdplan.planner.solve import SolveRequest
+    from ssdplan.planner.whatif import WhatIf
 
 INTERRUPTED = 130
 
@@ -89,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     _profile_options(command("profile", "measure this machine and a model -> profile.json"))
-    _solve_options(command("solve", "find the best plan for a profile -> plan.json"))
+    _solve_options(
+        command("solve", "find the best plan for a profile, or for a machine one does not have -> plan.json")
+    )
     _show_options(command("show", "what a plan decides and predicts, what a profile measured"))
     _run_options(command("run", "train by a plan -> a Hugging Face model directory"))
     _volume_options(command("volume", "make, describe or verify the volumes that a store lies on"))
@@ -158,9 +162,14 @@ def _profile(options: argparse.Namespace) -> int:
 
 def _solve_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_solve)
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help="what ssdplan profile wrote")
     parser.add_argument(
-        "--host-memory", type=_bytes, metavar="SIZE", help="most that the host arena may take [a half of what was free]"
+        "profile", type=Path, nargs="?", metavar="PROFILE", help="what ssdplan profile wrote; not with --model"
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="most that the host arena may take [a half of what was free; needed with --model]",
     )
     parser.add_argument(
         "--device-memory", type=_bytes, metavar="SIZE", help="most that the device may take [what was free]"
@@ -181,34 +190,122 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
         metavar="parameters=F,optimizer=F,checkpoints=F",
         help="fractions that stay on host, any of them [the best]",
     )
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.add_argument("-o", "--output", type=Path, default=Path("plan.json"), metavar="FILE", help="where to")
+    guess = parser.add_argument_group("what-if: without a profile, from the catalogue")
+    guess.add_argument("--model", metavar="NAME", help="a model's shape, such as llama-3.1-70b")
+    guess.add_argument("--gpu", metavar="NAME", help="such as rtx-4090; none emulates a device in DRAM")
+    guess.add_argument(
+        "--ssd", action="append", metavar="NAME[:SIZE][*K]", help="K drives, such as samsung-990-pro:4TB*2; repeatable"
+    )
+    guess.add_argument("--cpu", metavar="NAME", help="processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]")
+    guess.add_argument("--link", metavar="NAME", help="between host and GPU, such as pcie-4.0-x16 [the GPU's own]")
+    guess.add_argument(
+        "--figure", type=_figure, action="append", metavar="NAME=VALUE", help="instead of the catalogue's; repeatable"
+    )
+    guess.add_argument("--sequence-length", type=_count, metavar="S", help="tokens a row [1024]")
+    guess.add_argument("--micro-batch-sizes", type=_counts, metavar="B,B,...", help="rows a micro-batch [1,2,4]")
+    guess.add_argument("--precision", choices=["bf16", "fp32"], help="of the parameters in compute [bf16]")
+    parser.add_argument(
+        "--sweep", metavar="NAME=FROM..TO[:STEP]", help="a table of plans instead of one; it doubles without STEP"
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="with --sweep, also draw it here (PNG)")
+    parser.add_argument("--json", action="store_true", help="print the plan, or the sweep, as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to [plan.json; a sweep writes none]")
 
 
 def _solve(options: argparse.Namespace) -> int:
     from ssdplan.planner.solve import SolveRequest, solve
+    from ssdplan.planner.whatif import WhatIf, describe_notes, estimate
     from ssdplan.plans.text import describe_plan
     from ssdplan.plans.vertical import build_schedule
 
-    _writable(options.output)
-    measured = Profile.load(options.profile)
-    plan = solve(
-        measured,
-        SolveRequest(
-            host_memory_bytes=options.host_memory or measured.machine.host_available_bytes // 2,
-            device_memory_bytes=options.device_memory,
-            global_batch=options.global_batch,
-            micro_batch_size=options.micro_batch_size,
-            micro_batches=options.micro_batches,
-            delay_ratio=options.delay_ratio,
-            residency=options.residency,
-            max_ssd_write_bytes=options.max_ssd_write_per_step,
-            schedule=options.schedule,
-        ),
+    if options.sweep is None and options.plots is not None:
+        raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
+    if options.sweep is not None and options.output is not None:
+        raise UsageError("-o: a sweep writes no plan; leave it out")
+    output = options.output or Path("plan.json")
+    if options.sweep is None:
+        _writable(output)
+    source = _what_if(options)
+    measured = estimate(source) if isinstance(source, WhatIf) else source
+    request = SolveRequest(
+        host_memory_bytes=options.host_memory or measured.machine.host_available_bytes // 2,
+        device_memory_bytes=options.device_memory,
+        global_batch=options.global_batch,
+        micro_batch_size=options.micro_batch_size,
+        micro_batches=options.micro_batches,
+        delay_ratio=options.delay_ratio,
+        residency=options.residency,
+        max_ssd_write_bytes=options.max_ssd_write_per_step,
+        schedule=options.schedule,
     )
-    plan.save(options.output)
-    _print(plan, describe_plan(plan, build_schedule(plan.model, plan.decision)), options.json)
-    ProgressLine("solve").note(f"written to {options.output}; next: ssdplan run {options.output} --data FILE --steps N")
+    if options.sweep is not None:
+        return _sweep(options, source, request)
+    plan = solve(measured, request)
+    plan.save(output)
+    text = describe_plan(plan, build_schedule(plan.model, plan.decision))
+    line = ProgressLine("solve")
+    if isinstance(source, WhatIf):
+        _print(plan, text + describe_notes(measured), options.json)
+        line.note(f"written to {output}: an estimate, which ssdplan show explains and no run takes")
+        return 0
+    _print(plan, text, options.json)
+    line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N")
+    return 0
+
+
+def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
+    """The profile that is named, or the machine and model that are."""
+    from ssdplan.planner.whatif import WhatIf
+
+    given = {
+        "--gpu": options.gpu,
+        "--ssd": options.ssd,
+        "--cpu": options.cpu,
+        "--link": options.link,
+        "--figure": options.figure,
+        "--sequence-length": options.sequence_length,
+        "--micro-batch-sizes": options.micro_batch_sizes,
+        "--precision": options.precision,
+    }
+    if options.profile is not None:
+        without_profile = [name for name, value in {"--model": options.model, **given}.items() if value is not None]
+        if without_profile:
+            raise UsageError(f"{without_profile[0]} is for a what-if, without a profile: {options.profile} says it all")
+        return Profile.load(options.profile)
+    if options.model is None:
+        raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
+    needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
+    if missing := [name for name, value in needed.items() if value is None]:
+        raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}")
+    return WhatIf(
+        model=options.model,
+        gpu=options.gpu,
+        ssds=options.ssd,
+        host_memory_bytes=options.host_memory,
+        cpu=options.cpu,
+        link=options.link,
+        precision=options.precision or "bf16",
+        sequence_length=options.sequence_length or 1024,
+        micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
+        figures=dict(options.figure or ()),
+    )
+
+
+def _sweep(options: argparse.Namespace, source: "WhatIf | Profile", request: "SolveRequest") -> int:
+    from ssdplan.planner.sweep import parse_range, sweep
+    from ssdplan.plans.sweep import describe_sweep
+
+    values = parse_range(options.sweep)
+    line = ProgressLine("solve")
+    try:
+        found = sweep(source, request, values, line)
+    finally:
+        line.done()
+    _print(found, describe_sweep(found), options.json)
+    if options.plots:
+        from ssdplan.plans.sweep_plot import write_sweep_plot
+
+        print(f"written to {write_sweep_plot(found, options.plots)}", file=sys.stderr)
     return 0
 
 
@@ -512,6 +609,15 @@ def _fraction(text: str) -> float:
     if value > 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a fraction from 0 to 1")
     return value
+
+
+def _figure(text: str) -> tuple[str, float]:
+    from ssdplan.planner.whatif import parse_figure
+
+    try:
+        return parse_figure(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _residency(text: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ from .documents import Bytes, Count, Document, Index, Name, Part, Positive, Seco
 
 Precision = Literal["bf16", "fp32"]
 ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4}
+Origin = Literal["measured", "estimated"]
 
 
 class MixedBandwidth(Part):
@@ -57,6 +58,8 @@ class Machine(Part):
     update_threads: Count
     compute_threads: Count
     volumes: tuple[Volume, ...] = Field(min_length=1)
+    figures: Origin = "measured"
+    """Estimated: from data sheets, for a machine that was not there."""
 
 
 class State(Part):
@@ -122,6 +125,8 @@ class Model(Part):
     layers: tuple[Layer, ...] = Field(min_length=3)
     """embedding, blocks in order, head."""
     classes: tuple[LayerClass, ...] = Field(min_length=3)
+    figures: Origin = "measured"
+    """Estimated: seconds and bytes of the classes follow from the model's shape by formulas."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

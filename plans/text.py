@@ -45,7 +45,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
     return page(
         title,
-        [bound, *wrapped(f"What bounds it: {_clean(prediction.bound_by)}.")],
+        [bound, *wrapped(f"What bounds it: {_clean(prediction.bound_by)}."), *_estimated(plan.machine, model)],
         ("What it decides", _decision(plan.decision)),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan)),
@@ -65,7 +65,7 @@ def describe_profile(profile: Profile) -> str:
     title = f"Profile: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(machine.name, 34)}"
     return page(
         title,
-        [f"Measured {_short(profile.created, 60)}."],
+        _estimated(machine, model) or [f"Measured {_short(profile.created, 60)}."],
         ("Machine", _machine(machine)),
         ("Drives, in bytes a second: alone, and both at once", _volumes(machine.volumes)),
         ("Model", _model(model)),
@@ -73,6 +73,13 @@ def describe_profile(profile: Profile) -> str:
         ("One layer, one micro-batch", _timings(model)),
         ("Notes", [line for note in profile.notes for line in wrapped(_clean(note))]),
     )
+
+
+def _estimated(machine: Machine, model: Model) -> list[str]:
+    """A warning when a machine or a model was not there to be measured; nothing for a measured one."""
+    if "estimated" not in (machine.figures, model.figures):
+        return []
+    return ["Estimated from data sheets and the model's shape: a what-if; nothing was measured."]
 
 
 # A plan's parts.

@@ -1,0 +1,68 @@
+"""Processors with the memory that goes with them: cores, DRAM bandwidth, and peak fp32 FLOP/s. Data only."""
+
+from dataclasses import dataclass
+
+from .figure import Figure, assumed
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One processor, one socket."""
+
+    name: str
+    cores: Figure
+    memory_bandwidth: Figure
+    """Of all its channels, by the standard."""
+    flops: Figure
+    """fp32, all cores at the base clock."""
+
+
+MEMORY_EFFICIENCY = assumed(
+    0.8, "fraction", "of DRAM bandwidth in long streams; STREAM results of 0.75 to 0.9 are usual"
+)
+COMPUTE_EFFICIENCY = assumed(
+    0.6, "fraction", "of fp32 FLOP/s: matrix products reach 0.8 and more, the rest of a layer waits for memory"
+)
+"""bf16 counts as fast as fp32: many processors have no instructions for it."""
+
+
+_RECALLED = ", recalled: we could not look it up again"
+
+
+def _cpu(
+    name: str,
+    cores: int,
+    ghz: float,
+    flops_a_cycle: int,
+    giga_bytes: float,
+    memory: str,
+    page: str,
+    recalled: bool = True,
+) -> Cpu:
+    source = page + (_RECALLED if recalled else "")
+    wide = "512" if flops_a_cycle == 64 else "256"
+    return Cpu(
+        name=name,
+        cores=Figure(cores, "cores", source, recalled),
+        memory_bandwidth=Figure(giga_bytes * 1e9, "bytes/s", f"{memory}; {source}", recalled),
+        flops=Figure(
+            cores * ghz * 1e9 * flops_a_cycle,
+            "FLOP/s",
+            f"{cores} cores at a base clock of {ghz:g} GHz, times {flops_a_cycle} fp32 FLOP a cycle (two {wide}-bit "
+            f"fused multiply-adds); {source}",
+            recalled,
+        ),
+    )
+
+
+CPUS = (
+    _cpu("ryzen-9-5950x", 16, 3.4, 32, 51.2, "2 channels of DDR4-3200", "AMD product page, Ryzen 9 5950X"),
+    _cpu(
+        "ryzen-9-7950x", 16, 4.5, 32, 83.2, "2 channels of DDR5-5200", "AMD product page, Ryzen 9 7950X", recalled=False
+    ),
+    _cpu("ryzen-7-7840u", 8, 3.3, 32, 89.6, "2 channels of DDR5-5600", "AMD product page, Ryzen 7 7840U"),
+    _cpu("epyc-7302", 16, 3.0, 32, 204.8, "8 channels of DDR4-3200", "AMD product page, EPYC 7302"),
+    _cpu("epyc-7763", 64, 2.45, 32, 204.8, "8 channels of DDR4-3200", "AMD product page, EPYC 7763", recalled=False),
+    _cpu("epyc-9654", 96, 2.4, 32, 460.8, "12 channels of DDR5-4800", "AMD product page, EPYC 9654"),
+    _cpu("xeon-8462y", 32, 2.8, 64, 307.2, "8 channels of DDR5-4800", "Intel ARK, Xeon Platinum 8462Y+"),
+)

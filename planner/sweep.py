@@ -1,0 +1,120 @@
+"""Sweeps: solves for several values of one thing, and keeps of each what it decides and predicts, or why it cannot be.
+
+Owns the values and what each of them changes: a budget, the batch, the number of drives, or a figure of the catalogue.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ssdplan.plans.errors import InfeasibleError, UsageError
+from ssdplan.plans.profile import Profile
+from ssdplan.plans.sweep import Sweep, SweepPoint, result_of
+from ssdplan.plans.units import format_bytes, parse_bytes
+
+from .catalogue import nearest
+from .solve import SolveRequest, solve
+from .whatif import WhatIf, estimate
+
+MOST_POINTS = 32
+SSDS = "ssds"
+BUDGETS = ("host-memory", "device-memory")
+COUNTS = ("micro-batches", "micro-batch-size", "global-batch", SSDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What is swept, and the values that it takes."""
+
+    name: str
+    values: tuple[float, ...]
+
+    def label(self, value: float) -> str:
+        """A value as a person reads it."""
+        return (
+            format_bytes(value) if self.name in BUDGETS or self.name.endswith(("memory", "capacity")) else f"{value:g}"
+        )
+
+
+def parse_range(text: str) -> Range:
+    """`host-memory=32GiB..256GiB` doubles from the first to the last; `ssds=1..4:1` adds. Raises UsageError."""
+    name, equals, values = text.partition("=")
+    first, dots, rest = values.partition("..")
+    last, colon, step = rest.partition(":")
+    try:
+        if not (equals and dots):
+            raise UsageError("")
+        start, stop, by = _number(first), _number(last), _number(step) if colon else None
+    except UsageError:
+        raise UsageError(f"--sweep {text!r}: write NAME=FROM..TO, which doubles, or NAME=FROM..TO:STEP") from None
+    if stop < start:
+        raise UsageError(f"--sweep {text}: from {first} to {last} there is nothing")
+    found = [start]
+    while (following := found[-1] + by if by else 2 * found[-1]) <= stop * (1 + 1e-9):
+        found.append(following)
+        if len(found) > MOST_POINTS:
+            raise UsageError(f"--sweep {text}: more than {MOST_POINTS} points")
+    return Range(name.strip().lower(), tuple(found))
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return float(parse_bytes(text))
+    if not 0 < value < 1e30:
+        raise UsageError(f"{text!r} is out of range")
+    return value
+
+
+def sweep(
+    source: WhatIf | Profile, request: SolveRequest, values: Range, progress: Callable[[float, str], None]
+) -> Sweep:
+    """Solve at each value. Raises UsageError for a name that cannot be swept, and for values that mean nothing."""
+    profile = source if isinstance(source, Profile) else estimate(source)
+    points = []
+    for number, value in enumerate(values.values):
+        progress(number / len(values.values), f"{values.name} {values.label(value)}")
+        changed, asked = _at(source, request, values.name, value)
+        try:
+            plan = solve(changed if isinstance(changed, Profile) else estimate(changed), asked)
+        except InfeasibleError as error:
+            points.append(SweepPoint(value=value, label=values.label(value), result=None, refusal=str(error)))
+        else:
+            points.append(SweepPoint(value=value, label=values.label(value), result=result_of(plan)))
+    return Sweep(
+        schema="ssdplan.sweep/1",
+        name=values.name,
+        title=f"{profile.model.name} on {profile.machine.name}",
+        estimated="estimated" in (profile.machine.figures, profile.model.figures),
+        points=tuple(points),
+    )
+
+
+def _at(
+    source: WhatIf | Profile, request: SolveRequest, name: str, value: float
+) -> tuple[WhatIf | Profile, SolveRequest]:
+    """Source and request with one thing changed."""
+    whole = round(value)
+    if name in COUNTS and whole != value:
+        raise UsageError(f"--sweep {name}: {value:g} is not a whole number")
+    requests: Mapping[str, Callable[[], SolveRequest]] = {
+        "host-memory": lambda: replace(request, host_memory_bytes=whole),
+        "device-memory": lambda: replace(request, device_memory_bytes=whole),
+        "micro-batches": lambda: replace(request, micro_batches=whole),
+        "micro-batch-size": lambda: replace(request, micro_batch_size=whole),
+        "global-batch": lambda: replace(request, global_batch=whole),
+    }
+    if isinstance(source, Profile):
+        if name not in requests:
+            raise UsageError(nearest(f"--sweep {name}: with a profile that cannot be swept", name, requests))
+        return source, requests[name]()
+    if name == "host-memory":
+        return replace(source, host_memory_bytes=whole), requests[name]()
+    if name in requests:
+        return source, requests[name]()
+    if name == SSDS:
+        return replace(source, ssds=[f"{ssd.partition('*')[0]}*{whole}" for ssd in source.ssds]), request
+    if "." not in name:
+        names = [*requests, SSDS, "or a figure such as gpu.flops"]
+        raise UsageError(nearest(f"--sweep {name}: that cannot be swept", name, names))
+    return replace(source, figures={**source.figures, name: value}), request

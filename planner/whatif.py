@@ -1,0 +1,477 @@
+"""What-if: a profile of a machine that nobody measured and a model whose weights nobody has, from the catalogue.
+
+Owns the formulas that turn data sheets and shapes into what the profiler would have measured (docs/catalogue.md states
+each), and the note that every figure is an estimate. It decides nothing, and it never touches a drive or a device.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from textwrap import wrap
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.profile import (
+    ELEMENT_BYTES,
+    Layer,
+    LayerClass,
+    Machine,
+    MixedBandwidth,
+    Model,
+    Precision,
+    Profile,
+    State,
+    Timing,
+    Volume,
+)
+from ssdplan.plans.units import parse_bytes
+
+from .catalogue import (
+    COMPUTE_EFFICIENCY,
+    CPUS,
+    GPUS,
+    IN_DRAM,
+    LINKS,
+    MEMORY_EFFICIENCY,
+    MODELS,
+    RESERVE,
+    SSDS,
+    TB,
+    Figure,
+    Shape,
+    Size,
+    find,
+    nearest,
+)
+from .catalogue.models import Tensor
+
+NO_GPU = "none"
+WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
+"""The processors that stand beside a GPU, and alone, when none is named."""
+MOST_DRIVES = 64
+TEXT_COLUMNS = 100
+STATE_ALIGNMENT, TENSOR_ALIGNMENT = 2048, 64
+"""Elements; the layout of executor/model.py."""
+MASTER_AND_MOMENTS = 28
+"""Bytes of fp32 that the fused update moves an element: reads weight, two moments and gradient, writes all but the
+gradient. The copy that compute uses comes on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A machine and a model by their names in the catalogue."""
+
+    model: str
+    gpu: str
+    """A GPU, or `none`: an emulated device in DRAM."""
+    ssds: Sequence[str]
+    """Each NAME, NAME:SIZE, NAME*COUNT or NAME:SIZE*COUNT; all are striped over."""
+    host_memory_bytes: int
+    """What training may have of DRAM; without a GPU the emulated device has as much again."""
+    cpu: str | None = None
+    link: str | None = None
+    """None: the GPU's own."""
+    precision: Precision = "bf16"
+    sequence_length: int = 1024
+    micro_batch_sizes: Sequence[int] = (1, 2, 4)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Name of a figure (`gpu.flops`) -> the value to take instead."""
+
+
+def estimate(what_if: WhatIf) -> Profile:
+    """The profile of a what-if. Raises UsageError for names that the catalogue lacks and sizes that cannot be."""
+    shape = find("model", what_if.model, MODELS)
+    _check(what_if, shape)
+    drives = [drive for text in what_if.ssds for drive in _drives(text)]
+    figures = _figures(what_if)
+    machine = _machine(what_if, drives, figures)
+    return Profile(
+        schema="ssdplan.profile/1",
+        created="never: estimated",
+        machine=machine,
+        model=estimate_model(
+            shape,
+            _compute(figures),
+            precision=what_if.precision,
+            sequence_length=what_if.sequence_length,
+            micro_batch_sizes=what_if.micro_batch_sizes,
+        ),
+        notes=tuple(_notes(what_if, shape, drives, figures)),
+    )
+
+
+def parse_figure(text: str) -> tuple[str, float]:
+    """`gpu.flops=1.2e14` or `gpu.memory=20GiB` -> name and value. Raises UsageError."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        try:
+            number = float(parse_bytes(value))
+        except UsageError:
+            raise UsageError(f"{text!r}: write NAME=NUMBER or NAME=SIZE, such as gpu.flops=1.2e14") from None
+    if not 0 < number < 1e30:
+        raise UsageError(f"{text!r}: {value} is out of range")
+    return name.strip().lower(), number
+
+
+def _check(what_if: WhatIf, shape: Shape) -> None:
+    if what_if.sequence_length < 2:
+        raise UsageError(f"sequence length {what_if.sequence_length}: there is a token to predict only from 2 on")
+    if 0 < shape.max_positions < what_if.sequence_length:
+        raise UsageError(
+            f"sequence length {what_if.sequence_length}: {shape.name} has {shape.max_positions} positions, no more"
+        )
+    sizes = what_if.micro_batch_sizes
+    if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
+        raise UsageError(f"micro-batch sizes {list(sizes)}: must be one or more different positive numbers")
+    if not what_if.ssds:
+        raise UsageError("no SSD; name one or more (--ssd samsung-990-pro)")
+
+
+# Drives.
+
+
+@dataclass(frozen=True, slots=True)
+class _Drive:
+    name: str
+    size: Size
+
+
+def _drives(text: str) -> list[_Drive]:
+    """`NAME[:SIZE][*COUNT]` -> that many drives."""
+    named, star, count = text.partition("*")
+    if star and not (count.isdecimal() and 0 < int(count) <= MOST_DRIVES):
+        raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {MOST_DRIVES}")
+    name, colon, capacity = named.partition(":")
+    ssd = find("SSD", name.strip(), SSDS)
+    size = ssd.sizes[0]
+    if colon:
+        by_capacity = {each.capacity: each for each in ssd.sizes}
+        if parse_bytes(capacity) not in by_capacity:
+            there = ", ".join(f"{each / TB:g}TB" for each in sorted(by_capacity))
+            raise UsageError(f"--ssd {text}: {ssd.name} comes with {there}")
+        size = by_capacity[parse_bytes(capacity)]
+    return [_Drive(f"{ssd.name}:{size.capacity / TB:g}TB", size)] * (int(count) if star else 1)
+
+
+# Figures: what the catalogue says and what the user says instead.
+
+
+def _figures(what_if: WhatIf) -> dict[str, Figure]:
+    """Every figure that is not a drive's, by the name under which it can be given."""
+    bf16 = what_if.precision == "bf16"
+    cpu = find("processor", what_if.cpu or (LAPTOP_CPU if what_if.gpu.lower() == NO_GPU else WORKSTATION_CPU), CPUS)
+    figures = {
+        "cpu.cores": cpu.cores,
+        "cpu.memory-bandwidth": cpu.memory_bandwidth,
+        "cpu.memory-efficiency": MEMORY_EFFICIENCY,
+    }
+    if what_if.gpu.lower() == NO_GPU:
+        if what_if.link:
+            raise UsageError(f"--link {what_if.link}: without a GPU there is no link; leave it out")
+        figures |= {"cpu.flops": cpu.flops, "cpu.efficiency": COMPUTE_EFFICIENCY}
+        link = IN_DRAM
+    else:
+        gpu = find(f"GPU (or {NO_GPU})", what_if.gpu, GPUS)
+        figures |= {
+            "gpu.memory": gpu.memory,
+            "gpu.reserve": RESERVE,
+            "gpu.flops": gpu.flops if bf16 else gpu.flops_fp32,
+            "gpu.memory-bandwidth": gpu.memory_bandwidth,
+            "gpu.efficiency": gpu.efficiency,
+        }
+        link = find("link", what_if.link or gpu.link, LINKS)
+    figures |= {"link.h2d": link.h2d, "link.d2h": link.d2h}
+    known = {*figures, *_OF_DRIVES}
+    for name, value in what_if.figures.items():
+        if name not in known:
+            raise UsageError(nearest(f"--figure {name}: there is no such figure", name, known))
+        if name in figures:
+            figures[name] = Figure(value, figures[name].unit, "given")
+    for name in ("cpu.memory-efficiency", "cpu.efficiency", "gpu.efficiency"):
+        if name in figures and figures[name].value > 1:
+            raise UsageError(f"--figure {name}={figures[name].value:g}: it is a fraction, at most 1")
+    if "gpu.memory" in figures and figures["gpu.memory"].value <= figures["gpu.reserve"].value:
+        raise UsageError("--figure gpu.memory: no more than gpu.reserve, so nothing is left for a plan")
+    return figures
+
+
+_OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity")
+"""Given, they are those of every drive."""
+
+
+# The machine.
+
+
+def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> Machine:
+    emulated = what_if.gpu.lower() == NO_GPU
+    cpu = (what_if.cpu or (LAPTOP_CPU if emulated else WORKSTATION_CPU)).lower()
+    cores = max(round(figures["cpu.cores"].value), 1)
+    memory = (
+        what_if.host_memory_bytes if emulated else round(figures["gpu.memory"].value - figures["gpu.reserve"].value)
+    )
+    moved = MASTER_AND_MOMENTS + ELEMENT_BYTES[what_if.precision]
+    return Machine(
+        name=cpu if emulated else f"{what_if.gpu.lower()}, {cpu}",
+        cores=cores,
+        device="cpu" if emulated else "cuda",
+        device_name="emulated device in DRAM" if emulated else what_if.gpu.lower(),
+        host_memory_bytes=what_if.host_memory_bytes * (2 if emulated else 1),
+        host_available_bytes=what_if.host_memory_bytes * (2 if emulated else 1),
+        device_memory_bytes=memory,
+        compute_shares_cpu=emulated,
+        h2d_bandwidth=figures["link.h2d"].value,
+        d2h_bandwidth=figures["link.d2h"].value,
+        update_rate=figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value / moved,
+        update_threads=cores,
+        compute_threads=cores,
+        volumes=tuple(
+            Volume(
+                path=f"{drive.name} ({number})",
+                free_bytes=round(what_if.figures.get("ssd.capacity", drive.size.capacity)),
+                engine="io_uring",
+                frontier=(
+                    MixedBandwidth(read=what_if.figures.get("ssd.read", drive.size.read.value), write=0.0),
+                    MixedBandwidth(read=0.0, write=what_if.figures.get("ssd.write", drive.size.sustained_write.value)),
+                ),
+            )
+            for number, drive in enumerate(drives)
+        ),
+        figures="estimated",
+    )
+
+
+# The model.
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What a device reaches, FLOP/s and bytes/s."""
+
+    flops: float
+    memory_bandwidth: float
+
+
+def _compute(figures: Mapping[str, Figure]) -> Compute:
+    if "gpu.flops" in figures:
+        return Compute(
+            figures["gpu.flops"].value * figures["gpu.efficiency"].value, figures["gpu.memory-bandwidth"].value
+        )
+    return Compute(
+        figures["cpu.flops"].value * figures["cpu.efficiency"].value,
+        figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value,
+    )
+
+
+def estimate_model(
+    shape: Shape, compute: Compute, *, precision: Precision, sequence_length: int, micro_batch_sizes: Sequence[int]
+) -> Model:
+    """A model as the profiler would write it down, without weights.
+
+    Layers and states are in the order of executor/model.py: embedding, blocks, head, and last what both ends use.
+    """
+    states: list[State] = []
+
+    def state(name: str, state_class: str, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        if not tensors:
+            return ()
+        states.append(State(name=name, state_class=state_class, elements=_padded(tensors)))
+        return (len(states) - 1,)
+
+    embedding = state("embedding", "embedding", shape.embedding())
+    blocks = [state(f"block.{index}", "block", shape.block()) for index in range(shape.blocks)]
+    head = state("head", "head", shape.head())
+    tied = state("tied", "tied", shape.shared())
+    layers = [Layer(name="embedding", layer_class="embedding", states=embedding + tied)]
+    layers += [Layer(name=f"block.{index}", layer_class="block", states=own) for index, own in enumerate(blocks)]
+    layers.append(Layer(name="head", layer_class="head", states=head + tied))
+    rows = sorted(micro_batch_sizes)
+    costs = {size: _Costs(shape, precision, size, sequence_length, compute) for size in rows}
+    return Model(
+        name=shape.name,
+        architecture=shape.architecture,
+        fingerprint=_fingerprint(shape),
+        parameters=shape.parameters,
+        hidden_size=shape.hidden,
+        vocab_size=shape.vocab,
+        precision=precision,
+        sequence_length=sequence_length,
+        context_bytes={size: costs[size].context_bytes() for size in rows},
+        states=tuple(states),
+        layers=tuple(layers),
+        classes=(
+            LayerClass(name="embedding", timings=tuple(costs[size].embedding() for size in rows)),
+            LayerClass(name="block", timings=tuple(costs[size].block() for size in rows)),
+            LayerClass(name="head", timings=tuple(costs[size].head() for size in rows)),
+        ),
+        figures="estimated",
+    )
+
+
+def _padded(tensors: Sequence[Tensor]) -> int:
+    """Elements of a state: each tensor begins at a multiple of TENSOR_ALIGNMENT."""
+    return _up(sum(_up(prod(tensor), TENSOR_ALIGNMENT) for tensor in tensors), STATE_ALIGNMENT)
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _fingerprint(shape: Shape) -> str:
+    """Of the shape, and no model's: so no run takes the plan of a what-if for one of its own."""
+    return hashlib.sha256(f"catalogue {sorted(asdict(shape).items())}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """Seconds and bytes of one micro-batch in each class of layer (docs/catalogue.md states the formulas)."""
+
+    shape: Shape
+    precision: Precision
+    rows: int
+    length: int
+    compute: Compute
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def element(self) -> int:
+        return ELEMENT_BYTES[self.precision]
+
+    def block(self) -> Timing:
+        shape, e, tokens = self.shape, self.element, self.tokens
+        elements, matrices = _elements(shape.block()), _elements(t for t in shape.block() if len(t) == 2)
+        # Causal attention computes half of the scores: 2 of 4 x length^2 x width FLOP a row.
+        flops = 2.0 * matrices * tokens + 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
+        saved = self._saved()
+        forward = self._roofline(flops, e * elements + 2 * saved)
+        # Recomputes the forward, and computes two gradients for each product.
+        backward = self._roofline(3 * flops, 3 * (e * elements + 2 * saved))
+        gradients = e * max(prod(t) for t in shape.block())
+        h, i = shape.hidden, shape.intermediate
+        width = {"gpt2": 3 * h + 4 * i, "opt": h + 2 * i}.get(shape.family, 2 * h + 3 * i)
+        return self._timing(
+            forward,
+            backward + self._accumulation(elements),
+            forward_workspace=e * tokens * width,
+            backward_workspace=saved + e * tokens * (h + i) + max(gradients, e * tokens * i),
+            saved=saved,
+        )
+
+    def _saved(self) -> int:
+        """Bytes that autograd keeps of a block: norms, attention, MLP and, for rows with padding, the mask."""
+        shape, e = self.shape, self.element
+        h, i, wide = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
+        attention = 4 * e * wide + 4 * shape.heads + e * self.length
+        if shape.layer_norm:
+            norms = 3 * e * h + 4 * e
+            mlp = e * i * (5 if shape.family == "gpt2" else 1)  # GELU by its formula keeps every step
+        else:
+            upcast = 2 if self.precision == "bf16" else 1  # RMSNorm computes in fp32
+            norms = 4 * h * upcast + 4 * e * h + 8
+            mlp = 4 * e * i
+        return self.tokens * (norms + attention + mlp)
+
+    def embedding(self) -> Timing:
+        shape, e, tokens = self.shape, self.element, self.tokens
+        table = e * shape.vocab * shape.hidden
+        elements = _elements((*shape.embedding(), *shape.shared()))
+        output = 2 * e * tokens * shape.hidden
+        tables = 0 if shape.layer_norm else self.length * (18 * shape.head_dim + 8)  # rotary, in fp32 on the way
+        passes = 3 if shape.layer_norm else 1
+        return self._timing(
+            self._roofline(0.0, output),
+            # The gradient is dense: a whole table of zeros, and rows added.
+            self._roofline(0.0, 2 * output) + self._accumulation(elements),
+            forward_workspace=tokens * (passes * e * shape.hidden + self.length) + tables,
+            backward_workspace=table + e * tokens * shape.hidden,
+            saved=0,
+        )
+
+    def head(self) -> Timing:
+        shape, e, tokens = self.shape, self.element, self.tokens
+        elements = _elements((*shape.head(), *shape.shared()))
+        table = shape.vocab * shape.hidden
+        flops = 2.0 * table * tokens
+        upcast = e if e < 4 else 0
+        # Logits are written, read and, in fp32, written again; the loss reads and writes them once more.
+        logits = tokens * shape.vocab
+        loss = self._roofline(0.0, logits * (2 * upcast + 12))
+        norm = e * shape.hidden + 2 * e if shape.layer_norm else 8 * shape.hidden + 4
+        return self._timing(
+            self._roofline(flops, e * elements) + loss,
+            self._roofline(3 * flops, 3 * e * elements) + 2 * loss + self._accumulation(elements),
+            forward_workspace=logits * (8 + upcast) + 8 * tokens,
+            backward_workspace=max(
+                12 * logits + tokens * norm,
+                e * table + e * logits + 12 * tokens * shape.hidden,
+            ),
+            saved=4 * logits + tokens * norm,
+        )
+
+    def context_bytes(self) -> int:
+        """Token ids, labels and mask; the mask that attention takes; positions and rotary tables."""
+        shape = self.shape
+        tables = 8 if shape.layer_norm else 2 * self.element * shape.head_dim + 8
+        return self.tokens * (24 + self.length) + self.length * tables
+
+    def _roofline(self, flops: float, nbytes: float) -> float:
+        return max(flops / self.compute.flops, nbytes / self.compute.memory_bandwidth)
+
+    def _accumulation(self, elements: int) -> float:
+        """Seconds to write a gradient, and to read it and add it to its fp32 sum."""
+        return elements * (2 * self.element + 8) / self.compute.memory_bandwidth
+
+    def _timing(
+        self, forward: float, backward: float, *, forward_workspace: int, backward_workspace: int, saved: int
+    ) -> Timing:
+        return Timing(
+            micro_batch_size=self.rows,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            forward_workspace_bytes=forward_workspace,
+            backward_workspace_bytes=backward_workspace,
+            saved_activation_bytes=saved,
+        )
+
+
+def _elements(tensors: Iterable[Tensor]) -> int:
+    return sum(prod(tensor) for tensor in tensors)
+
+
+# What a reader should know.
+
+
+def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> list[str]:
+    lines = ["nothing was measured: every figure is an estimate from the catalogue (docs/catalogue.md)"]
+    lines.append(f"model {shape.name}: {shape.source}")
+    lines += [_line(name, figure) for name, figure in figures.items()]
+    for drive in dict.fromkeys(drives):
+        size = drive.size
+        own = {"read": size.read, "write": size.sustained_write, "capacity": None, "endurance": size.endurance}
+        for what, figure in own.items():
+            given = what_if.figures.get(f"ssd.{what}")
+            if given is not None:
+                figure = Figure(given, "bytes" if what == "capacity" else "bytes/s", "given")
+            if figure is not None:
+                lines.append(_line(f"ssd.{what} of {drive.name}", figure))
+    lines.append(
+        "workspaces and activations are those of PyTorch's eager layers with fused attention, by formula, without the "
+        "allocator's fragmentation"
+    )
+    return lines
+
+
+def _line(name: str, figure: Figure) -> str:
+    return f"{name} = {figure.value:.6g} {figure.unit}: {'assumed: ' if figure.assumed else ''}{figure.source}"
+
+
+def describe_notes(profile: Profile) -> str:
+    """What an estimate rests on, as text: its notes, a list of figures and their sources."""
+    lines = ["", "What this estimate rests on"]
+    for note in profile.notes:
+        lines += wrap(note, TEXT_COLUMNS, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,144 @@
+"""The catalogue: what can be checked of its figures without the things themselves."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from ssdplan.planner import catalogue
+from ssdplan.planner.catalogue import CPUS, GPUS, LINKS, MODELS, SSDS, Figure, Shape, find
+from ssdplan.plans.errors import UsageError
+
+KINDS = {"GPU": GPUS, "processor": CPUS, "link": LINKS, "SSD": SSDS, "model": MODELS}
+
+# Tensor cores, boost clock in GHz, and fused multiply-adds that a core does a cycle with fp32 accumulation: the
+# makers' whitepapers, by another way than the products that the catalogue holds.
+TENSOR_CORES = {
+    "rtx-3090": (328, 1.695, 64),
+    "rtx-4090": (512, 2.52, 64),
+    "rtx-5090": (680, 2.407, 64),
+    "rtx-a5000": (256, 1.695, 128),
+    "rtx-a6000": (336, 1.80, 128),
+    "a100-40gb": (432, 1.41, 256),
+    "a100-80gb": (432, 1.41, 256),
+    "h100-80gb": (528, 1.83, 512),
+    "l40s": (568, 2.52, 128),
+}
+
+
+def figures(thing: object) -> Iterator[Figure]:
+    """Every figure in a thing of the catalogue."""
+    if isinstance(thing, Figure):
+        yield thing
+    elif isinstance(thing, tuple):
+        for part in thing:
+            yield from figures(part)
+    elif is_dataclass(thing):
+        for field in fields(thing):
+            yield from figures(getattr(thing, field.name))
+
+
+@pytest.mark.parametrize("shape", MODELS, ids=lambda shape: shape.name)
+def test_a_shape_has_the_parameters_that_were_published(shape: Shape) -> None:
+    assert shape.parameters == pytest.approx(shape.published, rel=0.005)
+    assert shape.heads % shape.kv_heads == 0 and shape.hidden % shape.heads == 0
+
+
+def test_peak_flops_are_cores_times_clock() -> None:
+    assert {gpu.name for gpu in GPUS} == set(TENSOR_CORES)
+    for gpu in GPUS:
+        cores, gigahertz, products = TENSOR_CORES[gpu.name]
+        assert gpu.flops.value == pytest.approx(2 * cores * gigahertz * 1e9 * products, rel=0.015), gpu.name
+
+
+def test_links_stay_below_what_the_standard_allows() -> None:
+    lanes, transfers = 16, {"pcie-3.0-x16": 8e9, "pcie-4.0-x16": 16e9, "pcie-5.0-x16": 32e9}
+    for link in LINKS:
+        limit = lanes * transfers[link.name] / 8 * 128 / 130
+        assert all(0.7 * limit < figure.value < limit for figure in figures(link)), link.name
+    assert {gpu.link for gpu in GPUS} <= set(transfers)
+
+
+def test_drives_stay_below_their_link_and_last_as_warranted() -> None:
+    for ssd in SSDS:
+        for size in ssd.sizes:
+            assert max(size.read.value, size.write.value) < 4 * 16e9 / 8 * 128 / 130, "PCIe 4.0, four lanes"
+            assert size.sustained_write.value <= size.write.value
+            assert 0.25 < size.endurance.value / size.capacity / (5 * 365) <= 100.01, "writes of the drive a day"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_figure_has_a_source(kind: str) -> None:
+    for thing in KINDS[kind]:
+        for figure in figures(thing):
+            assert figure.value > 0 and figure.unit
+            assert len(figure.source) >= 12, f"{thing.name}: {figure}"
+    for shape in MODELS:
+        assert shape.source
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_things_are_found_by_name_in_any_case(kind: str) -> None:
+    things = KINDS[kind]
+    assert len({thing.name for thing in things}) == len(things)
+    for thing in things:
+        assert thing.name == thing.name.lower()
+        assert find(kind, thing.name.upper(), things) is thing
+
+
+def test_a_wrong_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"no GPU 'rtx-4091'.*did you mean rtx-4090\?.*known: a100-40gb, .*rtx-a6000"):
+        find("GPU", "rtx-4091", GPUS)
+    with pytest.raises(UsageError, match=r"no SSD 'zzz' in the catalogue \(known: "):
+        find("SSD", "zzz", SSDS)
+
+
+def test_what_the_face_names_exists() -> None:
+    assert all(hasattr(catalogue, name) for name in catalogue.__all__)
+
+
+def rows() -> dict[str, list[tuple[str, ...]]]:
+    """The tables of docs/catalogue.md that list what there is, without their heads."""
+
+    def giga(value: float) -> str:
+        return f"{value / 1e9:g} GB/s"
+
+    def worst(ssd: catalogue.Ssd, name: str) -> float:
+        return min(getattr(size, name).value for size in ssd.sizes)
+
+    return {
+        "GPU": [
+            (
+                f"`{gpu.name}`",
+                f"{gpu.memory.value / (1 << 30):g} GiB",
+                f"{gpu.flops.value / 1e12:g} TFLOP/s",
+                giga(gpu.memory_bandwidth.value),
+                f"{gpu.efficiency.value:g}{' (assumed)' if gpu.efficiency.assumed else ''}",
+                f"`{gpu.link}`",
+            )
+            for gpu in GPUS
+        ],
+        "SSD": [
+            (
+                f"`{ssd.name}`",
+                ", ".join(f"{size.capacity / catalogue.TB:g} TB" for size in ssd.sizes),
+                giga(worst(ssd, "read")),
+                giga(worst(ssd, "write")),
+                giga(worst(ssd, "sustained_write")),
+            )
+            for ssd in SSDS
+        ],
+        "CPU": [(f"`{cpu.name}`", f"{cpu.cores.value:g}", giga(cpu.memory_bandwidth.value)) for cpu in CPUS],
+        "MODEL": [
+            (f"`{shape.name}`", f"{shape.parameters:,}", f"{shape.hidden:,}", str(shape.blocks)) for shape in MODELS
+        ],
+    }
+
+
+def test_the_document_lists_what_there_is() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    for table in rows().values():
+        assert "\n".join("| " + " | ".join(row) + " |" for row in table) in text
+    for link in LINKS:
+        assert f"`{link.name}`" in text

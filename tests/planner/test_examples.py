@@ -1,0 +1,61 @@
+"""The examples are what the planner finds: decisions and predictions agree, but for the last digits of a solver."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssdplan import cli
+from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.vertical import build_schedule
+from tests.planner.examples import DIRECTORY, EXAMPLES, REFUSED, file_of
+
+LARGEST = 200 << 10
+
+
+def assert_close(found: Any, kept: Any, where: str = "") -> None:
+    """Equal documents, numbers to a ten-thousandth."""
+    if isinstance(kept, dict):
+        assert found.keys() == kept.keys(), where
+        for key in kept:
+            assert_close(found[key], kept[key], f"{where}.{key}")
+    elif isinstance(kept, float) or (isinstance(kept, int) and kept > 10_000):
+        assert found == pytest.approx(kept, rel=1e-4, abs=1e-4), where
+    else:
+        assert found == kept, where
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_what_solve_finds(name: str, tmp_path: Path) -> None:
+    assert cli.main(["solve", *EXAMPLES[name], "-o", str(tmp_path / "plan.json")]) == 0
+    found, kept = Plan.load(tmp_path / "plan.json"), Plan.load(file_of(name))
+    assert (found.model, found.machine) == (kept.model, kept.machine)
+    assert_close(found.decision.model_dump(), kept.decision.model_dump(), "decision")
+    assert_close(found.prediction.model_dump(), kept.prediction.model_dump(), "prediction")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_keeps_its_budgets(name: str) -> None:
+    """By the schedule that its decision expands into, which the file does not hold."""
+    plan = Plan.load(file_of(name))
+    arenas = build_schedule(plan.model, plan.decision).arenas
+    prediction, decision = plan.prediction, plan.decision
+    assert arenas["host"] == prediction.peak_host_bytes <= decision.host_budget_bytes
+    assert arenas["device"] == prediction.device_arena_bytes
+    assert prediction.peak_device_bytes <= decision.device_budget_bytes
+    assert plan.machine.figures == plan.model.figures == "estimated"
+    assert file_of(name).stat().st_size < LARGEST
+
+
+def test_every_file_has_its_command() -> None:
+    assert {path.name for path in DIRECTORY.iterdir()} == {file_of(name).name for name in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_yet_is_refused_with_the_least_that_would(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["solve", *REFUSED[name]]) == InfeasibleError.exit_code
+    assert "device memory of 23.000 GiB is too little; the least that would do is" in capsys.readouterr().err

@@ -1,0 +1,343 @@
+"""What-if profiles: the same as the profiler's where that can be compared, and by hand where it cannot."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdplan import cli
+from ssdplan.executor.device import open_device
+from ssdplan.executor.layers import Layers, MicroBatch
+from ssdplan.executor.model import open_model
+from ssdplan.executor.weights import Weights
+from ssdplan.planner.catalogue import find
+from ssdplan.planner.catalogue.models import MODELS, Shape
+from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.sweep import parse_range, sweep
+from ssdplan.planner.whatif import Compute, WhatIf, estimate, estimate_model, parse_figure
+from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Precision
+from ssdplan.plans.sweep import Sweep, SweepPoint, SweepResult
+from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.model import measure_model
+from ssdplan.profiler.profile import state_classes
+from tests.tiny import make_model, make_tokenizer
+
+GIB = 1 << 30
+ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "max_position_embeddings": 512}
+FIELDS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False, "intermediate_size": 320, **ROTARY},
+    "mistral": {"sliding_window": None, "head_dim": 32, "intermediate_size": 320, **ROTARY},
+    "qwen2": {"use_sliding_window": False, "intermediate_size": 320, **ROTARY},
+    "gpt2": {"n_positions": 512, "max_position_embeddings": 512, "scale_attn_by_inverse_layer_idx": False},
+    "opt": {"ffn_dim": 512, "word_embed_proj_dim": 128, "max_position_embeddings": 512},
+}
+DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+LENGTH, SIZES = 192, (1, 2)
+
+
+def tiny_shape(family: Any, tied: bool) -> Shape:
+    plain = family in ("gpt2", "opt")
+    return Shape(
+        name="tiny",
+        family=family,
+        hidden=128,
+        blocks=3,
+        heads=4,
+        kv_heads=4 if plain else 2,
+        intermediate=512 if plain else 320,
+        vocab=1500,
+        tied=tied,
+        published=1.0,
+        source="made",
+        max_positions=512 if plain else 0,
+    )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [("llama", False), ("llama", True), ("mistral", False), ("qwen2", True), ("gpt2", True), ("opt", True)],
+)
+def test_a_shape_is_the_model_that_the_profiler_measures(
+    family: str, tied: bool, precision: Precision, tmp_path: Path
+) -> None:
+    """Layers, states and context exactly, bytes of compute to within a few percent, by measuring a real model."""
+    path = make_model(family, tmp_path / "model", layers=3, vocab=1500, hidden=128, tied=tied, **FIELDS[family])
+    real = open_model(path, DTYPES[precision])
+    device = open_device("cpu")
+    weights = Weights(real)
+    try:
+        costs = measure_model(
+            real,
+            Layers(real, device.torch_device),
+            MicroBatch,
+            weights,
+            device,
+            sequence_length=LENGTH,
+            micro_batch_sizes=SIZES,
+            limits=Limits(0.01),
+            progress=lambda fraction, what: None,
+        )
+    finally:
+        weights.close()
+    made = estimate_model(
+        tiny_shape(family, tied), Compute(1e12, 1e11), precision=precision, sequence_length=LENGTH,
+        micro_batch_sizes=SIZES,
+    )  # fmt: skip
+    assert made.architecture == real.architecture
+    assert [(s.name, s.elements, s.state_class) for s in made.states] == [
+        (s.name, s.elements, state_class) for s, state_class in zip(real.states, state_classes(real), strict=True)
+    ]
+    assert [(layer.name, layer.layer_class, layer.states) for layer in made.layers] == [
+        (layer.name, layer.layer_class, layer.states) for layer in real.layers
+    ]
+    assert made.parameters == sum(torch.Size(t.shape).numel() for s in real.states for t in s.tensors)
+    assert (made.hidden_size, made.vocab_size) == (real.hidden_size, real.vocab_size)
+    assert made.fingerprint != real.fingerprint
+    for size in SIZES:
+        assert made.context_bytes[size] == pytest.approx(costs.context_bytes[size], rel=0.02)
+    for ours, theirs in zip(made.classes, costs.classes, strict=True):
+        assert ours.name == theirs.name
+        close = 0.3 if ours.name == "embedding" else 0.03  # its forward takes next to nothing
+        for mine, measured in zip(ours.timings, theirs.timings, strict=True):
+            where = f"{ours.name} at {mine.micro_batch_size}"
+            assert mine.forward_workspace_bytes == pytest.approx(measured.forward_workspace_bytes, rel=close), where
+            assert mine.backward_workspace_bytes == pytest.approx(measured.backward_workspace_bytes, rel=0.03), where
+            saved = pytest.approx(measured.saved_activation_bytes, rel=0.02, abs=8 * mine.micro_batch_size * LENGTH)
+            assert mine.saved_activation_bytes == saved, where
+
+
+def what_if(**changes: Any) -> WhatIf:
+    usual: dict[str, Any] = {
+        "model": "llama-3.1-8b",
+        "gpu": "rtx-4090",
+        "ssds": ["samsung-990-pro*2"],
+        "host_memory_bytes": 64 * GIB,
+        "sequence_length": 2048,
+    }
+    return WhatIf(**(usual | changes))
+
+
+def test_seconds_are_work_over_rate() -> None:
+    model = estimate(what_if()).model
+    block, head = (model.timing(name, 2) for name in ("block", "head"))
+    tokens, hidden, length, peak, bandwidth = 2 * 2048, 4096, 2048, 0.5 * 165.2e12, 1008e9
+    elements = 2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * 14336
+    products = 2 * tokens * elements
+    scores = 2 * 2 * (2 * length * length * hidden) / 2  # two products of a row's queries, half of them masked
+    assert block.forward_seconds == pytest.approx((products + scores) / peak, rel=1e-6)
+    accumulation = 12 * (elements + 2 * hidden) / bandwidth
+    assert block.backward_seconds == pytest.approx(3 * block.forward_seconds + accumulation, rel=1e-6)
+    assert head.forward_seconds > 2 * tokens * hidden * 128256 / peak
+
+
+def test_a_slow_memory_bounds_small_work() -> None:
+    slow = estimate(what_if(figures={"gpu.memory-bandwidth": 1e9}, micro_batch_sizes=(1,))).model
+    block = slow.timing("block", 1)
+    assert block.forward_seconds == pytest.approx((2 * 218112000 + 2 * block.saved_activation_bytes) / 1e9, rel=0.001)
+
+
+def test_the_machine_is_what_the_catalogue_says() -> None:
+    machine = estimate(what_if(ssds=["samsung-990-pro:4tb*2", "Intel-P5800X"], cpu="epyc-7763")).machine
+    assert machine.device == "cuda" and not machine.compute_shares_cpu
+    assert machine.device_memory_bytes == 23 * GIB
+    assert machine.update_rate == pytest.approx(204.8e9 * 0.8 / 30)
+    assert [volume.free_bytes for volume in machine.volumes] == [4 * 10**12, 4 * 10**12, 1.6e12]
+    assert [volume.frontier[0].read for volume in machine.volumes] == [7.45e9, 7.45e9, 7.2e9]
+    assert [volume.frontier[-1].write for volume in machine.volumes] == [1.5e9, 1.5e9, 6.2e9]
+    assert len({volume.path for volume in machine.volumes}) == 3
+    assert estimate(what_if(precision="fp32")).machine.update_rate == pytest.approx(83.2e9 * 0.8 / 32)
+
+
+def test_without_a_gpu_the_device_is_emulated() -> None:
+    profile = estimate(what_if(model="smollm2-135m", gpu="None", host_memory_bytes=4 * GIB))
+    machine = profile.machine
+    assert machine.device == "cpu" and machine.compute_shares_cpu and machine.cores == 8
+    assert machine.device_memory_bytes == 4 * GIB and machine.host_available_bytes == 8 * GIB
+    products = 2 * 2048 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    scores = 2 * 2048 * 2048 * 576
+    rate = 0.6 * 8 * 3.3e9 * 32
+    assert profile.model.timing("block", 1).forward_seconds == pytest.approx((products + scores) / rate, rel=1e-6)
+
+
+def test_figures_can_be_given_and_the_notes_say_which_were() -> None:
+    given = {"gpu.flops": 1e14, "ssd.write": 3e9, "link.h2d": 5e9, "ssd.capacity": 10.0**12}
+    profile, usual = estimate(what_if(figures=given)), estimate(what_if())
+    ratio = profile.model.timing("block", 1).forward_seconds / usual.model.timing("block", 1).forward_seconds
+    assert ratio == pytest.approx(1.652, rel=1e-6)
+    assert profile.machine.h2d_bandwidth == 5e9
+    assert {volume.frontier[-1].write for volume in profile.machine.volumes} == {3e9}
+    assert {volume.free_bytes for volume in profile.machine.volumes} == {10**12}
+    notes = "\n".join(profile.notes)
+    assert "gpu.flops = 1e+14 FLOP/s: given" in notes and "ssd.write of samsung-990-pro:2TB = 3e+09" in notes
+    assert "nothing was measured" in profile.notes[0]
+    assert (profile.machine.figures, profile.model.figures) == ("estimated", "estimated")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": "llama-3.1-8"}, r"did you mean llama-3\.1-8b\?"),
+        ({"gpu": "rtx4090"}, r"did you mean rtx-4090\?"),
+        ({"ssds": ["samsung-990"]}, r"did you mean samsung-990-pro\?"),
+        ({"ssds": ["samsung-990-pro:3TB"]}, "comes with 1TB, 2TB, 4TB"),
+        ({"ssds": ["samsung-990-pro*0"]}, "a number of drives"),
+        ({"ssds": ["samsung-990-pro*"]}, "a number of drives"),
+        ({"ssds": []}, "no SSD"),
+        ({"cpu": "ryzen"}, "no processor"),
+        ({"link": "pcie-6.0-x16"}, r"did you mean pcie-\d\.0-x16\?"),
+        ({"gpu": "none", "link": "pcie-4.0-x16"}, "without a GPU there is no link"),
+        ({"figures": {"gpu.flop": 1.0}}, r"did you mean gpu\.flops\?"),
+        ({"figures": {"gpu.efficiency": 1.5}}, "a fraction"),
+        ({"figures": {"gpu.memory": 1.0}}, "nothing is left"),
+        ({"gpu": "none", "figures": {"gpu.flops": 1e14}}, "no such figure"),
+        ({"model": "gpt-175b", "sequence_length": 4096}, "2048 positions"),
+        ({"sequence_length": 1}, "from 2 on"),
+        ({"micro_batch_sizes": (1, 1)}, "different positive numbers"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        estimate(what_if(**changes))
+
+
+def test_figures_are_numbers_or_sizes() -> None:
+    assert parse_figure("gpu.flops=1.2e14") == ("gpu.flops", 1.2e14)
+    assert parse_figure("GPU.memory=20GiB") == ("gpu.memory", 20 * GIB)
+    for wrong in ("gpu.flops", "gpu.flops=fast", "gpu.flops=0", "gpu.flops=-1", "gpu.flops=nan"):
+        with pytest.raises(UsageError):
+            parse_figure(wrong)
+
+
+@pytest.mark.parametrize("name", [shape.name for shape in MODELS])
+def test_every_model_makes_a_valid_profile(name: str) -> None:
+    shape = find("model", name, MODELS)
+    model = estimate(what_if(model=name, sequence_length=1024, micro_batch_sizes=(1,))).model
+    assert len(model.layers) == shape.blocks + 2
+    padded = sum(state.elements for state in model.states)
+    assert shape.parameters <= padded <= shape.parameters * 1.001
+
+
+# Sweeps and the command.
+
+
+def test_ranges_double_or_step() -> None:
+    assert parse_range("host-memory=32GiB..256GiB").values == (32 * GIB, 64 * GIB, 128 * GIB, 256 * GIB)
+    assert parse_range("SSDs=1..4:1").values == (1, 2, 3, 4)
+    assert parse_range("gpu.flops=1e14..3e14").values == (1e14, 2e14)
+    for wrong in ("ssds", "ssds=2", "ssds=4..1", "ssds=1..x", "ssds=1..1000:1", "ssds=0..4", "ssds=1..2:0"):
+        with pytest.raises(UsageError):
+            parse_range(wrong)
+
+
+SMALL = {"model": "smollm2-135m", "host_memory_bytes": GIB, "sequence_length": 256, "micro_batch_sizes": (1,)}
+SMALL_REQUEST = SolveRequest(host_memory_bytes=GIB, micro_batches=4)
+
+
+def test_a_sweep_solves_each_point() -> None:
+    found = sweep(what_if(**SMALL), SMALL_REQUEST, parse_range("host-memory=64MiB..1GiB"), lambda part, what: None)
+    results = [point.result for point in found.points]
+    assert [point.label for point in found.points] == ["64 MiB", "128 MiB", "256 MiB", "512 MiB", "1 GiB"]
+    assert results[0] is None and "least that would do" in found.points[0].refusal
+    rates = [result.tokens_per_second for result in results if result]
+    assert rates == sorted(rates) and rates[-1] > rates[0]
+    whole = solve(estimate(what_if(**SMALL)), SMALL_REQUEST)
+    assert results[-1] and results[-1].tokens_per_second == whole.prediction.tokens_per_second
+
+
+def test_what_can_be_swept() -> None:
+    def rates(text: str) -> list[float]:
+        found = sweep(what_if(**SMALL), SMALL_REQUEST, parse_range(text), lambda part, what: None)
+        return [point.result.tokens_per_second for point in found.points if point.result]
+
+    for text in ("ssds=1..2", "gpu.flops=1e13..2e13", "micro-batches=1..2"):
+        first, second = rates(text)
+        assert second > first, text
+    profile = estimate(what_if(**SMALL))
+    for source, name in ((what_if(**SMALL), "gpu"), (profile, "ssds"), (what_if(**SMALL), "gpu.flop")):
+        with pytest.raises(UsageError, match="known"):
+            sweep(source, SMALL_REQUEST, parse_range(f"{name}=1..2"), lambda part, what: None)
+
+
+COMMAND = (
+    "solve", "--model", "SmolLM2-135M", "--gpu", "rtx-4090", "--ssd", "samsung-990-pro*2", "--host-memory", "1GiB",
+    "--sequence-length", "256", "--micro-batch-sizes", "1", "--micro-batches", "2",
+)  # fmt: skip
+
+
+def test_the_command_writes_a_plan_that_show_explains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(COMMAND) == 0
+    shown = capsys.readouterr().out
+    assert "nothing was measured" in shown and "samsung-990-pro:2TB = 1.5e+09" in shown
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.machine.figures == plan.model.figures == "estimated" and len(plan.machine.volumes) == 2
+    assert cli.main(["show", "plan.json"]) == 0
+    assert "nothing was measured" in capsys.readouterr().out
+
+
+def test_the_command_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*COMMAND, "--sweep", "host-memory=64MiB..512MiB", "--plots", "plots"]) == 0
+    table = capsys.readouterr().out
+    assert all(len(line) <= 100 for line in table.splitlines())
+    assert "no plan fits" in table and "256 MiB" in table and "Estimated" in table
+    assert (tmp_path / "plots" / "sweep.png").read_bytes()[:4] == b"\x89PNG"
+    assert cli.main([*COMMAND, "--sweep", "ssds=1..2", "--json"]) == 0
+    raw = json.loads(capsys.readouterr().out)
+    assert [point["value"] for point in raw["points"]] == [1, 2]
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_no_run_takes_a_what_if(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([part if part != "rtx-4090" else "none" for part in COMMAND]) == 0
+    make_tokenizer(make_model("llama", tmp_path / "model"))
+    (tmp_path / "text.txt").write_text("a text")
+    run = ["run", "plan.json", "--model", "model", "--data", "text.txt", "--steps", "1", "--out", "run"]
+    assert cli.main(run) == MismatchError.exit_code
+    assert "profile and solve for it" in capsys.readouterr().err
+
+
+def test_the_document_explains_a_sweep() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    part = text.split("## A sweep as JSON")[1]
+    for model in (Sweep, SweepPoint, SweepResult):
+        for name, field in model.model_fields.items():
+            assert f"`{field.alias or name}`" in part, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["solve"], "name a profile, or a what-if"),
+        (["solve", "profile.json", "--model", "gpt2"], "--model is for a what-if"),
+        (["solve", "profile.json", "--precision", "bf16"], "--precision is for a what-if"),
+        (["solve", "--model", "gpt2"], "also needs --gpu, --ssd, --host-memory"),
+        ([*COMMAND, "--plots", "plots"], "--plots is of a --sweep"),
+        ([*COMMAND, "--sweep", "ssds=1..2", "-o", "x.json"], "a sweep writes no plan"),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(
+    arguments: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == UsageError.exit_code
+    assert why in capsys.readouterr().err
+
+
+def test_a_what_if_loads_no_torch(tmp_path: Path) -> None:
+    code = f"import sys; from ssdplan import cli; cli.main({list(COMMAND)!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
