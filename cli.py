@@ -402,6 +402,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.eval_every and not options.eval_data:
         raise UsageError("--eval-every needs --eval-data")
     plan = Plan.load(options.plan)
+    plan.refuse_estimates()
     _let_threads_sleep()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model

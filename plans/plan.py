@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
+from .errors import MismatchError
 from .profile import Machine, Model
 
 TOLERANCE = 1e-6
@@ -151,3 +152,11 @@ class Plan(Document):
         if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
             raise ValueError("decision.micro_batch_size was not profiled")
         return self
+
+    def refuse_estimates(self) -> None:
+        """Raise MismatchError for a what-if: nobody measured that machine or that model, so nothing can be run."""
+        if "estimated" in (self.machine.figures, self.model.figures):
+            raise MismatchError(
+                f"this plan is a what-if for {self.model.name} on {self.machine.name}, made from data sheets; "
+                "profile this machine and the model, and solve again"
+            )

@@ -221,7 +221,8 @@ def test_the_command_line_is_this():
     for command, options in {
         "profile": "--model --device --volume --sequence-length --micro-batch-sizes --precision --json --output",
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
-        "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output",
+        "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
+        "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
         "show": "--plots --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --json",
@@ -230,6 +231,21 @@ def test_the_command_line_is_this():
     }.items():
         for option in options.split():
             assert option in shown[command], f"{command} {option}"
+
+
+def test_a_what_if_is_solved_and_shown_but_not_run(tmp_path):
+    ssdplan(
+        "solve", "--model", "smollm2-135m", "--gpu", "RTX-4090", "--ssd", "samsung-990-pro*2", "--host-memory", "2GiB",
+        "--micro-batch-sizes", "4", "--micro-batches", "4",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert "Estimated from data sheets" in ssdplan("show", "plan.json", cwd=tmp_path).stdout
+    (tmp_path / "text.txt").write_text("text " * 100)
+    error = refused("run", "plan.json", "--data", "text.txt", "--steps", 1, "--out", "run", cwd=tmp_path, code=8)
+    assert "profile this machine" in error and not (tmp_path / "run").exists()
+    error = refused("solve", "--model", "smollm2-135n", "--gpu", "rtx-4090", "--ssd", "samsung-990-pro",
+                    "--host-memory", "2GiB", cwd=tmp_path, code=2)  # fmt: skip
+    assert "smollm2-135m" in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
