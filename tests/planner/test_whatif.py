@@ -308,7 +308,7 @@ def test_no_run_takes_a_what_if(
     (tmp_path / "text.txt").write_text("a text")
     run = ["run", "plan.json", "--model", "model", "--data", "text.txt", "--steps", "1", "--out", "run"]
     assert cli.main(run) == MismatchError.exit_code
-    assert "profile and solve for it" in capsys.readouterr().err
+    assert "made from data sheets" in capsys.readouterr().err
 
 
 def test_the_document_explains_a_sweep() -> None:
