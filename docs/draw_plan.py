@@ -1,6 +1,6 @@
 """Draws docs/plan.svg, the README's picture of a plan: a step of a small model on a machine with a GPU, as simulated.
 
-Run it from the repository's root when the schedule changes (`python docs/draw_plan.py`); a test compares the two.
+Run it from the repository's root when the schedule changes (`python -m docs.draw_plan`); a test compares the two.
 """
 
 from pathlib import Path

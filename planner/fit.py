@@ -374,7 +374,7 @@ def shortened(model: Model) -> Model:
 
 def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
     # The first step never writes more than a steady one: it has no delayed updates.
-    return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic(schedule.steady)["write"])
+    return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])
 
 
 def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:

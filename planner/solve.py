@@ -346,8 +346,7 @@ def _smallest_good_enough(simulated: Sequence[_Simulated]) -> _Simulated:
 
 def _prediction(chosen: _Simulated, machine: Machine) -> Prediction:
     fitted = chosen.solved.fitted
-    steady = fitted.schedule.steady
-    traffic = fitted.schedule.traffic(steady)
+    traffic = fitted.schedule.traffic("steady")
     seconds = chosen.timeline.seconds
     busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in chosen.timeline.busy().items()}
     return Prediction(

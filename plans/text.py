@@ -202,8 +202,14 @@ def _pools(found: Blocks) -> list[str]:
     ]
     left_out = len(rows) - MOST_ROWS
     rest = [f"  and {left_out} smaller sizes"] if left_out > 0 else []
-    total: Row = ("all", f"{sum(pool.slots for pool in found.pools):,}", "", format_bytes(by_class(found.pools)))
-    return [*table([("", "slots", "each", "together")], [*rows[:MOST_ROWS], total], left=(0,)), *rest] if rows else []
+    if not rows:
+        return []
+    total = [("all", f"{sum(pool.slots for pool in found.pools):,}", "", format_bytes(by_class(found.pools)))]
+    need = needs(found)
+    if need.planned.slots < need.by_class.slots:
+        saving = format_bytes(need.by_class.slots - need.planned.slots)
+        total.append(("less what is never used at once", "", "", f"-{saving}"))
+    return [*table([("", "slots", "each", "together")], [*rows[:MOST_ROWS], *total], left=(0,)), *rest]
 
 
 def _otherwise(found: Blocks) -> list[str]:
@@ -212,7 +218,8 @@ def _otherwise(found: Blocks) -> list[str]:
     if not need.planned.total:
         return []
     ways = (
-        ("as planned: slots by size, one arena", need.planned),
+        ("as planned: one arena, shared over time", need.planned),
+        ("slots by size, each its own", need.by_class),
         ("slots of one size for each role", need.one_size_each_role),
         ("slots of one size for all", need.one_size),
         ("each block a power of two", need.powers_of_two),

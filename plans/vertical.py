@@ -32,6 +32,14 @@ class _When(Enum):
     """Only after a step that left none."""
 
 
+_STEPS: dict[GraphName, tuple[_When, ...]] = {
+    "first": (_When.ALWAYS, _When.NOT_PENDING),
+    "steady": (_When.ALWAYS, _When.PENDING),
+    "flush": (_When.PENDING,),
+    "evaluate": (_When.ALWAYS,),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Emitted:
     op: Op
@@ -49,17 +57,15 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
     steps = [[entry.op for entry in program.emitted] for program in (training, evaluation)]
     placed, arenas = assign(buffers.all, steps)
 
-    def make_graph(name: GraphName) -> Graph:
-        program, when = {
-            "first": (training, (_When.ALWAYS, _When.NOT_PENDING)),
-            "steady": (training, (_When.ALWAYS, _When.PENDING)),
-            "flush": (training, (_When.PENDING,)),
-            "evaluate": (evaluation, (_When.ALWAYS,)),
-        }[name]
-        chosen = [entry.op for entry in program.emitted if entry.when in when]
-        return Graph(name, with_waits(chosen, placed), program.stages)
+    def emitted(name: GraphName) -> list[Op]:
+        program = evaluation if name == "evaluate" else training
+        return [entry.op for entry in program.emitted if entry.when in _STEPS[name]]
 
-    return Schedule(placed, arenas, homes, make_graph)
+    def make_graph(name: GraphName) -> Graph:
+        stages = (evaluation if name == "evaluate" else training).stages
+        return Graph(name, with_waits(emitted(name), placed), stages)
+
+    return Schedule(placed, arenas, homes, make_graph, emitted)
 
 
 class _Program:

@@ -100,7 +100,7 @@ def make_plan(
         lookahead=lookahead,
     )
     schedule = build_schedule(shape, decision)
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     prediction = Prediction(
         step_seconds=1.0,
         tokens_per_second=1.0,

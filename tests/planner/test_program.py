@@ -232,7 +232,7 @@ def test_counts_what_the_graph_moves(model: Model, machine: Machine, b: int, n: 
     assert result is not None
     decision = decision_of(model, result, b, n)
     schedule = build_schedule(model, decision)
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     layers = len(model.layers)
     grain = 2 * layers * (2048 * 18 + n * 4096)
     assert traffic["read"] == pytest.approx(result.ssd_read_bytes, abs=2 * grain)

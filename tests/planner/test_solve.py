@@ -51,7 +51,7 @@ def check(profile: Profile, request: SolveRequest, plan: Plan) -> None:
     assert prediction.peak_host_bytes == schedule.arenas["host"] == peaks.host <= request.host_memory_bytes
     assert prediction.peak_device_bytes == peaks.device <= decision.device_budget_bytes
     assert prediction.ssd_bytes == schedule.arenas["ssd"]
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     assert (prediction.ssd_read_bytes, prediction.ssd_write_bytes) == (traffic["read"], traffic["write"])
     assert (prediction.h2d_bytes, prediction.d2h_bytes) == (traffic["h2d"], traffic["d2h"])
     timeline = simulate(schedule.steady, plan.model, plan.machine, decision.micro_batch_size)

@@ -32,7 +32,7 @@ def _made(blocks: int, micro_batches: int, *, hidden: int = 64, name: str = "mad
     schedule = build_schedule(model, decision)
     machine = made_machine()
     timeline = simulate(schedule.steady, model, machine, 1)
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     seconds = timeline.seconds
     prediction = Prediction(
         step_seconds=seconds,

@@ -88,7 +88,7 @@ def test_traffic_is_that_of_the_design(alpha: float, n: int):
     down += blocks * n * c + (blocks + 1) * (n - 1) * c  # checkpoints, inter-layer gradients
     up = sum(4 * elements[i] for i in states)
     up += blocks * n * c + (n - 1) * c + (blocks + 1) * (n - 1) * c
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     assert traffic == {"read": read, "write": written, "h2d": down, "d2h": up}
 
 
@@ -172,7 +172,7 @@ def test_verify_finds_buffers_that_share_memory_while_both_are_needed():
     device = [b for b in schedule.buffers if b.tier == "device" and b.pool == "hidden"]
     a, b = device[0], next(other for other in device if other.offset != device[0].offset)
     buffers = list(schedule.buffers)
-    buffers[b.index] = replace(b, offset=a.offset, slot=a.slot)
+    buffers[b.index] = replace(b, offset=a.offset, zone=a.zone)
     with pytest.raises(AssertionError):
         verify(replace(schedule, buffers=tuple(buffers)))
 
