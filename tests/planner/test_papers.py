@@ -160,8 +160,8 @@ def test_delayed_updates_saturate_at_a_smaller_batch_and_the_same_throughput() -
 
 
 def test_everything_on_ssd_reaches_the_plateau_later() -> None:
-    """GreedySnake 6.4, figure 12: throughput grows more slowly, to a similar value; the order of saturation is with
-    DRAM and delay, with DRAM alone, all on ssd; all on ssd without delay comes last.
+    """GreedySnake 6.4, figure 12: throughput grows more slowly, to a similar value. By 6.3 and 6.4 both delay and DRAM
+    let it saturate at a smaller batch; that without DRAM comes after without delay is ours: the text has no figures.
     """
     on_ssd_without = FixedChoices(delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=0.0)
     order = [saturation(choices) for choices in (FREE, NO_DELAY, EVERYTHING_ON_SSD, on_ssd_without)]
