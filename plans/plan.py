@@ -1,7 +1,7 @@
 """Plan: every decision of a run and what it predicts, as plain data. The planner writes it, all others read it.
 
 Owns the fields of plan.json (docs/plan-format.md) and the checks that make an edited plan safe to open. A plan alone is
-enough to build its schedule (`schedule.build_schedule`).
+enough to build its schedule (`build.build_schedule`).
 """
 
 from typing import Literal, Self

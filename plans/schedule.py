@@ -1,6 +1,6 @@
 """Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
 
-Owns the vocabulary (buffers, regions, operations) and nothing else: `vertical.py` emits the operations, `memory.py`
+Owns the vocabulary (buffers, regions, operations) and nothing else: `build.py` has them emitted, `memory.py`
 gives buffers their places, `waits.py` derives what waits for what, `verify.py` refuses a graph that is wrong.
 """
 

@@ -3,9 +3,9 @@
 from typing import Literal
 
 from ssdplan.executor.model import StreamedModel
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan, Prediction
 from ssdplan.plans.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
-from ssdplan.plans.vertical import build_schedule
 from tests.plans.decided import decide
 
 GIB = 1 << 30

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ssdplan.plans import text
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Alternative, Decision, Placement, Plan, Prediction, Sensitivity
 from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.text import bar, count, describe_plan, describe_profile, duration, exact_percent, number, percent
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
 from tests.plans.decided import decide
 
