@@ -217,6 +217,7 @@ class Home:
     optimizer: Region
     """12 bytes an element: master, first moment, second moment, each contiguous."""
     parameters: Region
+    """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None
     """Where a delayed gradient waits for the next step; None for the prompt part."""
 

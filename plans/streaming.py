@@ -5,7 +5,7 @@ are asked for stage by stage, and what is there already costs nothing.
 """
 
 from .emission import Emission, When, cut, parts
-from .homes import GRAIN, Span, parameter_spans
+from .homes import GRAIN, Span, kept_on_device, parameter_spans
 from .schedule import Home, Region
 
 
@@ -16,6 +16,9 @@ class Parameters:
         """`read_bytes`: the most that one read moves."""
         self._emission, self._read_bytes = emission, read_bytes
         self._spans = parameter_spans(emission.homes, emission.buffers)
+        self._turn = kept_on_device(emission.model, emission.decision).turn
+        self._brought: dict[int, int] = {}
+        """State that is kept across the turn -> the stage that it was brought to the device for."""
 
     def fetch(self, stage: int, layer: int, *, first_use: bool) -> None:
         """Read what ssd holds of the layer's parameters into host buffers of the stage.
@@ -24,9 +27,11 @@ class Parameters:
         """
         emission = self._emission
         for state in emission.model.layers[layer].states:
+            if self._brought_for(stage, state) != stage:
+                continue
             made_by_update = first_use and emission.model.uses(state)[0] == layer
             for span in self._spans[state]:
-                if span.on_ssd:
+                if span.tier == "ssd":
                     when = When.NOT_PENDING if made_by_update and span.delayed else When.ALWAYS
                     target = self._staged(stage, state, span)
                     for part in parts(span.region.nbytes, self._read_bytes):
@@ -35,15 +40,16 @@ class Parameters:
     def upload(self, stage: int, layer: int, pieces: range, of: int) -> None:
         """Move these pieces, of so many, of the layer's parameters to the device."""
         emission = self._emission
-        for index, state in enumerate(emission.model.layers[layer].states):
-            target = self.weights(stage, layer)[index]
+        for state, target in zip(emission.model.layers[layer].states, self.weights(stage, layer), strict=True):
+            if self._brought_for(stage, state) != stage:
+                continue
             elements = emission.model.states[state].elements
             start = _grain(elements, pieces.start, of)
             stop = _grain(elements, pieces.stop, of)
             for span in self._spans[state]:
                 first, last = max(start, span.start), min(stop, span.stop)
-                if first < last:
-                    source = self._staged(stage, state, span) if span.on_ssd else span.region
+                if first < last and span.tier != "device":
+                    source = self._staged(stage, state, span) if span.tier == "ssd" else span.region
                     emission.move(
                         "h2d",
                         cut(source, self._bytes(span, first, last)),
@@ -57,7 +63,11 @@ class Parameters:
         regions = []
         for state in emission.model.layers[layer].states:
             nbytes = emission.model.states[state].elements * emission.parameter_bytes
-            buffer = emission.passing(f"weights/{stage}/{state}", "device", nbytes, "parameters", f"weights/{nbytes}")
+            if self._spans[state][0].tier == "device":
+                buffer = self._spans[state][0].region.buffer
+            else:
+                name, pool = f"weights/{self._brought_for(stage, state)}/{state}", f"weights/{nbytes}"
+                buffer = emission.passing(name, "device", nbytes, "parameters", pool)
             regions.append(Region(buffer, 0, nbytes))
         return tuple(regions)
 
@@ -66,12 +76,16 @@ class Parameters:
         span = next(span for span in self._spans[home.state] if span.start <= home.start and home.stop <= span.stop)
         return cut(self._staged(stage, home.state, span), self._bytes(span, home.start, home.stop))
 
+    def _brought_for(self, stage: int, state: int) -> int:
+        """The stage that a state is moved to the device for: this one, or an earlier one since which it is there."""
+        return self._brought.setdefault(state, stage) if state in self._turn else stage
+
     def _staged(self, stage: int, state: int, span: Span) -> Region:
         """Where a span of a state that lives on ssd lies on host for one stage."""
         before = 0
         total = 0
         for other in self._spans[state]:
-            if other.on_ssd:
+            if other.tier == "ssd":
                 before += other.region.nbytes if other.start < span.start else 0
                 total += other.region.nbytes
         name, pool = f"staging/{stage}/{state}", f"staging/{total}"

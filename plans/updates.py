@@ -58,9 +58,10 @@ class Updates:
             for ahead in self._ahead(number, delayed):
                 if ahead not in loaded:
                     loaded[ahead] = self._load_delayed(delayed[ahead])
-            parameters = home.parameters
-            if self._emission.tier(parameters) == "ssd":
+            if self._emission.tier(home.parameters) == "ssd":
                 parameters = self._parameters.staged(use, home)
+            else:
+                parameters = self._updated(home)
             self._update(home, *loaded[number], parameters, When.PENDING)
 
     def _ahead(self, number: int, homes: list[Home]) -> range:
@@ -79,12 +80,7 @@ class Updates:
                 source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
                 emission.move("d2h", source, target, f"gradient of {emission.name(home.state)}", final_gradient=True)
                 loaded[ahead] = (optimizer, target)
-        home = homes[number]
-        optimizer, host_gradient = loaded[number]
-        parameters = home.parameters
-        if emission.tier(parameters) == "ssd":
-            parameters = self._updated_chunk(home)
-        self._update(home, optimizer, host_gradient, parameters, When.ALWAYS)
+        self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
 
     def _leave_delayed_gradient(self, gradient: Region, home: Home) -> None:
         """A delayed gradient goes to where it waits for the next step's forward."""
@@ -120,7 +116,7 @@ class Updates:
         return chunk
 
     def _update(self, home: Home, optimizer: Region, gradient: Region, parameters: Region, when: When) -> None:
-        """Update a home and write back what lives on ssd."""
+        """Update a home, and send on what lives on ssd or on the device."""
         emission = self._emission
         emission.emit(
             Update(
@@ -141,11 +137,16 @@ class Updates:
             emission.move("write", optimizer, home.optimizer, f"optimizer states of {emission.name(home.state)}", when)
         if emission.tier(home.parameters) == "ssd":
             emission.move("write", parameters, home.parameters, emission.name(home.state), when)
+        elif emission.tier(home.parameters) == "device":
+            emission.move("h2d", parameters, home.parameters, emission.name(home.state), when)
 
     def _gradient_chunk(self, home: Home, use: str = "") -> Region:
         return self._chunk("gradient", home, GRADIENT_BYTES, "gradients", use)
 
-    def _updated_chunk(self, home: Home) -> Region:
+    def _updated(self, home: Home) -> Region:
+        """Where on host an update leaves a home's parameters: where they live, or on their way there."""
+        if self._emission.tier(home.parameters) == "host":
+            return home.parameters
         return self._chunk("updated", home, self._emission.parameter_bytes, "parameters in transit")
 
     def _chunk(self, kind: str, home: Home, each: int, role: str, use: str = "") -> Region:

@@ -182,6 +182,18 @@ def test_reserved_memory_is_split() -> None:
     assert "at most): 3 GiB" in page
 
 
+def test_parameters_on_the_device() -> None:
+    """Of four blocks two are on the device; the table's percentages are of the whole."""
+    model = made_model(blocks=4)
+    decision = decide(model, parameters=1.0, on_device=0.5, across_turn=0.25)
+    schedule = build_schedule(model, decision)
+    page = describe_plan(_plan(model, decision, schedule), schedule)
+    assert "embedding 50%, block 50%, head 50% of the states, for the whole run" in page
+    assert _line(page, "and across the turn").endswith("block 25% of the states, from forward to backward")
+    assert _line(page, "block x4 parameters") == "block x4 parameters 50% - 192 KiB -"
+    assert "on device" not in describe_plan(_plan(model, decide(model), schedule), schedule)
+
+
 def test_host_memory_by_pool_and_otherwise() -> None:
     """Six blocks of 786,432 elements, all on ssd: 1.5 MiB each in bf16, updated in chunks of 16,384 elements."""
     model = made_model(blocks=6, hidden=256)
