@@ -215,8 +215,8 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
 def _solve(options: argparse.Namespace) -> int:
     from ssdplan.planner.solve import SolveRequest, solve
     from ssdplan.planner.whatif import WhatIf, describe_notes, estimate
+    from ssdplan.plans.build import build_schedule
     from ssdplan.plans.text import describe_plan
-    from ssdplan.plans.vertical import build_schedule
 
     if options.sweep is None and options.plots is not None:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
@@ -323,10 +323,10 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from ssdplan.plans.build import build_schedule
     from ssdplan.plans.report import describe_report
     from ssdplan.plans.text import describe_plan, describe_profile
     from ssdplan.plans.timeline import write_trace
-    from ssdplan.plans.vertical import build_schedule
 
     path: Path = options.document
     report = path / "report.json" if path.is_dir() else None

@@ -6,9 +6,9 @@ Run it from the repository's root when the schedule changes (`python -m docs.dra
 from pathlib import Path
 
 from ssdplan.planner.simulator import simulate
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.schedule import Backward, Forward, Op, Resource, Update
 from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError, NumericalError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph, Schedule
 from ssdplan.plans.timeline import Timeline, write_trace
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.verify import verify
-from ssdplan.plans.vertical import build_schedule
 
 from .data import Batch, TextData
 from .device import Device

@@ -10,11 +10,11 @@ from itertools import product
 from math import inf
 from typing import Literal
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
 from ssdplan.plans.schedule import PAGE, Schedule
-from ssdplan.plans.vertical import build_schedule
 
 from .memory import Peaks, predict_peaks
 from .pipeline import MEASURED, Pipelines

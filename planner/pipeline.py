@@ -7,10 +7,10 @@ whether a decision keeps its budgets is read from its own schedule.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Model
 from ssdplan.plans.schedule import PAGE, TIERS, Schedule, Tier
-from ssdplan.plans.vertical import build_schedule
 
 from .traffic import checkpoint_bytes
 

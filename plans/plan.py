@@ -1,7 +1,7 @@
 """Plan: every decision of a run and what it predicts, as plain data. The planner writes it, all others read it.
 
 Owns the fields of plan.json (docs/plan-format.md) and the checks that make an edited plan safe to open. A plan alone is
-enough to build its schedule (`schedule.build_schedule`).
+enough to build its schedule (`build.build_schedule`).
 """
 
 from typing import Literal, Self
@@ -18,8 +18,9 @@ TOLERANCE = 1e-6
 class Placement(Part):
     """Where the states of one class live, as fractions of their elements (prompt or delayed, host or ssd).
 
-    optimizer_* and parameters_* each sum to 1; their delayed parts sum to the plan's delay ratio, as do the two
-    delayed_gradient_* fractions.
+    optimizer_* and parameters_* on host and ssd each sum to 1; their delayed parts sum to the plan's delay ratio, as do
+    the two delayed_gradient_* fractions. parameters_device and parameters_turn are fractions of the class's states,
+    each kept whole or not at all; parameters_* on host and ssd speak of the states that are not kept for the whole run.
     """
 
     optimizer_prompt_host: Fraction
@@ -32,12 +33,17 @@ class Placement(Part):
     parameters_delayed_ssd: Fraction
     delayed_gradient_host: Fraction
     delayed_gradient_ssd: Fraction
+    parameters_device: Fraction = 0.0
+    """The fraction of the class's states whose parameters stay on the device for the whole run."""
+    parameters_turn: Fraction = 0.0
+    """The fraction of the class's states, all of them blocks', whose parameters stay on the device from the forward to
+    the same layer's backward."""
 
 
 class Decision(Part):
     """What the run will do."""
 
-    schedule: Literal["vertical"]
+    schedule: Literal["vertical", "horizontal"]
     optimizer: Literal["adamw"]
     optimizer_states: Literal["fp32"]
     precision: Literal["bf16", "fp32"]
@@ -72,6 +78,19 @@ class Decision(Part):
             for row, (total, wanted) in rows.items():
                 if abs(total - wanted) > TOLERANCE:
                     raise ValueError(f"placement.{name}.{row} sum to {total:g}, not {wanted:g} (delay_ratio {alpha:g})")
+            if p.parameters_device + p.parameters_turn > 1 + TOLERANCE:
+                kept = p.parameters_device + p.parameters_turn
+                raise ValueError(f"placement.{name}.parameters_device and parameters_turn sum to {kept:g}, more than 1")
+            if self.schedule == "horizontal" and p.parameters_turn:
+                raise ValueError(
+                    f"placement.{name}.parameters_turn = {p.parameters_turn:g}: the horizontal schedule keeps nothing "
+                    "from forward to backward; set it to 0, or schedule to vertical"
+                )
+        if self.schedule == "horizontal" and alpha:
+            raise ValueError(
+                f"delay_ratio = {alpha:g}: the horizontal schedule updates everything in its own step; "
+                "set it to 0, or schedule to vertical"
+            )
         if self.update_chunk_elements % 2048:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of 2048")
         return self
@@ -151,6 +170,14 @@ class Plan(Document):
             raise ValueError("decision.sequence_length differs from the one the model was profiled at")
         if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
             raise ValueError("decision.micro_batch_size was not profiled")
+        ends = {0, len(self.model.layers) - 1}
+        for index, state in enumerate(self.model.states):
+            turn = self.decision.placement[state.state_class].parameters_turn
+            if turn and ends & set(self.model.uses(index)):
+                raise ValueError(
+                    f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
+                    "of blocks alone; set it to 0"
+                )
         return self
 
     def refuse_estimates(self) -> None:

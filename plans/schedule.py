@@ -1,6 +1,6 @@
 """Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
 
-Owns the vocabulary (buffers, regions, operations) and nothing else: `vertical.py` emits the operations, `memory.py`
+Owns the vocabulary (buffers, regions, operations) and nothing else: `build.py` has them emitted, `memory.py`
 gives buffers their places, `waits.py` derives what waits for what, `verify.py` refuses a graph that is wrong.
 """
 
@@ -218,6 +218,7 @@ class Home:
     optimizer: Region
     """12 bytes an element: master, first moment, second moment, each contiguous."""
     parameters: Region
+    """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None
     """Where a delayed gradient waits for the next step; None for the prompt part."""
 

@@ -97,8 +97,17 @@ def _decision(decision: Decision) -> list[str]:
         ("", f"{n * size * length:,} tokens a step"),
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
         ("checkpoints on host", exact_percent(decision.checkpoint_host)),
+        *_kept("parameters on device", decision, "parameters_device", "for the whole run"),
+        *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
         ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
     )
+
+
+def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:
+    """A line on what of each class's parameters the device keeps, if it keeps any."""
+    shares = [(name, getattr(placement, field)) for name, placement in decision.placement.items()]
+    kept = ", ".join(f"{_short(name, 14)} {exact_percent(share)}" for name, share in shares if share)
+    return [(words, f"{kept} of the states, {when}")] if kept else []
 
 
 def _residency(plan: Plan, schedule: Schedule) -> list[str]:
@@ -134,8 +143,9 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
 
 def _shares(p: Placement) -> list[tuple[str, str, tuple[float, float, float, float]]]:
     """(key, words, (prompt on host, prompt on ssd, delayed on host, delayed on ssd)) of each state."""
-    prompt = (p.parameters_prompt_host, p.parameters_prompt_ssd)
-    delayed = (p.parameters_delayed_host, p.parameters_delayed_ssd)
+    others = 1.0 - p.parameters_device
+    prompt = (others * p.parameters_prompt_host, others * p.parameters_prompt_ssd)
+    delayed = (others * p.parameters_delayed_host, others * p.parameters_delayed_ssd)
     optimizer_prompt = (p.optimizer_prompt_host, p.optimizer_prompt_ssd)
     optimizer_delayed = (p.optimizer_delayed_host, p.optimizer_delayed_ssd)
     return [

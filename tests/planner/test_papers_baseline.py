@@ -23,8 +23,8 @@ from ssdplan.planner.baseline import (
 from ssdplan.planner.catalogue import MODELS, find
 from ssdplan.planner.traffic import checkpoint_bytes
 from ssdplan.planner.whatif import Compute, estimate_model
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
@@ -160,7 +160,7 @@ def test_vertical_traffic_is_the_graphs(model: Model, size: int, n: int) -> None
     """The form beside the operations of the schedule itself, with all on ssd."""
     decision = decide(model, micro_batch_size=size, micro_batches=n)
     schedule = build_schedule(model, decision)
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     found = vertical_traffic(model, micro_batch_size=size, micro_batches=n)
     graph = (traffic["h2d"], traffic["d2h"], traffic["read"], traffic["write"])
     assert (found.h2d, found.d2h, found.ssd_read, found.ssd_write) == pytest.approx(graph)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.drive import combined_frontier
 from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, footprint, program_bound, solve_program
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, made_machine, made_model, made_volume
 from tests.planner.test_drive import seconds_by_turns

@@ -15,10 +15,10 @@ from ssdplan.planner.fit import shortened
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
 

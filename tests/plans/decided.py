@@ -1,5 +1,7 @@
 """Decisions with any fractions, for tests of the schedule."""
 
+from typing import Literal
+
 from ssdplan.plans.plan import Decision, Placement
 from ssdplan.plans.profile import Model
 
@@ -16,9 +18,18 @@ def decide(
     micro_batch_size: int = 1,
     chunk: int = 1 << 14,
     lookahead: int = 2,
+    on_device: float = 0.0,
+    across_turn: float = 0.0,
+    schedule: Literal["vertical", "horizontal"] = "vertical",
 ) -> Decision:
-    """The same fractions on host for every class, prompt and delayed part alike."""
+    """The same fractions on host for every class, prompt and delayed part alike.
+
+    `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
+    states, those kept there from forward to backward.
+    """
     prompt = 1.0 - alpha
+    ends = {*model.layers[0].states, *model.layers[-1].states}
+    at_ends = {model.states[index].state_class for index in ends}
     placement = Placement(
         optimizer_prompt_host=prompt * optimizer,
         optimizer_prompt_ssd=prompt * (1 - optimizer),
@@ -30,9 +41,10 @@ def decide(
         parameters_delayed_ssd=alpha * (1 - parameters),
         delayed_gradient_host=alpha * gradient,
         delayed_gradient_ssd=alpha * (1 - gradient),
+        parameters_device=on_device,
     )
     return Decision(
-        schedule="vertical",
+        schedule=schedule,
         optimizer="adamw",
         optimizer_states="fp32",
         precision=model.precision,
@@ -40,7 +52,12 @@ def decide(
         micro_batches=micro_batches,
         sequence_length=model.sequence_length,
         delay_ratio=alpha,
-        placement={state.state_class: placement for state in model.states},
+        placement={
+            state.state_class: placement.model_copy(
+                update={"parameters_turn": 0.0 if state.state_class in at_ends else across_turn}
+            )
+            for state in model.states
+        },
         checkpoint_host=checkpoints,
         recompute="all",
         update_chunk_elements=chunk,

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.pools import (
     Blocks,
     Need,
@@ -18,7 +19,6 @@ from ssdplan.plans.pools import (
     saved,
 )
 from ssdplan.plans.schedule import PAGE, Buffer, Graph, Schedule
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 

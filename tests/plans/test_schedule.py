@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.schedule import Backward, Forward, Graph, Schedule, Transfer, Update
 from ssdplan.plans.verify import verify
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 
@@ -29,10 +29,13 @@ fractions = st.sampled_from([0.0, 0.37, 1.0]) | st.floats(0, 1)
     micro_batches=st.integers(1, 4),
     chunk=st.integers(1, 16).map(lambda grains: grains * 2048),
     lookahead=st.integers(1, 4),
+    on_device=fractions,
+    across_turn=fractions,
 )
-def test_every_schedule_verifies(blocks, tied, precision, **choices):
+def test_every_schedule_verifies(blocks, tied, precision, on_device, across_turn, **choices):
     model = made_model(blocks=blocks, tied=tied, precision=precision)
-    schedule = build_schedule(model, decide(model, **choices))
+    across_turn *= 1 - on_device
+    schedule = build_schedule(model, decide(model, on_device=on_device, across_turn=across_turn, **choices))
     verify(schedule)
     assert_every_element_is_updated_once(schedule, model)
 

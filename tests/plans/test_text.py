@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ssdplan.plans import text
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Alternative, Decision, Placement, Plan, Prediction, Sensitivity
 from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.text import bar, count, describe_plan, describe_profile, duration, exact_percent, number, percent
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
 from tests.plans.decided import decide
 
@@ -180,6 +180,18 @@ def test_reserved_memory_is_split() -> None:
     shares = re.findall(r"([0-9.]+)%$", page.split("Host memory, by")[1].split("\n\n")[0], re.MULTILINE)
     assert sum(map(float, shares)) == pytest.approx(100, abs=0.5)
     assert "at most): 3 GiB" in page
+
+
+def test_parameters_on_the_device() -> None:
+    """Of four blocks two are on the device; the table's percentages are of the whole."""
+    model = made_model(blocks=4)
+    decision = decide(model, parameters=1.0, on_device=0.5, across_turn=0.25)
+    schedule = build_schedule(model, decision)
+    page = describe_plan(_plan(model, decision, schedule), schedule)
+    assert "embedding 50%, block 50%, head 50% of the states, for the whole run" in page
+    assert _line(page, "and across the turn").endswith("block 25% of the states, from forward to backward")
+    assert _line(page, "block x4 parameters") == "block x4 parameters 50% - 192 KiB -"
+    assert "on device" not in describe_plan(_plan(model, decide(model), schedule), schedule)
 
 
 def test_host_memory_by_pool_and_otherwise() -> None:

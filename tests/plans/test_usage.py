@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.simulator import simulate
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.schedule import Buffer, Graph, Region, Schedule, Tier, Transfer
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.usage import Usage, label, memory_usage, reserved
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 
