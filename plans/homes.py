@@ -9,13 +9,13 @@ import itertools
 from dataclasses import dataclass
 
 from .plan import Decision
-from .profile import ELEMENT_BYTES, Model
+from .profile import ELEMENT_BYTES, Model, OptimizerStates
 from .schedule import Buffer, Home, Region, Tier
 
 GRAIN = 2048
 """Elements; every home starts at a multiple, which makes all of its byte ranges multiples of a page."""
-OPTIMIZER_BYTES = 12
-"""fp32 master, first and second moment."""
+OPTIMIZER_BYTES: dict[OptimizerStates, int] = {"fp32": 12, "bf16": 8}
+"""An element of a home: fp32 master, then both moments in that format, each contiguous."""
 GRADIENT_BYTES = 4
 
 
@@ -56,6 +56,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     """
     homes: list[Home] = []
     parameter_bytes = ELEMENT_BYTES[decision.precision]
+    optimizer_bytes = OPTIMIZER_BYTES[decision.optimizer_states]
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         delayed_start = _share((1.0 - decision.delay_ratio, decision.delay_ratio), state.elements)
@@ -82,7 +83,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         first_layer = model.uses(index)[0]
         turn = first_layer if first_layer in blocks else -1
         sides = [
-            ("optimizer", OPTIMIZER_BYTES, [_on_host(start, delayed_start, optimizer) for start, _ in pieces]),
+            ("optimizer", optimizer_bytes, [_on_host(start, delayed_start, optimizer) for start, _ in pieces]),
             ("parameters", parameter_bytes, [_on_host(start, delayed_start, parameters) for start, _ in pieces]),
         ]
         regions = {role: _lay(pieces, state.name, role, each, host, buffers) for role, each, host in sides}

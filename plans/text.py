@@ -92,6 +92,7 @@ def _decision(decision: Decision) -> list[str]:
     return facts(
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
         ("precision", decision.precision),
         ("batch", f"{_times(n, 'micro-batch', 'micro-batches')} of {_times(size, 'sequence')} of {length:,} tokens"),
         ("", f"{n * size * length:,} tokens a step"),
@@ -312,6 +313,7 @@ def _machine(machine: Machine) -> list[str]:
         ("device", device + share),
         ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {_times(machine.update_threads, 'thread')}"),
+        *([("", f"{number(machine.update_rate_bf16)} with states in bf16")] if machine.update_rate_bf16 else []),
     )
 
 
@@ -329,7 +331,7 @@ def _volumes(volumes: Sequence[Volume]) -> list[str]:
 def _model(model: Model) -> list[str]:
     element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
-    whole = elements * (element + OPTIMIZER_BYTES)
+    whole = elements * (element + OPTIMIZER_BYTES["fp32"])
     return facts(
         ("architecture", _short(model.architecture, 60)),
         ("directory", _short(model.path, 70) if model.path else "none, a what-if"),
@@ -355,7 +357,7 @@ def _layers(model: Model) -> list[str]:
                     f"{counts[entry.name]:,}",
                     f"{elements:,}",
                     format_bytes(elements * element),
-                    format_bytes(elements * OPTIMIZER_BYTES),
+                    format_bytes(elements * OPTIMIZER_BYTES["fp32"]),
                     "tied" if shared else "",
                 )
             )

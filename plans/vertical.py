@@ -466,7 +466,7 @@ class _Program:
     def _load_optimizer(self, home: Home, when: _When) -> Region:
         if not self._on_ssd(home.optimizer):
             return home.optimizer
-        chunk = self._chunk("optimizer", home, OPTIMIZER_BYTES, "optimizer in transit")
+        chunk = self._chunk("optimizer", home, OPTIMIZER_BYTES[self.decision.optimizer_states], "optimizer in transit")
         self._move("read", home.optimizer, chunk, f"optimizer states of {self._name(home.state)}", when)
         return chunk
 
@@ -484,6 +484,7 @@ class _Program:
                 optimizer,
                 gradient,
                 parameters,
+                self.decision.optimizer_states,
             ),
             when,
         )
