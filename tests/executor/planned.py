@@ -4,7 +4,17 @@ from typing import Literal
 
 from ssdplan.executor.model import StreamedModel
 from ssdplan.plans.plan import Plan, Prediction
-from ssdplan.plans.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
+from ssdplan.plans.profile import (
+    Layer,
+    LayerClass,
+    Machine,
+    MixedBandwidth,
+    Model,
+    OptimizerStates,
+    State,
+    Timing,
+    Volume,
+)
 from ssdplan.plans.vertical import build_schedule
 from tests.plans.decided import decide
 
@@ -84,6 +94,8 @@ def make_plan(
     chunk: int = 1 << 14,
     lookahead: int = 2,
     device: Literal["cpu", "cuda"] = "cpu",
+    optimizer_states: OptimizerStates = "fp32",
+    clip_grad_norm: float | None = None,
 ) -> Plan:
     """A plan with these fractions on host."""
     shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
@@ -98,6 +110,8 @@ def make_plan(
         micro_batch_size=micro_batch_size,
         chunk=chunk,
         lookahead=lookahead,
+        optimizer_states=optimizer_states,
+        clip_grad_norm=clip_grad_norm,
     )
     schedule = build_schedule(shape, decision)
     traffic = schedule.traffic(schedule.steady)

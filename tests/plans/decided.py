@@ -1,7 +1,7 @@
 """Decisions with any fractions, for tests of the schedule."""
 
 from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Model
+from ssdplan.plans.profile import Model, OptimizerStates
 
 
 def decide(
@@ -16,6 +16,8 @@ def decide(
     micro_batch_size: int = 1,
     chunk: int = 1 << 14,
     lookahead: int = 2,
+    optimizer_states: OptimizerStates = "fp32",
+    clip_grad_norm: float | None = None,
 ) -> Decision:
     """The same fractions on host for every class, prompt and delayed part alike."""
     prompt = 1.0 - alpha
@@ -34,7 +36,8 @@ def decide(
     return Decision(
         schedule="vertical",
         optimizer="adamw",
-        optimizer_states="fp32",
+        optimizer_states=optimizer_states,
+        clip_grad_norm=clip_grad_norm,
         precision=model.precision,
         micro_batch_size=micro_batch_size,
         micro_batches=micro_batches,
