@@ -112,6 +112,7 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
 
     Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
     """
+    plan.refuse_fp16()
     if plan.model.fingerprint != model.fingerprint:
         raise MismatchError(
             f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "

@@ -10,7 +10,7 @@ from textwrap import wrap
 from rich.cells import cell_len, set_cell_size
 
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from .plan import Alternative, Decision, Placement, Plan, Sensitivity
+from .plan import Alternative, Decision, Placement, Plan, Sensitivity, needs_all_gradients
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .schedule import RESOURCES, Region, Schedule, Tier
@@ -89,6 +89,7 @@ def _decision(decision: Decision) -> list[str]:
     n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
     alpha = exact_percent(decision.delay_ratio)
     delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
+    reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
     return facts(
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
@@ -97,6 +98,7 @@ def _decision(decision: Decision) -> list[str]:
         ("batch", f"{_times(n, 'micro-batch', 'micro-batches')} of {_times(size, 'sequence')} of {length:,} tokens"),
         ("", f"{n * size * length:,} tokens a step"),
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
+        *([("", reason)] if reason else []),
         ("checkpoints on host", exact_percent(decision.checkpoint_host)),
         ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
     )
