@@ -112,6 +112,7 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
 
     Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
     """
+    plan.refuse_fp16()
     if plan.model.fingerprint != model.fingerprint:
         raise MismatchError(
             f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "
@@ -328,7 +329,8 @@ def _session(
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
         layers = Layers(model, device.torch_device, seed=recipe.seed)
-        operations = Operations(memory, device, store, layers, plan.machine, dtype)
+        clip = plan.decision.clip_grad_norm
+        operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
         runner: Runner = SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, device.lanes)

@@ -257,7 +257,7 @@ def horizontal_traffic(
 
 def vertical_traffic(model: Model, *, micro_batch_size: int, micro_batches: int) -> Moved:
     """What our own schedule moves when all states and checkpoints live on ssd and no update is delayed."""
-    found = stages(model, layer_groups(model), micro_batch_size, micro_batches)
+    found = stages(model, layer_groups(model), micro_batch_size, micro_batches, "fp32")
     return Moved(
         h2d=sum(stage.count * stage.h2d_bytes for stage in found),
         d2h=sum(stage.count * stage.d2h_bytes for stage in found),

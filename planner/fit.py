@@ -123,7 +123,7 @@ class Fitter:
     def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
         largest = max(state.elements for state in model.states)
-        each = OPTIMIZER_BYTES + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
+        each = OPTIMIZER_BYTES[fixed.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
         affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
         smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
         self.usual = _Pace(_grains(min(max(affordable, smallest), usual)), 3)
@@ -264,7 +264,8 @@ class Fitter:
 
     def _corner(self, candidate: Candidate, optimizer: float, parameters: float, checkpoints: float) -> ProgramResult:
         fixed = self.fixed
-        choices = FixedChoices(
+        choices = replace(
+            fixed,
             delay_ratio=0.0 if fixed.delay_ratio is None else fixed.delay_ratio,
             parameters=parameters if fixed.parameters is None else fixed.parameters,
             optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
@@ -289,7 +290,8 @@ class Fitter:
         return Decision(
             schedule="vertical",
             optimizer="adamw",
-            optimizer_states="fp32",
+            optimizer_states=self.fixed.optimizer_states,
+            clip_grad_norm=self.fixed.clip_grad_norm,
             precision=self.model.precision,
             micro_batch_size=candidate.micro_batch_size,
             micro_batches=candidate.micro_batches,
@@ -306,7 +308,7 @@ class Fitter:
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
         """Everything on ssd, but for a fraction of the checkpoints."""
-        spilled = FixedChoices(delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
+        spilled = replace(self.fixed, delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
         candidate = Candidate(micro_batch_size, n)
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"
@@ -335,7 +337,7 @@ class Fitter:
         whole, part = footprint(self.model, decision), footprint(self.short, decision)
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
-        each = OPTIMIZER_BYTES + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
+        each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
         rounding = states * GRAIN * each
         if 0.0 < decision.checkpoint_host < 1.0:
             rounding += dropped * decision.micro_batches * PAGE

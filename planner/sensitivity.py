@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ssdplan.plans.plan import Sensitivity
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.profile import Machine, Model, OptimizerStates
 
 from .drive import combined_frontier
 from .fit import Branch, Candidate
@@ -19,18 +19,24 @@ FASTER = 1.1
 
 
 def sensitivities(model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> tuple[Sensitivity, ...]:
-    """One row each for host memory, drive, compute, updates and links; negative seconds are saved ones."""
+    """One row each for host memory, drive, compute, updates, links and, for fp32 ones, the format of optimizer states;
+    negative seconds are saved ones."""
 
     limits = branch.limits
 
-    def seconds(model: Model = model, machine: Machine = machine, limits: Limits = limits) -> float:
+    def seconds(
+        model: Model = model,
+        machine: Machine = machine,
+        limits: Limits = limits,
+        optimizer_states: OptimizerStates = branch.fixed.optimizer_states,
+    ) -> float:
         found = program_bound(
             model,
             machine,
             micro_batch_size=candidate.micro_batch_size,
             micro_batches=candidate.micro_batches,
             limits=limits,
-            fixed=branch.fixed,
+            fixed=replace(branch.fixed, optimizer_states=optimizer_states),
         )
         assert found is not None, "more of something has made a program infeasible"
         return found.seconds
@@ -42,10 +48,12 @@ def sensitivities(model: Model, machine: Machine, candidate: Candidate, branch: 
         ("host memory", "GiB", lambda: seconds(limits=replace(limits, host_bytes=limits.host_bytes + GIB))),
         ("ssd bandwidth", "GB/s", lambda: seconds(machine=_faster_drive(machine, 1e9))),
         ("compute", "10%", lambda: seconds(model=scaled_compute(model, 1 / FASTER))),
-        ("update rate", "10%", with_more(update_rate=machine.update_rate * FASTER)),
+        ("update rate", "10%", lambda: seconds(machine=_faster_updates(machine))),
         ("link to device", "GB/s", with_more(h2d_bandwidth=machine.h2d_bandwidth + 1e9)),
         ("link from device", "GB/s", with_more(d2h_bandwidth=machine.d2h_bandwidth + 1e9)),
     ]
+    if branch.fixed.optimizer_states == "fp32":
+        rows.append(("optimizer states in bf16", "instead of fp32", lambda: seconds(optimizer_states="bf16")))
     base = seconds()
     return tuple(
         Sensitivity(resource=resource, unit=unit, seconds_per_unit=more - base, throughput_gain=base / more - 1)
@@ -75,6 +83,12 @@ def scaled_compute(model: Model, factor: float) -> Model:
             )
         }
     )
+
+
+def _faster_updates(machine: Machine) -> Machine:
+    """`machine` with a faster optimizer, whatever the format of its states."""
+    rates = {"update_rate": machine.update_rate, "update_rate_bf16": machine.update_rate_bf16}
+    return machine.model_copy(update={name: rate and rate * FASTER for name, rate in rates.items()})
 
 
 def _faster_drive(machine: Machine, more: float) -> Machine:

@@ -7,12 +7,12 @@ which a plan is justified or refused. The program finds placements, `fit` makes 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.plan import Alternative, Plan, Prediction
-from ssdplan.plans.profile import Machine, Model, Profile
+from ssdplan.plans.plan import Alternative, Plan, Prediction, needs_all_gradients
+from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
 from ssdplan.plans.schedule import Resource
 from ssdplan.plans.timeline import Timeline
 
@@ -49,6 +49,8 @@ class SolveRequest:
     """Written a step."""
     schedule: Literal["vertical", "single"] = "vertical"
     """single: the whole batch at once, one micro-batch."""
+    optimizer_states: OptimizerStates = "fp32"
+    clip_grad_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
         writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
     )
     candidates = _candidates(model, request)
-    search = _Search(model, machine, Fitter(model, machine, budget, _fixed(request)))
+    search = _Search(model, machine, Fitter(model, machine, budget, _fixed(model, request)))
     scanned = search.scan(candidates)
     if request.micro_batches is None and request.global_batch is None and request.schedule == "vertical":
         scanned = search.look_between(scanned)
@@ -271,7 +273,7 @@ class _Search:
 # What the user asked for.
 
 
-def _fixed(request: SolveRequest) -> FixedChoices:
+def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
     unknown = sorted(set(request.residency) - set(RESIDENCIES))
     if unknown:
         raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
@@ -288,7 +290,21 @@ def _fixed(request: SolveRequest) -> FixedChoices:
     for name, number in sizes.items():
         if number is not None and number < 1:
             raise UsageError(f"{name} = {number}: must be positive")
-    return FixedChoices(request.delay_ratio, *(request.residency.get(name) for name in RESIDENCIES))
+    if request.clip_grad_norm is not None and not 0.0 < request.clip_grad_norm < inf:
+        raise UsageError(f"clip grad norm = {request.clip_grad_norm:g}: must be positive")
+    delay_ratio = request.delay_ratio
+    if reason := needs_all_gradients(model.precision, request.clip_grad_norm):
+        if delay_ratio not in (None, 1.0):
+            raise UsageError(f"delay ratio = {delay_ratio:g}: it can only be 1, for {reason}")
+        delay_ratio = 1.0
+    return FixedChoices(
+        delay_ratio=delay_ratio,
+        parameters=request.residency.get("parameters"),
+        optimizer=request.residency.get("optimizer"),
+        checkpoints=request.residency.get("checkpoints"),
+        optimizer_states=request.optimizer_states,
+        clip_grad_norm=request.clip_grad_norm,
+    )
 
 
 def _candidates(model: Model, request: SolveRequest) -> list[Candidate]:

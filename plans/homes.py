@@ -10,13 +10,13 @@ import itertools
 from dataclasses import dataclass
 
 from .plan import Decision
-from .profile import ELEMENT_BYTES, Model
+from .profile import ELEMENT_BYTES, Model, OptimizerStates
 from .schedule import Buffer, Home, Region, Tier
 
 GRAIN = 2048
 """Elements; every home starts at a multiple, which makes all of its byte ranges multiples of a page."""
-OPTIMIZER_BYTES = 12
-"""fp32 master, first and second moment."""
+OPTIMIZER_BYTES: dict[OptimizerStates, int] = {"fp32": 12, "bf16": 8}
+"""An element of a home: fp32 master, then both moments in that format, each contiguous."""
 GRADIENT_BYTES = 4
 
 
@@ -88,6 +88,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     homes: list[Home] = []
     kept = kept_on_device(model, decision)
     parameter_bytes = ELEMENT_BYTES[decision.precision]
+    optimizer_bytes = OPTIMIZER_BYTES[decision.optimizer_states]
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         delayed_start = _share((1.0 - decision.delay_ratio, decision.delay_ratio), state.elements)
@@ -119,7 +120,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         if index in kept.device:
             in_parameters = ["device"] * len(pieces)
         sides = [
-            ("optimizer", OPTIMIZER_BYTES, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
+            ("optimizer", optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
             ("parameters", parameter_bytes, in_parameters),
         ]
         regions = {role: _lay(pieces, state.name, role, each, tiers, buffers) for role, each, tiers in sides}

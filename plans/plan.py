@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
 from .errors import MismatchError
-from .profile import Machine, Model
+from .profile import NO_FP16, Machine, Model, OptimizerStates, Precision
 
 TOLERANCE = 1e-6
 
@@ -45,8 +45,11 @@ class Decision(Part):
 
     schedule: Literal["vertical", "horizontal"]
     optimizer: Literal["adamw"]
-    optimizer_states: Literal["fp32"]
-    precision: Literal["bf16", "fp32"]
+    optimizer_states: OptimizerStates
+    """Masters are fp32; this is the format of both moments."""
+    clip_grad_norm: Positive | None = None
+    """The most that the norm of all gradients may be; larger ones are scaled down to it. None: no clipping."""
+    precision: Precision
     micro_batch_size: Count
     micro_batches: Count
     sequence_length: Count
@@ -94,6 +97,18 @@ class Decision(Part):
         if self.update_chunk_elements % 2048:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of 2048")
         return self
+
+
+def needs_all_gradients(precision: Precision, clip_grad_norm: float | None) -> str:
+    """Why no update may begin before a step's last gradient is there, so that every one of them is delayed.
+
+    Empty when updates may run as gradients come.
+    """
+    if clip_grad_norm is not None:
+        return "clipping by the global norm needs all gradients before any update"
+    if precision == "fp16":
+        return "skipping steps that overflow in fp16 needs all gradients before any update"
+    return ""
 
 
 class Prediction(Part):
@@ -178,7 +193,15 @@ class Plan(Document):
                     f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
                     "of blocks alone; set it to 0"
                 )
+        reason = needs_all_gradients(self.decision.precision, self.decision.clip_grad_norm)
+        if reason and self.decision.delay_ratio != 1.0:
+            raise ValueError(f"decision.delay_ratio must be 1: {reason}")
         return self
+
+    def refuse_fp16(self) -> None:
+        """Raise MismatchError for a plan in fp16, which nothing runs."""
+        if self.decision.precision == "fp16":
+            raise MismatchError(f"this plan is in fp16 and can only be looked at: {NO_FP16}")
 
     def refuse_estimates(self) -> None:
         """Raise MismatchError for a what-if: nobody measured that machine or that model, so nothing can be run."""

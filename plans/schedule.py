@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
 
+from .profile import OptimizerStates
+
 Tier = Literal["device", "host", "ssd"]
 TIERS: tuple[Tier, ...] = ("device", "host", "ssd")
 Resource = Literal["read", "write", "h2d", "d2h", "compute", "cpu"]
@@ -175,8 +177,9 @@ class Backward(Op):
 class Update(Op):
     """The fused optimizer on elements [start, stop) of a state.
 
-    `optimizer` holds master, first and second moment one after the other (fp32), `gradient` fp32; `parameters` takes
-    the low-precision copy. `delayed`: the gradient is the previous step's.
+    `optimizer` holds fp32 master, first and second moment one after the other, the moments in the format
+    `optimizer_states`; `gradient` is fp32; `parameters` takes the low-precision copy. `delayed`: the gradient is the
+    previous step's.
     """
 
     state: int
@@ -186,6 +189,7 @@ class Update(Op):
     optimizer: Region
     gradient: Region
     parameters: Region
+    optimizer_states: OptimizerStates
 
     @property
     def resource(self) -> Resource:
@@ -216,7 +220,7 @@ class Home:
     stop: int
     delayed: bool
     optimizer: Region
-    """12 bytes an element: master, first moment, second moment, each contiguous."""
+    """Master, first moment, second moment, each contiguous: `homes.OPTIMIZER_BYTES` an element."""
     parameters: Region
     """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None

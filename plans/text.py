@@ -10,7 +10,7 @@ from textwrap import wrap
 from rich.cells import cell_len, set_cell_size
 
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from .plan import Alternative, Decision, Placement, Plan, Sensitivity
+from .plan import Alternative, Decision, Placement, Plan, Sensitivity, needs_all_gradients
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .schedule import RESOURCES, Region, Schedule, Tier
@@ -89,13 +89,16 @@ def _decision(decision: Decision) -> list[str]:
     n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
     alpha = exact_percent(decision.delay_ratio)
     delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
+    reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
     return facts(
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
         ("precision", decision.precision),
         ("batch", f"{_times(n, 'micro-batch', 'micro-batches')} of {_times(size, 'sequence')} of {length:,} tokens"),
         ("", f"{n * size * length:,} tokens a step"),
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
+        *([("", reason)] if reason else []),
         ("checkpoints on host", exact_percent(decision.checkpoint_host)),
         *_kept("parameters on device", decision, "parameters_device", "for the whole run"),
         *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
@@ -329,6 +332,7 @@ def _machine(machine: Machine) -> list[str]:
         ("device", device + share),
         ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {_times(machine.update_threads, 'thread')}"),
+        *([("", f"{number(machine.update_rate_bf16)} with states in bf16")] if machine.update_rate_bf16 else []),
     )
 
 
@@ -346,7 +350,7 @@ def _volumes(volumes: Sequence[Volume]) -> list[str]:
 def _model(model: Model) -> list[str]:
     element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
-    whole = elements * (element + OPTIMIZER_BYTES)
+    whole = elements * (element + OPTIMIZER_BYTES["fp32"])
     return facts(
         ("architecture", _short(model.architecture, 60)),
         ("directory", _short(model.path, 70) if model.path else "none, a what-if"),
@@ -372,7 +376,7 @@ def _layers(model: Model) -> list[str]:
                     f"{counts[entry.name]:,}",
                     f"{elements:,}",
                     format_bytes(elements * element),
-                    format_bytes(elements * OPTIMIZER_BYTES),
+                    format_bytes(elements * OPTIMIZER_BYTES["fp32"]),
                     "tied" if shared else "",
                 )
             )

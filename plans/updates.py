@@ -111,7 +111,9 @@ class Updates:
         emission = self._emission
         if emission.tier(home.optimizer) != "ssd":
             return home.optimizer
-        chunk = self._chunk("optimizer", home, OPTIMIZER_BYTES, "optimizer in transit")
+        chunk = self._chunk(
+            "optimizer", home, OPTIMIZER_BYTES[emission.decision.optimizer_states], "optimizer in transit"
+        )
         emission.move("read", home.optimizer, chunk, f"optimizer states of {emission.name(home.state)}", when)
         return chunk
 
@@ -130,6 +132,7 @@ class Updates:
                 optimizer,
                 gradient,
                 parameters,
+                emission.decision.optimizer_states,
             ),
             when,
         )

@@ -30,7 +30,7 @@ class ProfileLimits:
 
     volume_seconds: float = 6.0
     link_seconds: float = 2.0
-    update_seconds: float = 2.0
+    update_seconds: float = 4.0
     model_seconds: float = 20.0
 
 
@@ -73,7 +73,7 @@ def profile(
     h2d, d2h, remarks = measure_link(device, Limits(limits.link_seconds), portion(progress, 0.3, 0.35))
     notes += remarks
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
-    update, remarks = measure_update(precision, threads, memory.available, time_limit, part)
+    updates, remarks = measure_update(precision, threads, memory.available, time_limit, part)
     notes += remarks
     costs = measure_model(
         model,
@@ -100,7 +100,8 @@ def profile(
             compute_shares_cpu=device.kind == "cpu",
             h2d_bandwidth=h2d.median,
             d2h_bandwidth=d2h.median,
-            update_rate=update.median,
+            update_rate=updates["fp32"].median,
+            update_rate_bf16=updates["bf16"].median,
             update_threads=threads,
             compute_threads=torch.get_num_threads(),
             volumes=tuple(measured_volumes),

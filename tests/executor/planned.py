@@ -5,7 +5,17 @@ from typing import Literal
 from ssdplan.executor.model import StreamedModel
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan, Prediction
-from ssdplan.plans.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
+from ssdplan.plans.profile import (
+    Layer,
+    LayerClass,
+    Machine,
+    MixedBandwidth,
+    Model,
+    OptimizerStates,
+    State,
+    Timing,
+    Volume,
+)
 from tests.plans.decided import decide
 
 GIB = 1 << 30
@@ -87,6 +97,8 @@ def make_plan(
     across_turn: float = 0.0,
     schedule: Literal["vertical", "horizontal"] = "vertical",
     device: Literal["cpu", "cuda"] = "cpu",
+    optimizer_states: OptimizerStates = "fp32",
+    clip_grad_norm: float | None = None,
 ) -> Plan:
     """A plan with these fractions on host, `on_device` and `across_turn` on the device."""
     shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
@@ -104,6 +116,8 @@ def make_plan(
         on_device=on_device,
         across_turn=across_turn,
         schedule=schedule,
+        optimizer_states=optimizer_states,
+        clip_grad_norm=clip_grad_norm,
     )
     built = build_schedule(shape, decision)
     traffic = built.traffic("steady")

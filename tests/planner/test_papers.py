@@ -120,7 +120,7 @@ def test_the_time_credit_of_one_more_micro_batch() -> None:
     """
     model, machine = gpt_65b()
     form = [
-        total_bytes(stages(model, layer_groups(model), SMALL_ROWS, n), kind)[""] for kind in ("read", "write")
+        total_bytes(stages(model, layer_groups(model), SMALL_ROWS, n, "fp32"), kind)[""] for kind in ("read", "write")
         for n in (1, 2)
     ]  # fmt: skip
     extra = form[1] - form[0] + form[3] - form[2]

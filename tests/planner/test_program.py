@@ -247,7 +247,7 @@ def test_counts_what_the_graph_moves(model: Model, machine: Machine, b: int, n: 
 def _stages_of(model: Model, b: int, n: int):
     from ssdplan.planner.traffic import layer_groups, stages
 
-    return stages(model, layer_groups(model), b, n)
+    return stages(model, layer_groups(model), b, n, "fp32")
 
 
 @RELAXED

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Model
+from ssdplan.plans.profile import Model, OptimizerStates
 
 
 def decide(
@@ -21,6 +21,8 @@ def decide(
     on_device: float = 0.0,
     across_turn: float = 0.0,
     schedule: Literal["vertical", "horizontal"] = "vertical",
+    optimizer_states: OptimizerStates = "fp32",
+    clip_grad_norm: float | None = None,
 ) -> Decision:
     """The same fractions on host for every class, prompt and delayed part alike.
 
@@ -46,7 +48,8 @@ def decide(
     return Decision(
         schedule=schedule,
         optimizer="adamw",
-        optimizer_states="fp32",
+        optimizer_states=optimizer_states,
+        clip_grad_norm=clip_grad_norm,
         precision=model.precision,
         micro_batch_size=micro_batch_size,
         micro_batches=micro_batches,
