@@ -139,7 +139,7 @@ class Least(Part):
 
     budget: Literal["host memory", "device memory", "ssd space"]
     least_bytes: Bytes
-    """No less than the true least, and close to it: rounded up where the whole schedule was not built."""
+    """No less than the true least, and close to it: rounded up where no whole schedule was built."""
     tokens_per_second: Positive
     """What the program reaches there: an upper bound, without fill and drain."""
 
