@@ -134,19 +134,21 @@ def _batch(plan: Plan, evidence: Evidence) -> str:
     smaller = [entry for entry in plan.alternatives if _batch_of(entry) < size * n]
     larger = [entry for entry in plan.alternatives if _batch_of(entry) > size * n]
     if "batch" in evidence.given and not (smaller or larger):
-        text = f"{_rows(own)} a step were asked for"
+        text = f"A batch of {_rows(own)} was asked for"
         if best is not own:
             share = own.tokens_per_second / top
             text += f"; {n} x {size} reaches {share:.1%} of {best.micro_batches} x {best.micro_batch_size}"
     elif own.tokens_per_second >= top:
-        text = f"{_rows(own)} a step ({n} x {size}) are the fastest that was simulated"
+        text = f"A batch of {_rows(own)} ({n} x {size}) is the fastest that was simulated"
     else:
         share = own.tokens_per_second / top
-        text = f"{_rows(own)} a step ({n} x {size}) reach {share:.1%} of what {_rows(best)} do, the best simulated"
+        text = (
+            f"A batch of {_rows(own)} ({n} x {size}) reaches {share:.1%} of what {_rows(best)} do, the best simulated"
+        )
     tried = [entry for entry in smaller if entry.simulated]
     if tried:
         nearest = max(tried, key=lambda entry: entry.tokens_per_second)
-        text += f"; of smaller ones {_rows(nearest)} come nearest, with {nearest.tokens_per_second / top:.1%}"
+        text += f"; of smaller ones that of {_rows(nearest)} comes nearest, with {nearest.tokens_per_second / top:.1%}"
     elif smaller:
         nearest = min(smaller, key=_seconds_a_row)
         fastest = min(plan.alternatives, key=_seconds_a_row)

@@ -133,19 +133,21 @@ def test_offloading_when_the_device_holds_all_and_when_it_does_not() -> None:
 
 
 def test_a_batch_that_was_asked_for_and_one_that_was_found() -> None:
-    assert told(plan_for(made_machine()), "batch").startswith("2 rows a step were asked for. Compute alone")
+    assert told(plan_for(made_machine()), "batch").startswith("A batch of 2 rows was asked for. Compute alone")
     plan = plan_for(made_machine(volumes=(FAST,)), SolveRequest(16 * MIB), model_of(5e10))
     batch = plan.decision.micro_batch_size * plan.decision.micro_batches
     text = told(plan, "batch")
-    assert text.startswith(f"{batch} rows a step ({plan.decision.micro_batches} x {plan.decision.micro_batch_size})")
+    assert text.startswith(
+        f"A batch of {batch} rows ({plan.decision.micro_batches} x {plan.decision.micro_batch_size})"
+    )
     simulated = [row.tokens_per_second for row in plan.alternatives if row.simulated]
-    reach = re.search(r"reach ([\d.]+)% of what", text)
+    reach = re.search(r"reaches ([\d.]+)% of what", text)
     if plan.prediction.tokens_per_second < max(simulated):
         assert reach and float(reach[1]) >= 99.0
         assert float(reach[1]) == pytest.approx(100 * plan.prediction.tokens_per_second / max(simulated), abs=0.06)
     else:
-        assert "the fastest that was simulated" in text
-    smaller = re.search(r"(?:come nearest, with|reach at most) ([\d.]+)%", text)
+        assert "is the fastest that was simulated" in text
+    smaller = re.search(r"(?:comes nearest, with|reach at most) ([\d.]+)%", text)
     assert smaller and float(smaller[1]) <= 99.05
 
 
