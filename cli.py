@@ -111,6 +111,14 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
     )
+    parser.add_argument(
+        "--endurance",
+        type=_bytes,
+        action="append",
+        metavar="SIZE",
+        help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for all "
+        "[unknown]",
+    )
     parser.add_argument("--sequence-length", type=_count, default=1024, metavar="S", help="tokens a row")
     parser.add_argument(
         "--micro-batch-sizes", type=_counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
@@ -154,6 +162,7 @@ def _profile(options: argparse.Namespace) -> int:
             sequence_length=options.sequence_length,
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
+            endurance=options.endurance or (),
         )
     finally:
         line.done()

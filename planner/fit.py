@@ -32,6 +32,7 @@ UNLIMITED = 1 << 60
 """Bytes; more than any machine has."""
 
 Constraint = Literal["host memory", "device memory", "ssd space", "ssd writes"]
+Room = Literal["host memory", "device memory", "ssd space"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,36 @@ class Fitter:
                 solved = self._approach(candidate, branch, self.tight, aim, budget)
                 found += [solved.fitted.needs] if solved else []
         return min((needs.of(constraint) for needs in found), default=None)
+
+    def least_beside(self, solved: Solved) -> dict[Room, tuple[int, float]]:
+        """Each kind of room -> about the least of it with which the candidate of `solved` still
+        fits, the other budgets as they are, and the program's seconds of a step there.
+
+        What the shortened model takes, rounded up, for a whole schedule takes long to build; where there are so few
+        layers that to keep all of a kind may take less than to pass it through, the exact `leanest`.
+        """
+        candidate, own = solved.fitted.candidate, solved.fitted.needs
+        if len(self.model.layers) <= 2 * ENDS:
+            lean = self.leanest(candidate)
+            needs, program = lean.fitted.needs, lean.program
+        else:
+            program = self._corner(candidate, 0, 0, 0)
+            needs = self._estimate(self._decision(candidate, program, self.tight))
+        found: dict[Room, tuple[int, float]] = {}
+        memories: tuple[Room, ...] = ("host memory", "device memory")
+        for constraint in memories:
+            if not needs.over(self.budget.without(constraint)) and needs.of(constraint) < own.of(constraint):
+                found[constraint] = needs.of(constraint), program.seconds
+            else:
+                found[constraint] = own.of(constraint), solved.program.seconds
+        found["ssd space"] = own.ssd, solved.program.seconds
+        limits = replace(solved.branch.limits, ssd_bytes=None)
+        smallest = self._program(candidate, Branch(solved.branch.fixed, limits), "ssd space")
+        if smallest is not None and smallest.ssd_bytes < own.ssd:
+            needs = self._estimate(self._decision(candidate, smallest, self.tight))
+            if not needs.over(self.budget) and needs.ssd < own.ssd:
+                found["ssd space"] = needs.ssd, smallest.seconds
+        return found
 
     def _last_resorts(self, candidate: Candidate) -> tuple[Aim, ...]:
         """What to aim for, when the fastest placement breaks a budget by its rounding: the least of that budget."""

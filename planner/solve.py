@@ -11,13 +11,14 @@ from math import ceil, inf
 from typing import Literal
 
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.plan import Alternative, Plan, Prediction, needs_all_gradients
+from ssdplan.plans.plan import Alternative, Least, Plan, Prediction, needs_all_gradients
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
-from ssdplan.plans.schedule import Resource
 from ssdplan.plans.timeline import Timeline
 
+from .critical import find_causes, loads
 from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
 from .program import Bound, FixedChoices, program_bound
+from .reasons import explain, gather
 from .sensitivity import scaled_compute, sensitivities
 from .simulator import simulate
 
@@ -99,16 +100,19 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
     if not simulated:
         raise search.refusal(smallest)
     chosen = _smallest_good_enough(simulated)
-    return Plan(
+    plan = Plan(
         schema="ssdplan.plan/1",
         profile_sha256=profile.sha256(),
         model=model,
         machine=machine,
         decision=chosen.solved.fitted.decision,
-        prediction=_prediction(chosen, machine),
+        prediction=_prediction(chosen, model, machine),
         alternatives=search.alternatives(scanned, simulated),
-        sensitivity=sensitivities(model, machine, chosen.solved.fitted.candidate, chosen.solved.branch),
+        sensitivity=sensitivities(search.fitter, chosen.solved),
+        least=search.least(chosen),
     )
+    evidence = gather(search.fitter, chosen.solved, chosen.timeline, _given(request))
+    return plan.model_copy(update={"reasons": explain(plan, evidence)})
 
 
 class _Search:
@@ -228,6 +232,15 @@ class _Search:
             )
         return tuple(rows)
 
+    def least(self, chosen: _Simulated) -> tuple[Least, ...]:
+        """The budgets that would still do for the chosen batch."""
+        found = self.fitter.least_beside(chosen.solved)
+        tokens = self._tokens(chosen.solved.fitted.candidate)
+        return tuple(
+            Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / seconds)
+            for room, (nbytes, seconds) in found.items()
+        )
+
     def refusal(self, candidates: Sequence[Candidate]) -> InfeasibleError:
         """Why none of `candidates` fits: the one budget to raise, and how far; or all, when one is not enough."""
         budget = self.fitter.budget
@@ -307,6 +320,16 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
     )
 
 
+def _given(request: SolveRequest) -> set[str]:
+    """What the search did not decide, in the words of `reasons`."""
+    asked = {
+        "batch": request.global_batch or request.micro_batches or request.schedule == "single",
+        "delay ratio": request.delay_ratio is not None,
+        "residency": request.residency,
+    }
+    return {name for name, value in asked.items() if value}
+
+
 def _candidates(model: Model, request: SolveRequest) -> list[Candidate]:
     """Every pair that the request allows, smallest batch first. Raises UsageError when there is none."""
     measured = sorted(model.micro_batch_sizes)
@@ -360,10 +383,12 @@ def _smallest_good_enough(simulated: Sequence[_Simulated]) -> _Simulated:
 # What the plan says.
 
 
-def _prediction(chosen: _Simulated, machine: Machine) -> Prediction:
+def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Prediction:
     fitted = chosen.solved.fitted
     traffic = fitted.schedule.traffic("steady")
     seconds = chosen.timeline.seconds
+    spent = loads(chosen.timeline, machine)
+    causes = find_causes(chosen.timeline, model, machine)
     busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in chosen.timeline.busy().items()}
     return Prediction(
         step_seconds=seconds,
@@ -377,39 +402,12 @@ def _prediction(chosen: _Simulated, machine: Machine) -> Prediction:
         ssd_write_bytes=traffic["write"],
         h2d_bytes=traffic["h2d"],
         d2h_bytes=traffic["d2h"],
-        bound_by=_bound_by(chosen.timeline, machine),
+        bound_by=max(spent, key=lambda name: spent[name]),
         busy=busy,
         program_seconds=chosen.solved.program.seconds,
+        critical_path={str(resource): seconds for resource, seconds in causes.path_seconds.items()},
+        idle={str(resource): seconds for resource, seconds in causes.idle.items()},
     )
-
-
-def _bound_by(timeline: Timeline, machine: Machine) -> str:
-    """The resource that works most of the time, in words."""
-    shared = machine.compute_shares_cpu
-    resources: dict[str, tuple[Resource, ...]] = {
-        "compute and updates (shared cores)" if shared else "compute": ("compute", "cpu") if shared else ("compute",),
-        "ssd": ("read", "write"),
-        "link to device": ("h2d",),
-        "link from device": ("d2h",),
-    }
-    if not shared:
-        resources["cpu updates"] = ("cpu",)
-    spent = {name: _covered(timeline, members) for name, members in resources.items()}
-    return max(spent, key=lambda name: spent[name])
-
-
-def _covered(timeline: Timeline, resources: tuple[Resource, ...]) -> float:
-    """Seconds in which at least one op of `resources` runs."""
-    spans = sorted(
-        (start, end)
-        for op, start, end in zip(timeline.graph.ops, timeline.starts, timeline.ends, strict=True)
-        if op.resource in resources
-    )
-    covered = until = 0.0
-    for start, end in spans:
-        covered += max(end - max(start, until), 0.0)
-        until = max(until, end)
-    return covered
 
 
 def _size(nbytes: int) -> str:

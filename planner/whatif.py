@@ -199,7 +199,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     return figures
 
 
-_OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity")
+_OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 """Given, they are those of every drive."""
 
 
@@ -239,6 +239,7 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
                     MixedBandwidth(read=what_if.figures.get("ssd.read", drive.size.read.value), write=0.0),
                     MixedBandwidth(read=0.0, write=what_if.figures.get("ssd.write", drive.size.sustained_write.value)),
                 ),
+                endurance_bytes=round(what_if.figures.get("ssd.endurance", drive.size.endurance.value)),
             )
             for number, drive in enumerate(drives)
         ),
@@ -459,7 +460,7 @@ def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Map
         for what, figure in own.items():
             given = what_if.figures.get(f"ssd.{what}")
             if given is not None:
-                figure = Figure(given, "bytes" if what == "capacity" else "bytes/s", "given")
+                figure = Figure(given, "bytes" if what in ("capacity", "endurance") else "bytes/s", "given")
             if figure is not None:
                 lines.append(_line(f"ssd.{what} of {drive.name}", figure))
     lines.append(

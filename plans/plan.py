@@ -134,6 +134,10 @@ class Prediction(Part):
     """Resource -> share of the step in which it works."""
     program_seconds: Seconds
     """The linear program's own optimum: a lower bound without fill and drain."""
+    critical_path: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
+    """Resource -> kind of work -> its seconds on the chain of operations that makes the step as long as it is."""
+    idle: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
+    """Resource -> cause -> seconds of the step in which it does nothing, by what it waits for."""
 
 
 class Alternative(Part):
@@ -160,6 +164,25 @@ class Sensitivity(Part):
     seconds_per_unit: float
     throughput_gain: float
     """Relative tokens/s gained by one more unit; 0.09 is +9%."""
+    words: str = ""
+    """What one more unit is, for people: a second drive."""
+
+
+class Least(Part):
+    """The least of one budget with which the plan's batch still works, the others as they are."""
+
+    budget: Literal["host memory", "device memory", "ssd space"]
+    least_bytes: Bytes
+    """No less than the true least, and close to it: rounded up where no whole schedule was built."""
+    tokens_per_second: Positive
+    """What the program reaches there: an upper bound, without fill and drain."""
+
+
+class Reason(Part):
+    """A true sentence or two on why the plan is as it is."""
+
+    topic: str
+    text: str
 
 
 class Plan(Document):
@@ -173,6 +196,8 @@ class Plan(Document):
     prediction: Prediction
     alternatives: tuple[Alternative, ...]
     sensitivity: tuple[Sensitivity, ...]
+    least: tuple[Least, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     @model_validator(mode="after")
     def _belongs(self) -> Self:

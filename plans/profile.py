@@ -33,6 +33,8 @@ class Volume(Part):
     engine: Literal["io_uring", "threads"]
     frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
     """From reads only to writes only; the two ends are required, points between them are optional."""
+    endurance_bytes: Bytes | None = None
+    """What may be written to the drive in its life, by its maker's rating; None when nobody said."""
 
     @model_validator(mode="after")
     def _ends(self) -> Self:

@@ -4,24 +4,25 @@ Owns words and layout. Every figure comes from the document or its schedule; not
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from .plan import Alternative, Decision, Placement, Plan, Sensitivity, needs_all_gradients
+from .plan import Alternative, Decision, Placement, Plan, Prediction, Reason, Sensitivity, needs_all_gradients
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .schedule import RESOURCES, Region, Schedule, Tier
 from .units import format_bytes, format_seconds
 from .usage import label, reserved
+from .wear import Wear, lifetime, wear
 
 COLUMNS = 100
 LIVES: tuple[Tier, Tier] = ("host", "ssd")
 NAME_COLUMNS = 24
 """The most of a name that a table shows."""
-BAR_COLUMNS = 30
+BAR_COLUMNS, BUSY_COLUMNS = 30, 20
 MOST_ROWS = 8
 """Alternatives shown of one micro-batch size; all are in plan.json."""
 RESOURCE_LABELS = {
@@ -32,7 +33,14 @@ RESOURCE_LABELS = {
     "compute": "compute",
     "cpu": "cpu updates",
 }
-_DAY_SECONDS = 86400
+CAUSES = {
+    **{resource: f"for {words}" for resource, words in RESOURCE_LABELS.items()},
+    "host buffer": "for a free host buffer",
+    "device buffer": "for a free device buffer",
+    "no work": "without any work",
+}
+LEAST_SHARE = 0.005
+"""Of a step: what is shorter is no cause worth a word."""
 
 Row = Sequence[str]
 
@@ -46,16 +54,19 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     return page(
         title,
         [bound, *wrapped(f"What bounds it: {_clean(prediction.bound_by)}."), *_estimated(plan.machine, model)],
+        ("Why", _reasons(plan.reasons)),
         ("What it decides", _decision(plan.decision)),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan)),
-        ("How busy each resource is", _busy(plan)),
+        ("The least budgets that this batch would still fit, each alone", _least(plan)),
+        ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
+        ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),
         ("Host memory, by what it is reserved for", _split(schedule, "host")),
         ("Host memory in slots, by what takes turns in them", _pools(found)),
         ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
         ("Device memory, by what it is reserved for", _device(plan, schedule)),
         ("What else was looked at (* is this plan)", _alternatives(plan)),
-        ("What one unit more of something would bring", _sensitivity(plan.sensitivity)),
+        ("What more of something would bring, at this batch", _sensitivity(plan.sensitivity)),
     )
 
 
@@ -83,6 +94,19 @@ def _estimated(machine: Machine, model: Model) -> list[str]:
 
 
 # A plan's parts.
+
+
+def _reasons(reasons: Sequence[Reason]) -> list[str]:
+    lines = []
+    for reason in reasons:
+        body = wrap(_clean(reason.text), COLUMNS - 18) or [""]
+        lines += _labelled(_short(reason.topic, 14), body, 14)
+    return lines
+
+
+def _labelled(name: str, body: Sequence[str], columns: int) -> list[str]:
+    """`body` beside a name that stands once."""
+    return [f"  {set_cell_size(name if row == 0 else '', columns)}  {line}" for row, line in enumerate(body)]
 
 
 def _decision(decision: Decision) -> list[str]:
@@ -163,13 +187,15 @@ def _prediction(plan: Plan) -> list[str]:
     lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
     free = sum(volume.free_bytes for volume in plan.machine.volumes)
     volumes = _times(len(plan.machine.volumes), "volume")
-    a_day = _decimal(p.ssd_write_bytes / p.step_seconds * _DAY_SECONDS)
+    worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
+    a_day = _decimal(worn.bytes_a_day)
     written = f"{format_bytes(p.ssd_write_bytes)}, or {a_day} a day" if p.ssd_write_bytes else "nothing"
     figures = facts(
         ("step", f"{duration(p.step_seconds)} ({lower})"),
         ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
         ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
         ("written to ssd", written),
+        *([("drive wear", _wear(worn))] if p.ssd_write_bytes else []),
         ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
     )
     budgets = [
@@ -186,16 +212,54 @@ def _prediction(plan: Plan) -> list[str]:
     )
 
 
+def _wear(found: Wear) -> str:
+    if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
+        return "ssdplan profile --endurance SIZE, the drive's rating, shows how long it lasts"
+    rated = _decimal(found.volume.endurance_bytes)
+    rest = f"; {_times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
+    return f"{lifetime(found.days)} without a pause, to the {rated} of {_short(found.volume.path, 24)}{rest}"
+
+
+def _least(plan: Plan) -> list[str]:
+    rows: list[Row] = [
+        (row.budget, format_bytes(row.least_bytes), f"at most {number(row.tokens_per_second)} tokens/s")
+        for row in plan.least
+    ]
+    return table([], rows, left=(0, 2))
+
+
 def _busy(plan: Plan) -> list[str]:
-    busy = plan.prediction.busy
+    busy, step = plan.prediction.busy, plan.prediction.step_seconds
     names = [*(name for name in RESOURCES if name in busy), *sorted(set(busy) - set(RESOURCES))]
-    return _aligned(
-        [
-            (f"  {_short(RESOURCE_LABELS.get(name, name), NAME_COLUMNS)}", f"{bar(busy[name], 1)} {busy[name]:4.0%}")
-            for name in names
-        ],
-        least=20,
-    )
+    lines = []
+    for name in names:
+        share = f"{bar(busy[name], 1, BUSY_COLUMNS)} {busy[name]:4.0%}"
+        causes = wrap(_idle(plan.prediction.idle.get(name, {}), step), COLUMNS - 24 - cell_len(share)) or [""]
+        rows = [f"{share if row == 0 else ' ' * cell_len(share)}  {line}" for row, line in enumerate(causes)]
+        lines += _labelled(_short(RESOURCE_LABELS.get(name, name), 18), rows, 18)
+    return lines
+
+
+def _idle(causes: Mapping[str, float], step: float) -> str:
+    """Where a resource's idle seconds go, the most first, in percent of the step."""
+    shares = {name: seconds / step for name, seconds in causes.items() if seconds >= LEAST_SHARE * step}
+    ends = [shares.pop(name) for name in ("fill", "drain") if name in shares]
+    parts = [(share, CAUSES.get(name, f"for {_short(name, NAME_COLUMNS)}")) for name, share in shares.items()]
+    if ends:
+        parts.append((sum(ends), "fill and drain"))
+    words = ", ".join(f"{share:.0%} {words}" for share, words in sorted(parts, reverse=True))
+    return f"idles {words}" if words else ""
+
+
+def _critical_path(prediction: Prediction) -> list[str]:
+    totals = {resource: sum(kinds.values()) for resource, kinds in prediction.critical_path.items()}
+    rows: list[Row] = []
+    for resource in sorted(totals, key=lambda name: -totals[name]):
+        kinds = sorted(prediction.critical_path[resource].items(), key=lambda entry: -entry[1])
+        told = ", ".join(f"{_short(kind, NAME_COLUMNS)} {duration(seconds)}" for kind, seconds in kinds)
+        share = f"{totals[resource] / prediction.step_seconds:.0%}"
+        rows.append((_short(RESOURCE_LABELS.get(resource, resource), 18), duration(totals[resource]), share, told))
+    return table([], rows, left=(0, 3))
 
 
 def _split(schedule: Schedule, tier: Tier) -> list[str]:
@@ -309,13 +373,14 @@ def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
     changes: list[Row] = []
     for row in sorted(rows, key=lambda row: -row.throughput_gain):
         unit = row.unit if row.unit[:1].isdigit() else f"1 {row.unit}"
+        words = row.words or f"{unit} more of {row.resource}"
         change, step = "nothing", ""
-        if abs(row.throughput_gain) >= 5e-5:
+        if abs(row.throughput_gain) >= 5e-4:
             change = f"{_signed(100 * row.throughput_gain)}% tokens/s"
             longer = "shorter" if row.throughput_gain > 0 else "longer"
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
-        changes.append((f"{_short(unit, 16)} more of", _short(row.resource, NAME_COLUMNS), change, step))
-    return table([], changes, left=(0, 1, 2, 3))
+        changes.append((_short(words, 44), change, step))
+    return table([], changes, left=(0, 1, 2))
 
 
 # A profile's parts.

@@ -289,6 +289,7 @@ def test_names_what_bounds_the_run(machine: Machine, words: str) -> None:
     assert plan.prediction.bound_by == words
     gains = {row.resource: row.throughput_gain for row in plan.sensitivity if row.resource != "host memory"}
     helps = {"compute and updates (shared cores)": "compute", "cpu updates": "update rate", "ssd": "ssd bandwidth"}
+    helps |= {"link to device": "link", "link from device": "link"}
     assert max(gains, key=lambda name: gains[name]) == helps.get(words, words)
 
 
