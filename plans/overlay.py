@@ -176,7 +176,7 @@ def describe_overlay(overlay: Overlay) -> str:
         f"{duration(overlay.measured.seconds)} measured, {duration(overlay.predicted.seconds)} predicted ({error:+.1%}); "
         + STEPS.get(overlay.measured.graph.name, overlay.measured.graph.name)
         + ".",
-        _difference_in_words(overlay),
+        difference_in_words(overlay),
     ]
     longest = [
         (duration(stall.seconds), f"at {duration(stall.start_seconds)}", f"{stall.waiting}:", stall.cause)
@@ -322,7 +322,7 @@ def _longest(schedule: Schedule, ops: Sequence[Op], pieces: Sequence[Stall]) -> 
 # Words.
 
 
-def _difference_in_words(overlay: Overlay) -> str:
+def difference_in_words(overlay: Overlay) -> str:
     """Where the difference of the two steps comes from: compute's own time and its waiting, which sum to it."""
     compute = next(row for row in overlay.resources if row.resource == "compute")
     own = compute.measured_busy_seconds - compute.predicted_busy_seconds

@@ -1,0 +1,709 @@
+"use strict";
+// The page's drawings of time: lanes of operations, memory, and how far a run is behind its plan. They share one axis.
+// It reads #data (data.py has the encoding), draws on canvases, and writes text only as text.
+(() => {
+const data = JSON.parse(document.getElementById("data").textContent);
+const BAR = 22, GAP = 8, STRIP = 6, AXIS = 20, WIDE = 640, WORDS = 13;
+
+// What is packed.
+
+function unpack(packed) {
+  const text = atob(packed.data), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const kinds = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
+  const values = packed.type === "v" ? leb128(bytes) : new kinds[packed.type](bytes.buffer);
+  return packed.unit === 1 ? values : Float64Array.from(values, (value) => value * packed.unit);
+}
+
+function leb128(bytes) {
+  const values = new Float64Array(bytes.reduce((sum, byte) => sum + (byte < 128 ? 1 : 0), 0));
+  for (let i = 0, at = 0, scale = 1; i < bytes.length; i++) {
+    values[at] += (bytes[i] & 127) * scale;
+    scale = bytes[i] < 128 ? 1 : scale * 128;
+    if (bytes[i] < 128) at++;
+  }
+  return values;
+}
+
+function sums(steps) {  // distances -> places
+  const out = new Float64Array(steps.length);
+  for (let i = 0, sum = 0; i < steps.length; i++) out[i] = sum += steps[i];
+  return out;
+}
+
+function before(counts) {  // counts -> where each one's part begins, and the end
+  const out = new Uint32Array(counts.length + 1);
+  for (let i = 0; i < counts.length; i++) out[i + 1] = out[i] + counts[i];
+  return out;
+}
+
+function spans(packed, tick) {
+  const start = unpack(packed.start), length = unpack(packed.length), count = start.length;
+  const from = new Float64Array(count), to = new Float64Array(count);
+  for (let i = 0; i < count; i++) { from[i] = start[i] * tick; to[i] = (start[i] + length[i]) * tick; }
+  return { from, to };
+}
+
+const graph = {};
+for (const name of ["lane", "work", "stage", "template", "numbers", "amount", "waits", "back"]) {
+  graph[name] = unpack(data.graph[name]);
+}
+const count = graph.lane.length;
+const numberAt = before(Array.from(graph.template, (kind) => data.graph.templates[kind].length - 1));
+const waitAt = before(graph.waits);
+
+const steps = data.timelines.map((packed) => {
+  const tick = packed.seconds / packed.ticks;
+  const step = { name: packed.name, seconds: packed.seconds, ...spans(packed, tick), lanes: data.lanes.map(() => []) };
+  for (let op = 0; op < count; op++) step.lanes[graph.lane[op]].push(op);
+  for (const lane of step.lanes) lane.sort((a, b) => step.from[a] - step.from[b] || a - b);
+  // The longest op of a lane says how far back one that is still running may have begun.
+  step.longest = step.lanes.map((lane) => lane.reduce((most, op) => Math.max(most, step.to[op] - step.from[op]), 0));
+  step.busy = step.lanes.map((lane) => {
+    let sum = 0, until = 0;
+    for (const op of lane) if (step.to[op] > until) { sum += step.to[op] - Math.max(step.from[op], until); until = step.to[op]; }
+    return sum;
+  });
+  step.stalls = { ...spans(packed.stalls, tick), waiting: unpack(packed.stalls.waiting), cause: unpack(packed.stalls.cause) };
+  step.memory = {};
+  for (const [tier, usage] of Object.entries(packed.memory)) step.memory[tier] = memoryOf(usage, tick);
+  return step;
+});
+const whole = Math.max(...steps.map((step) => step.seconds)) || 1;
+
+function memoryOf(usage, tick) {
+  const time = sums(unpack(usage.time)).map((value) => value * tick), length = Math.max(time.length - 1, 0);
+  const total = new Float64Array(length);
+  const roles = usage.roles.map((role) => {
+    const at = sums(unpack(role.at)), changes = unpack(role.bytes), bytes = new Float64Array(length);
+    for (let i = 0; i < at.length; i++) bytes.fill(changes[i], at[i], i + 1 < at.length ? at[i + 1] : length);
+    for (let i = 0; i < length; i++) total[i] += bytes[i];
+    return { name: role.name, colour: role.colour, bytes };
+  });
+  return { arena: usage.arena, time, total, roles };
+}
+
+// Words, as text.py writes them.
+
+function bytesText(value) {
+  for (const [unit, scale] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 1024]]) {
+    if (value >= scale) return `${value / scale >= 100 ? Math.round(value / scale) : digits(value / scale)} ${unit}`;
+  }
+  return `${Math.round(value)} B`;
+}
+function digits(value) { return String(Number(value.toPrecision(3))); }
+function secondsText(value) {
+  if (value === 0) return "0 s";
+  if (value < 1e-3) return `${digits(value * 1e6)} us`;
+  if (value < 1) return `${digits(value * 1e3)} ms`;
+  return value < 1000 ? `${digits(value)} s` : `${Math.round(value)} s`;
+}
+function momentText(value, window) {  // with as many digits as tell moments of the window apart
+  const [scale, unit] = whole >= 1 ? [1, "s"] : whole >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
+  const places = Math.max(0, Math.min(9, Math.ceil(-Math.log10((window * scale) / 1000))));
+  return `${(value * scale).toFixed(places)} ${unit}`;
+}
+function opText(op) {
+  const pieces = data.graph.templates[graph.template[op]];
+  let text = pieces[0];
+  for (let i = 1; i < pieces.length; i++) text += graph.numbers[numberAt[op] + i - 1] + pieces[i];
+  return text;
+}
+function workText(op) { return `${data.lanes[graph.lane[op]]}: ${data.works[graph.work[op]].name}`; }
+function lastWait(step, op) {
+  let last = -1;
+  for (let i = waitAt[op]; i < waitAt[op + 1]; i++) {
+    const wait = op - graph.back[i];
+    if (last < 0 || step.to[wait] > step.to[last] || (step.to[wait] === step.to[last] && wait > last)) last = wait;
+  }
+  return last;
+}
+function tellOp(step, op) {
+  const [size, unit] = data.graph.amounts[graph.amount[op]];
+  const amount = unit === "bytes" ? `, ${bytesText(size)}` : unit ? `, ${size.toLocaleString("en")} ${unit}` : "";
+  const lines = [opText(op), `${workText(op)}${amount}, stage ${graph.stage[op]}`];
+  for (const one of steps) {
+    const name = steps.length > 1 ? `${one.name}: ` : "";
+    const length = one.to[op] - one.from[op];
+    lines.push(`${name}${momentText(one.from[op], length)} to ${momentText(one.to[op], length)}, ${secondsText(length)}`);
+  }
+  const last = lastWait(step, op);
+  if (last < 0) lines.push("waited for nothing");
+  else {
+    const idle = step.from[op] - step.to[last];
+    const then = idle > whole * 1e-7 ? `, then ${secondsText(idle)} for its lane` : "";
+    lines.push(`waited for ${opText(last)} (${data.lanes[graph.lane[last]]})${then}`);
+  }
+  return lines.join("\n");
+}
+function tellStall(step, index) {
+  const { from, to, waiting, cause } = step.stalls, why = cause[index], who = waiting[index];
+  const head = `compute waits ${secondsText(to[index] - from[index])}`;
+  const reason = why === count ? `for ${data.starting}` : `for ${opText(why)}\n${workText(why)}`;
+  return `${head}\n${reason}\nbefore ${who === count ? "the end of the step" : opText(who)}`;
+}
+
+// Style: the colours of the page as it is now, light or dark.
+
+let paint;
+function readStyle() {
+  const style = getComputedStyle(document.documentElement);
+  const get = (name) => style.getPropertyValue(`--${name}`).trim();
+  const names = ["ink", "faint", "line", "grid", "plot", "lane", "budget", "focus"];
+  paint = Object.fromEntries(names.map((name) => [name, get(name)]));
+  paint.works = data.works.map((work) => get(work.colour));
+  paint.of = get;
+  paint.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+}
+
+// The window that all drawings show.
+
+let from = 0, to = whole, frame = 0;
+const least = whole * 1e-7;
+function look(start, end) {
+  const width = Math.min(Math.max(end - start, least), whole);
+  from = Math.min(Math.max(start, 0), whole - width);
+  to = from + width;
+  refresh();
+}
+function zoom(factor, at = (from + to) / 2) { look(at - (at - from) * factor, at + (to - at) * factor); }
+function move(share) { look(from + (to - from) * share, to + (to - from) * share); }
+function refresh() { if (!frame) frame = requestAnimationFrame(() => { frame = 0; drawAll(); }); }
+
+const views = [];
+let hovered = -1, kept = -1, cursor = null;
+
+function drawAll() {
+  for (const view of views) {
+    const ratio = window.devicePixelRatio || 1;
+    const width = view.canvas.clientWidth, height = view.height(width);
+    if (view.canvas.style.height !== `${height}px`) view.canvas.style.height = `${height}px`;
+    const across = Math.round(width * ratio), down = Math.round(height * ratio);
+    if (view.canvas.width !== across || view.canvas.height !== down) { view.canvas.width = across; view.canvas.height = down; }
+    const pen = view.canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = paint.font;
+    pen.textBaseline = "middle";
+    const gutter = width >= WIDE ? 158 : 0;
+    const area = { left: gutter, right: width, width: Math.max(width - gutter, 1), height, narrow: gutter === 0 };
+    area.x = (time) => area.left + ((time - from) / (to - from)) * area.width;
+    area.time = (x) => from + ((x - area.left) / area.width) * (to - from);
+    view.area = area;
+    pen.save();
+    view.draw(pen, area);
+    pen.restore();
+  }
+  const range = document.getElementById("range");
+  range.textContent = to - from >= whole * 0.9999 ? `all ${secondsText(whole)}`
+    : `${momentText(from, to - from)} to ${momentText(to, to - from)} (${secondsText(to - from)})`;
+}
+
+function drawAxis(pen, area, top, bottom) {
+  const about = (to - from) / Math.max(area.width / 110, 2), power = 10 ** Math.floor(Math.log10(about));
+  const step = [1, 2, 5, 10].map((value) => value * power).find((value) => value >= about);
+  pen.textAlign = "center";
+  for (let i = Math.ceil(from / step); i * step <= to; i++) {
+    const x = Math.round(area.x(i * step)) + 0.5;
+    pen.fillStyle = paint.grid;
+    pen.fillRect(x, top, 1, bottom - top);
+    const words = momentText(i * step, step * 300), half = pen.measureText(words).width / 2;
+    pen.fillStyle = paint.faint;
+    if (x - half >= area.left && x + half <= area.right) pen.fillText(words, x, bottom + AXIS / 2);
+  }
+}
+
+function drawCursor(pen, area, top, bottom) {
+  if (cursor === null || cursor < from || cursor > to) return;
+  pen.fillStyle = paint.faint;
+  pen.fillRect(Math.round(area.x(cursor)), top, 1, bottom - top);
+}
+
+// Of ops in order of start: the first that could still run at `time`.
+function firstAt(order, starts, time) {
+  let low = 0, high = order ? order.length : starts.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (starts[order ? order[middle] : middle] < time) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+// Operations wide enough to be seen are boxes; of narrower ones each pixel shows the share of time that each work takes.
+function drawLane(pen, area, step, lane, top, height, right = area.right) {
+  const order = step.lanes[lane], pixels = Math.ceil(right - area.left), kinds = paint.works.length;
+  const shares = new Float32Array(pixels * kinds), scale = area.width / (to - from);
+  const boxes = [];
+  let some = false;
+  for (let i = firstAt(order, step.from, from - step.longest[lane]); i < order.length; i++) {
+    const op = order[i];
+    if (step.from[op] >= to) break;
+    const start = Math.max((step.from[op] - from) * scale, 0), end = Math.min((step.to[op] - from) * scale, pixels);
+    if (step.to[op] < from) continue;
+    if (end - start >= 1.5) { boxes.push(op, start, end); continue; }
+    some = true;
+    for (let pixel = Math.floor(start); pixel < Math.min(end, pixels); pixel++) {
+      shares[pixel * kinds + graph.work[op]] += Math.min(end, pixel + 1) - Math.max(start, pixel);
+    }
+  }
+  for (let kind = 0; some && kind < kinds; kind++) {
+    pen.fillStyle = paint.works[kind];
+    for (let pixel = 0; pixel < pixels; pixel++) {
+      const share = shares[pixel * kinds + kind];
+      if (!share) continue;
+      let below = 0;
+      for (let other = 0; other < kind; other++) below += shares[pixel * kinds + other];
+      const floor = top + height * (1 - Math.min(below, 1)), ceiling = top + height * (1 - Math.min(below + share, 1));
+      pen.fillRect(area.left + pixel, ceiling, 1, Math.max(floor - ceiling, 0.7));
+    }
+  }
+  for (let i = 0; i < boxes.length; i += 3) {
+    const [op, start, end] = [boxes[i], boxes[i + 1], boxes[i + 2]], width = end - start;
+    pen.fillStyle = paint.works[graph.work[op]];
+    pen.fillRect(area.left + start, top, width > 3 ? width - 0.6 : width, height);
+    if (width > 70 && height >= BAR) {
+      pen.save();
+      pen.beginPath(); pen.rect(area.left + start, top, width - 4, height); pen.clip();
+      pen.fillStyle = inkOn(paint.works[graph.work[op]]);
+      pen.textAlign = "left"; pen.font = paint.font.replace("12px", "11px");
+      pen.fillText(opText(op), area.left + start + 5, top + height / 2 + 0.5);
+      pen.restore();
+    }
+  }
+}
+
+function inkOn(colour) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  return red * 0.3 + green * 0.59 + blue * 0.11 > 130 ? "#111" : "#fff";
+}
+
+function outline(pen, area, view, op, colour) {
+  const row = view.rows[graph.lane[op]], x = area.x(view.step.from[op]), end = area.x(view.step.to[op]);
+  if (end < area.left || x > area.right) return;
+  pen.strokeStyle = colour; pen.lineWidth = 2;
+  pen.strokeRect(Math.max(x, area.left - 4) - 1, row.top - 1, Math.min(Math.max(end - x, 1), area.width + 8) + 2, BAR + 2);
+}
+
+function timelineView(canvas, step) {
+  const view = { canvas, step, rows: [], lane: 0 };
+  const extra = (lane) => (lane === data.compute ? STRIP + 2 : 0);
+  view.height = (width) => {
+    let top = 4;
+    const words = width >= WIDE ? 0 : WORDS;
+    view.rows = data.lanes.map((_, lane) => {
+      const row = { top: top + words };
+      top += words + BAR + extra(lane) + GAP;
+      return row;
+    });
+    return top + AXIS;
+  };
+  view.draw = (pen, area) => {
+    const bottom = area.height - AXIS;
+    drawAxis(pen, area, 0, bottom);
+    view.rows.forEach((row, lane) => {
+      pen.fillStyle = paint.lane;
+      pen.fillRect(area.left, row.top, area.width, BAR);
+      const share = `${Math.round((100 * step.busy[lane]) / (step.seconds || 1))}%`;
+      pen.fillStyle = paint.ink; pen.textAlign = "left";
+      if (area.narrow) pen.fillText(`${data.lanes[lane]}  ${share}`, 0, row.top - WORDS / 2);
+      else {
+        pen.fillText(data.lanes[lane], 0, row.top + BAR / 2);
+        pen.fillStyle = paint.faint; pen.textAlign = "right";
+        pen.fillText(share, area.left - 12, row.top + BAR / 2);
+      }
+    });
+    pen.beginPath(); pen.rect(area.left, 0, area.width, bottom); pen.clip();
+    view.rows.forEach((row, lane) => drawLane(pen, area, step, lane, row.top, BAR));
+    drawStalls(pen, area, step, view.rows[data.compute].top + BAR + 2);
+    if (step.seconds < to) {
+      pen.fillStyle = paint.ink;
+      pen.fillRect(Math.round(area.x(step.seconds)), 0, 1, bottom);
+    }
+    drawCursor(pen, area, 0, bottom);
+    const shown = kept >= 0 ? kept : hovered;
+    if (shown >= 0) {
+      drawWaits(pen, area, view, shown);
+      outline(pen, area, view, shown, paint.ink);
+    }
+    if (hovered >= 0 && hovered !== shown) outline(pen, area, view, hovered, paint.focus);
+  };
+  view.at = (x, y) => {
+    const area = view.area, lane = view.rows.findIndex((row, at) => y >= row.top - 2 && y < row.top + BAR + extra(at) + 2);
+    if (lane < 0 || x < area.left) return null;
+    const time = area.time(x), near = (to - from) / area.width;
+    const op = opAt(step, lane, time, near);
+    if (op >= 0 && y < view.rows[lane].top + BAR + 1) return { op };
+    if (lane === data.compute) {
+      const stall = stallAt(step, time, near);
+      if (stall >= 0) return { stall };
+    }
+    return null;
+  };
+  view.tell = (found) => (found.op !== undefined ? tellOp(step, found.op) : tellStall(step, found.stall));
+  return view;
+}
+
+function opAt(step, lane, time, near) {
+  const order = step.lanes[lane];
+  let best = -1, far = near * 2;
+  for (let i = firstAt(order, step.from, time - step.longest[lane] - far); i < order.length; i++) {
+    const op = order[i];
+    if (step.from[op] > time + far) break;
+    const away = time < step.from[op] ? step.from[op] - time : time > step.to[op] ? time - step.to[op] : 0;
+    if (away < far || (away === 0 && far === 0)) { best = op; far = away; if (away === 0) break; }
+  }
+  return best;
+}
+
+function stallAt(step, time, near) {
+  const { from: starts, to: ends } = step.stalls;
+  for (let i = Math.max(firstAt(null, starts, time) - 2, 0); i < starts.length && starts[i] <= time + near; i++) {
+    if (ends[i] >= time - near) return i;
+  }
+  return -1;
+}
+
+// Under compute, what it waits for, in the colour of that work.
+function drawStalls(pen, area, step, top) {
+  const { from: starts, to: ends, cause } = step.stalls, scale = area.width / (to - from);
+  let drawn = -1;
+  for (let i = Math.max(firstAt(null, starts, from) - 1, 0); i < starts.length && starts[i] < to; i++) {
+    const x = area.left + (starts[i] - from) * scale, width = (ends[i] - starts[i]) * scale;
+    if (width < 0.4 && Math.floor(x) === drawn) continue;
+    drawn = Math.floor(x);
+    pen.fillStyle = cause[i] === count ? paint.faint : paint.works[graph.work[cause[i]]];
+    pen.fillRect(x, top, Math.max(width, 0.6), STRIP);
+  }
+}
+
+function drawWaits(pen, area, view, op) {
+  const step = view.step, last = lastWait(step, op), end = view.rows[graph.lane[op]];
+  pen.lineWidth = 1;
+  for (let i = waitAt[op]; i < waitAt[op + 1]; i++) {
+    const wait = op - graph.back[i], row = view.rows[graph.lane[wait]];
+    pen.globalAlpha = wait === last ? 1 : 0.35;
+    pen.strokeStyle = wait === last ? paint.ink : paint.faint;
+    const x = area.x(step.to[wait]), y = row.top + BAR / 2, x2 = area.x(step.from[op]), y2 = end.top + BAR / 2;
+    pen.beginPath(); pen.moveTo(x, y); pen.bezierCurveTo(x + 12, y, x2 - 12, y2, x2, y2); pen.stroke();
+    if (wait === last) outline(pen, area, view, wait, paint.faint);
+  }
+  pen.globalAlpha = 1;
+}
+
+// Memory: at each pixel the fullest moment in it, stacked by role.
+
+let memoryStep = steps[0];
+function memoryView(canvas, tier) {
+  const view = { canvas };
+  const limits = data.tiers[tier];
+  view.height = () => 190;
+  view.draw = (pen, area) => {
+    const memory = memoryStep.memory[tier], bottom = area.height - AXIS, high = 10;
+    const top = Math.max(limits.peak, memory.arena, 1), inside = limits.budget <= 1.6 * top;
+    const ceiling = 1.06 * Math.max(top, inside ? limits.budget : 0);
+    const y = (bytes) => bottom - (bytes / ceiling) * (bottom - high);
+    drawAxis(pen, area, 0, bottom);
+    const unit = 2 ** (10 * Math.min(Math.floor(Math.log2(ceiling) / 10), 4)), power = 10 ** Math.floor(Math.log10(ceiling / unit / 3));
+    const step = [1, 2, 5, 10].map((value) => value * power).find((value) => ceiling / unit / value <= 4.5) * unit;
+    for (let bytes = 0; bytes <= ceiling; bytes += step) {
+      pen.fillStyle = paint.grid;
+      pen.fillRect(area.left, Math.round(y(bytes)), area.width, 1);
+    }
+    pen.save();
+    pen.beginPath(); pen.rect(area.left, 0, area.width, bottom); pen.clip();
+    drawStack(pen, area, memory, y, Math.min(memoryStep.seconds, to));
+    if (limits.peak > memory.arena) hatch(pen, area, y(limits.peak), y(memory.arena));
+    pen.fillStyle = paint.ink;
+    pen.fillRect(area.left, Math.round(y(memory.arena)) - 1, area.width, 1.5);
+    if (inside) {
+      pen.strokeStyle = paint.budget; pen.lineWidth = 1.5; pen.setLineDash([7, 4]);
+      pen.beginPath(); pen.moveTo(area.left, y(limits.budget)); pen.lineTo(area.right, y(limits.budget)); pen.stroke();
+      pen.setLineDash([]);
+    }
+    drawCursor(pen, area, 0, bottom);
+    pen.restore();
+    pen.textAlign = area.narrow ? "left" : "right";
+    for (let bytes = area.narrow ? step : 0; bytes <= ceiling; bytes += step) {
+      const words = bytesText(bytes), x = area.narrow ? 3 : area.left - 8;
+      if (area.narrow) { pen.fillStyle = paint.plot; pen.globalAlpha = 0.8; pen.fillRect(0, y(bytes) - 7, pen.measureText(words).width + 6, 14); pen.globalAlpha = 1; }
+      pen.fillStyle = paint.faint;
+      pen.fillText(words, x, y(bytes));
+    }
+  };
+  view.at = (x) => (x < view.area.left ? null : { time: view.area.time(x) });
+  view.tell = ({ time }) => {
+    const memory = memoryStep.memory[tier], at = Math.min(Math.max(firstAt(null, memory.time, time) - 1, 0), memory.total.length - 1);
+    if (at < 0 || time > memoryStep.seconds) return "";
+    const lines = memory.roles.filter((role) => role.bytes[at]).map((role) => `${bytesText(role.bytes[at])}  ${role.name}`);
+    return [`${tier} at ${momentText(time, to - from)}: ${bytesText(memory.total[at])} alive`, ...lines.reverse()].join("\n");
+  };
+  const legend = canvas.parentElement.querySelector(".legend");
+  view.legend = () => {
+    const memory = memoryStep.memory[tier];
+    const entries = [...memory.roles].reverse().map((role) => [role.colour, role.name]);
+    legend.replaceChildren(...entries.map(([colour, words]) => legendEntry(colour, words)));
+    const more = [["ink", "reserved"], ...(limits.peak > memory.arena ? [["hatch", "for compute itself, at most"]] : [])];
+    if (limits.budget <= 1.6 * Math.max(limits.peak, memory.arena, 1)) more.push(["budget", "budget"]);
+    for (const [kind, words] of more) legend.append(legendEntry(kind, words));
+  };
+  view.legend();
+  return view;
+}
+
+function drawStack(pen, area, memory, y, end) {
+  const pixels = Math.max(Math.ceil(area.x(end) - area.left), 0), time = memory.time;
+  if (!memory.total.length) return;
+  const moments = new Uint32Array(pixels);
+  let at = Math.max(firstAt(null, time, from) - 1, 0);
+  for (let pixel = 0; pixel < pixels; pixel++) {
+    const until = area.time(area.left + pixel + 1);
+    let best = at;
+    while (at + 1 < memory.total.length && time[at + 1] < until) { at++; if (memory.total[at] > memory.total[best]) best = at; }
+    moments[pixel] = best;
+  }
+  const floor = new Float64Array(pixels);
+  for (const role of memory.roles) {
+    pen.fillStyle = paint.of(role.colour);
+    let began = 0;
+    const draw = (start, stop, low, high) => { if (high > low) pen.fillRect(area.left + start, y(high), stop - start, y(low) - y(high)); };
+    for (let pixel = 0; pixel <= pixels; pixel++) {  // runs of equal height are one box
+      const same = pixel > 0 && pixel < pixels && floor[pixel] === floor[began] && role.bytes[moments[pixel]] === role.bytes[moments[began]];
+      if (pixel === 0 || same) continue;
+      draw(began, pixel, floor[began], floor[began] + role.bytes[moments[began]]);
+      began = pixel;
+    }
+    for (let pixel = 0; pixel < pixels; pixel++) floor[pixel] += role.bytes[moments[pixel]];
+  }
+}
+
+function hatch(pen, area, top, bottom) {
+  pen.save();
+  pen.beginPath(); pen.rect(area.left, top, area.width, bottom - top); pen.clip();
+  pen.strokeStyle = paint.faint; pen.globalAlpha = 0.5; pen.lineWidth = 1;
+  pen.beginPath();
+  for (let x = area.left - (bottom - top); x < area.right; x += 7) { pen.moveTo(x, bottom); pen.lineTo(x + bottom - top, top); }
+  pen.stroke();
+  pen.restore();
+}
+
+// How far behind: of each compute op, the measured end less the predicted one, where it was measured.
+
+function lagView(canvas, measured, predicted) {
+  const view = { canvas };
+  const order = [...measured.lanes[data.compute]].sort((a, b) => measured.to[a] - measured.to[b]);
+  const at = Float64Array.from(order, (op) => measured.to[op]), lag = Float64Array.from(order, (op) => measured.to[op] - predicted.to[op]);
+  const most = Math.max(0, ...lag), fewest = Math.min(0, ...lag), room = (most - fewest || 1e-9) * 1.1;
+  view.height = () => 120;
+  view.draw = (pen, area) => {
+    const bottom = area.height - AXIS, high = 8;
+    const y = (value) => bottom - 2 - ((value - fewest) / room) * (bottom - high - 2);
+    drawAxis(pen, area, 0, bottom);
+    pen.fillStyle = paint.faint;
+    pen.fillRect(area.left, Math.round(y(0)), area.width, 1);
+    pen.textAlign = area.narrow ? "left" : "right";
+    for (const value of new Set([most, 0, fewest])) {
+      const words = value === 0 ? "as predicted" : `${secondsText(Math.abs(value))} ${value > 0 ? "behind" : "ahead"}`;
+      if (value === 0 || Math.abs(y(value) - y(0)) > 14) pen.fillText(words, area.narrow ? 3 : area.left - 8, y(value) - (area.narrow ? 8 : 0));
+    }
+    pen.beginPath(); pen.rect(area.left, 0, area.width, bottom); pen.clip();
+    pen.strokeStyle = paint.ink; pen.lineWidth = 1.5;
+    pen.beginPath();
+    const first = Math.max(firstAt(null, at, from) - 1, 0);
+    for (let i = first; i < at.length && (i === first || at[i - 1] <= to); i++) pen.lineTo(area.x(at[i]), y(lag[i]));
+    pen.stroke();
+    drawCursor(pen, area, 0, bottom);
+  };
+  view.at = (x) => (x < view.area.left ? null : { time: view.area.time(x) });
+  view.tell = ({ time }) => {
+    const i = Math.min(firstAt(null, at, time), at.length - 1);
+    return i < 0 ? "" : `${secondsText(Math.abs(lag[i]))} ${lag[i] < 0 ? "ahead of" : "behind"} its prediction\n${opText(order[i])} ends at ${momentText(at[i], to - from)}`;
+  };
+  return view;
+}
+
+function overviewView(canvas) {
+  const view = { canvas, height: () => 26, at: () => null, tell: () => "" };
+  view.draw = (pen, area) => {
+    const [start, end] = [from, to];
+    [from, to] = [0, whole];
+    drawLane(pen, area, steps[0], data.compute, 2, 22);
+    [from, to] = [start, end];
+    const left = area.left + (start / whole) * area.width, right = area.left + (end / whole) * area.width;
+    pen.fillStyle = paint.plot; pen.globalAlpha = 0.72;
+    pen.fillRect(area.left, 0, left - area.left, 26); pen.fillRect(right, 0, area.right - right, 26);
+    pen.globalAlpha = 1;
+    pen.strokeStyle = paint.ink; pen.lineWidth = 1;
+    pen.strokeRect(left + 0.5, 0.5, Math.max(right - left - 1, 2), 25);
+    if (!area.narrow) { pen.fillStyle = paint.faint; pen.textAlign = "left"; pen.fillText("where this is", 0, 13); }
+  };
+  view.whole = true;
+  return view;
+}
+
+function legendEntry(colour, words) {
+  const entry = document.createElement("li");
+  const picture = document.getElementById("swatch").content.firstElementChild.cloneNode(true);
+  picture.firstElementChild.setAttribute("class", colour);
+  entry.append(picture, words);
+  return entry;
+}
+
+// What a person does.
+
+const tip = document.createElement("div");
+tip.className = "tip"; tip.hidden = true;
+document.body.append(tip);
+const told = document.getElementById("told");
+
+function showTip(text, x, y) {
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.width - 6))}px`;
+  tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 12) : y + 18}px`;
+}
+
+let scrolled = -1e9;
+addEventListener("scroll", () => { scrolled = performance.now(); tip.hidden = true; }, { passive: true });
+
+function listen(view) {
+  const canvas = view.canvas, fingers = new Map();
+  let dragged = 0, grip = null;
+  const place = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+  const timeAt = (x) => (view.whole ? ((x - view.area.left) / view.area.width) * whole : view.area.time(x));
+  const hover = (event) => {
+    const [x, y] = place(event), found = view.at(x, y);
+    cursor = x >= view.area.left && !view.whole ? view.area.time(x) : null;
+    hovered = found && found.op !== undefined ? found.op : -1;
+    showTip(found ? view.tell(found) : "", event.clientX, event.clientY);
+    refresh();
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    fingers.set(event.pointerId, place(event)[0]);
+    dragged = 0;
+    grip = grips();
+    if (view.whole) { const at = timeAt(place(event)[0]), half = (to - from) / 2; look(at - half, at + half); }
+  });
+  // What is under the fingers now: it stays under them as they move.
+  const grips = () => [...fingers.values()].slice(0, 2).map(timeAt);
+  canvas.addEventListener("pointermove", (event) => {
+    if (!fingers.has(event.pointerId)) { hover(event); return; }
+    const [x] = place(event);
+    dragged += Math.abs(x - fingers.get(event.pointerId));
+    fingers.set(event.pointerId, x);
+    if (dragged < 4) return;
+    tip.hidden = true;
+    const xs = [...fingers.values()];
+    if (view.whole) { const at = timeAt(x), half = (to - from) / 2; look(at - half, at + half); return; }
+    const { left, width } = view.area;
+    if (xs.length === 1) {
+      const shift = grip[0] - view.area.time(xs[0]);
+      look(from + shift, to + shift);
+    } else if (Math.abs(xs[0] - xs[1]) > 8) {
+      const span = Math.abs(((grip[1] - grip[0]) * width) / (xs[1] - xs[0]));
+      look(grip[0] - ((xs[0] - left) / width) * span, grip[0] - ((xs[0] - left) / width) * span + span);
+    }
+    const wide = view.area;
+    wide.time = (at) => from + ((at - wide.left) / wide.width) * (to - from);
+  });
+  const lift = (event) => {
+    if (!fingers.delete(event.pointerId)) return;
+    grip = grips();
+    if (dragged < 4 && event.type === "pointerup" && view.step) {
+      const [x, y] = place(event), found = view.at(x, y);
+      kept = found && found.op !== undefined && found.op !== kept ? found.op : -1;
+      view.lane = kept >= 0 ? graph.lane[kept] : view.lane;
+      told.textContent = found ? view.tell(found) : "";
+      refresh();
+    }
+  };
+  canvas.addEventListener("pointerup", lift);
+  canvas.addEventListener("pointercancel", lift);
+  canvas.addEventListener("pointerleave", () => { hovered = -1; cursor = null; tip.hidden = true; refresh(); });
+  canvas.addEventListener("wheel", (event) => {
+    // A page that scrolls under a still pointer goes on scrolling; and out of the whole step one scrolls on.
+    if (performance.now() - scrolled < 200 && !event.ctrlKey) return;
+    const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    const amount = (sideways ? event.deltaX || event.deltaY : event.deltaY) * [1, 16, 400][event.deltaMode];
+    if (!sideways && amount > 0 && to - from >= whole) return;
+    event.preventDefault();
+    if (sideways) move(amount / view.area.width);
+    else zoom(Math.exp(Math.max(-1, Math.min(1, amount * 0.0022))), view.whole ? (from + to) / 2 : timeAt(place(event)[0]));
+    if (!view.whole) showTip("", 0, 0);
+  }, { passive: false });
+  canvas.addEventListener("dblclick", () => look(0, whole));
+  canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !press(view, event.key)) return;
+    event.preventDefault();
+  });
+}
+
+function press(view, key) {
+  const acts = {
+    ArrowLeft: () => move(-0.2), ArrowRight: () => move(0.2), "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6),
+    0: () => look(0, whole), Home: () => look(0, whole), Escape: () => { kept = -1; told.textContent = ""; refresh(); },
+  };
+  if (view.step) Object.assign(acts, { n: () => next(view, 1), p: () => next(view, -1), u: () => changeLane(view, -1), d: () => changeLane(view, 1) });
+  if (!acts[key]) return false;
+  acts[key]();
+  return true;
+}
+
+function keep(view, op) {
+  kept = op;
+  told.textContent = tellOp(view.step, op);
+  const { from: starts, to: ends } = view.step, width = to - from;
+  if (starts[op] < from || ends[op] > to) look((starts[op] + ends[op] - width) / 2, (starts[op] + ends[op] + width) / 2);
+  refresh();
+}
+
+function next(view, way) {
+  const order = view.step.lanes[view.lane];
+  if (!order.length) return;
+  let at = kept >= 0 && graph.lane[kept] === view.lane ? order.indexOf(kept) + way : firstAt(order, view.step.from, from);
+  keep(view, order[Math.max(0, Math.min(order.length - 1, at))]);
+}
+
+function changeLane(view, way) {
+  const lanes = data.lanes.length;
+  for (let i = 1; i <= lanes; i++) {
+    const lane = (view.lane + way * i + lanes * i) % lanes, order = view.step.lanes[lane];
+    if (!order.length) continue;
+    const time = kept >= 0 ? view.step.from[kept] : from;
+    view.lane = lane;
+    keep(view, order[Math.min(firstAt(order, view.step.from, time), order.length - 1)]);
+    return;
+  }
+}
+
+// The page.
+
+for (const canvas of document.querySelectorAll("canvas[data-draw]")) {
+  const kind = canvas.dataset.draw, name = canvas.dataset.of;
+  const step = steps.find((one) => one.name === name);
+  const view = kind === "timeline" ? timelineView(canvas, step) : kind === "memory" ? memoryView(canvas, name)
+    : kind === "lag" ? lagView(canvas, steps[0], steps[1]) : overviewView(canvas);
+  views.push(view);
+  listen(view);
+}
+for (const button of document.querySelectorAll("button[data-do]")) {
+  const acts = { all: () => look(0, whole), in: () => zoom(0.6), out: () => zoom(1 / 0.6), left: () => move(-0.5), right: () => move(0.5) };
+  button.addEventListener("click", acts[button.dataset.do]);
+}
+const choice = document.getElementById("memory-of");
+if (choice) choice.addEventListener("change", () => {
+  memoryStep = steps.find((step) => step.name === choice.value);
+  for (const view of views) if (view.legend) view.legend();
+  refresh();
+});
+document.getElementById("works").replaceChildren(...data.works.map((work) => legendEntry(work.colour, work.name)));
+
+const restyle = () => { readStyle(); drawAll(); };
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
+addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; restyle(); });
+addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; restyle(); });
+new ResizeObserver(refresh).observe(document.body);
+restyle();
+})();
