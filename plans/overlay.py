@@ -171,13 +171,10 @@ def stalls(timeline: Timeline, *, shared: bool) -> tuple[Stall, ...]:
 
 def describe_overlay(overlay: Overlay) -> str:
     """The comparison as text of at most 100 columns."""
-    error = (overlay.measured.seconds - overlay.predicted.seconds) / overlay.predicted.seconds
-    opening = [
-        f"{duration(overlay.measured.seconds)} measured, {duration(overlay.predicted.seconds)} predicted ({error:+.1%}); "
-        + STEPS.get(overlay.measured.graph.name, overlay.measured.graph.name)
-        + ".",
-        difference_in_words(overlay),
-    ]
+    measured, predicted = overlay.measured.seconds, overlay.predicted.seconds
+    name = overlay.measured.graph.name
+    both = f"{duration(measured)} measured, {duration(predicted)} predicted ({measured / predicted - 1:+.1%})"
+    opening = [f"{both}; {STEPS.get(name, name)}.", difference_in_words(overlay)]
     longest = [
         (duration(stall.seconds), f"at {duration(stall.start_seconds)}", f"{stall.waiting}:", stall.cause)
         for stall in overlay.longest

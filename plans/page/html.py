@@ -57,9 +57,9 @@ def table(
             )
         return element("tr", *made)
 
-    head = element("thead", cells("th", heads)) if any(heads) else Markup()
+    head = element("thead", cells("th", heads)) if heads else Markup()
     body = element("tbody", *(cells("td", row) for row in rows))
-    return element("div", element("table", head, body, class_=class_ or None), class_="scroll", tabindex="0")
+    return element("div", element("table", head, body), class_="scroll", tabindex="0")
 
 
 def facts(pairs: Sequence[tuple[str, str]], *, class_: str = "facts") -> Markup:

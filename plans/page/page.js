@@ -310,6 +310,11 @@ function timelineView(canvas, step) {
         pen.fillText(data.lanes[lane], 0, row.top + BAR / 2);
         pen.fillStyle = paint.faint; pen.textAlign = "right";
         pen.fillText(share, area.left - 12, row.top + BAR / 2);
+        if (lane === data.compute) {
+          pen.font = paint.font.replace("12px", "10px");
+          pen.fillText("waits for", area.left - 12, row.top + BAR + 2 + STRIP / 2);
+          pen.font = paint.font;
+        }
       }
     });
     pen.beginPath(); pen.rect(area.left, 0, area.width, bottom); pen.clip();
@@ -363,16 +368,20 @@ function stallAt(step, time, near) {
   return -1;
 }
 
-// Under compute, what it waits for, in the colour of that work.
+// Under compute, what it waits for, in the colour of that work: as high as the share of the time.
 function drawStalls(pen, area, step, top) {
   const { from: starts, to: ends, cause } = step.stalls, scale = area.width / (to - from);
-  let drawn = -1;
+  const pixels = Math.ceil(area.width), filled = new Float32Array(pixels);
   for (let i = Math.max(firstAt(null, starts, from) - 1, 0); i < starts.length && starts[i] < to; i++) {
-    const x = area.left + (starts[i] - from) * scale, width = (ends[i] - starts[i]) * scale;
-    if (width < 0.4 && Math.floor(x) === drawn) continue;
-    drawn = Math.floor(x);
+    const start = Math.max((starts[i] - from) * scale, 0), end = Math.min((ends[i] - from) * scale, pixels);
     pen.fillStyle = cause[i] === count ? paint.faint : paint.works[graph.work[cause[i]]];
-    pen.fillRect(x, top, Math.max(width, 0.6), STRIP);
+    const first = Math.floor(start), last = Math.ceil(end);
+    if (last - first > 3) { pen.fillRect(area.left + start, top, end - start, STRIP); continue; }
+    for (let pixel = first; pixel < last; pixel++) {
+      const share = Math.min(end, pixel + 1) - Math.max(start, pixel), below = filled[pixel];
+      filled[pixel] += share;
+      pen.fillRect(area.left + pixel, top + STRIP * (1 - Math.min(below + share, 1)), 1, STRIP * share);
+    }
   }
 }
 
@@ -534,7 +543,7 @@ function overviewView(canvas) {
     pen.globalAlpha = 1;
     pen.strokeStyle = paint.ink; pen.lineWidth = 1;
     pen.strokeRect(left + 0.5, 0.5, Math.max(right - left - 1, 2), 25);
-    if (!area.narrow) { pen.fillStyle = paint.faint; pen.textAlign = "left"; pen.fillText("where this is", 0, 13); }
+    if (!area.narrow) { pen.fillStyle = paint.faint; pen.textAlign = "left"; pen.fillText("overview", 0, 13); }
   };
   view.whole = true;
   return view;

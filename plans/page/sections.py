@@ -48,9 +48,15 @@ def opening(plan: Plan, overlay: Overlay | None) -> Markup:
     badge = "a what-if, from data sheets: nothing was measured" if estimated else "from a profile of the machine"
     if overlay:
         badge = "a run, its last step beside the plan"
+    tokens = n * size * d.sequence_length
+    beside = ("", "")
+    if overlay:
+        seconds = overlay.measured.seconds
+        error = f"{seconds / p.step_seconds - 1:+.1%}"
+        beside = (f"measured {duration(seconds)} ({error})", f"measured {number(tokens / seconds)}")
     tiles = [
-        _tile("a step", duration(p.step_seconds), f"bound by {p.bound_by}"),
-        _tile("tokens a second", number(p.tokens_per_second), f"{n * size * d.sequence_length:,} tokens a step"),
+        _tile("a step", duration(p.step_seconds), beside[0] or f"bound by {p.bound_by}"),
+        _tile("tokens a second", number(p.tokens_per_second), beside[1] or f"{tokens:,} tokens a step"),
         _tile(
             "peak host memory",
             format_bytes(p.peak_host_bytes),
@@ -90,8 +96,8 @@ def step(timelines: Mapping[str, Timeline]) -> Markup:
     """The drawing of the step; its operations are in the page's data."""
     graph = next(iter(timelines.values())).graph
     keys = (
-        "Drag to move, turn the wheel or pinch to zoom, click an operation to keep it. With the keyboard: arrows move, "
-        "+ and − zoom, 0 shows all, n and p go to the next and the previous operation of a lane, u and d change the lane."
+        "Drag to move, turn the wheel or pinch to zoom, click an operation to keep it. Keys: the arrows move, + and - "
+        "zoom, 0 shows all; n and p go to a lane's next and previous operation, u and d to another lane."
     )
     tools = element(
         "div",
@@ -99,10 +105,10 @@ def step(timelines: Mapping[str, Timeline]) -> Markup:
             element("button", word, type="button", data_do=what, aria_label=about)
             for word, what, about in (
                 ("All", "all", "Show the whole step"),
-                ("−", "out", "Zoom out"),
+                ("\N{MINUS SIGN}", "out", "Zoom out"),
                 ("+", "in", "Zoom in"),
-                ("‹", "left", "Move to earlier"),
-                ("›", "right", "Move to later"),
+                ("\N{LEFTWARDS ARROW}", "left", "Move to earlier"),
+                ("\N{RIGHTWARDS ARROW}", "right", "Move to later"),
             )
         ),
         element("output", id="range"),
@@ -155,7 +161,7 @@ def memory(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline]) ->
     if len(timelines) > 1:
         options = (element("option", name, value=name) for name in timelines)
         of = element("label", "of the ", element("select", *options, id="memory-of"), " step")
-    lead = "What is alive, by what it is for, under what is reserved and what is allowed. Time is the drawing's above."
+    lead = "What is alive, by what it is for, under what is reserved and allowed; on the time axis of the step above."
     return section("Memory over the step", of, *drawings, lead=lead, name="memory", wide=True)
 
 
@@ -194,7 +200,7 @@ def _kinds(overlay: Overlay) -> Markup:
     rows = []
     for row in overlay.kinds:
         colour = WORK_COLOURS.get(row.work, OTHER_COLOUR)
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}×"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
         rows.append(
             (
                 joined(swatch(colour), row.work, f" · {row.layer_class}" if row.layer_class else ""),
