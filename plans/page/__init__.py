@@ -11,11 +11,12 @@ from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 
-from ..overlay import Overlay
-from ..plan import Plan
-from ..schedule import Schedule
-from ..text import describe_plan
-from ..timeline import Timeline
+from ssdplan.plans.overlay import Overlay
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.text import describe_plan
+from ssdplan.plans.timeline import Timeline
+
 from . import sections
 from .colours import style_of_colours
 from .data import page_data

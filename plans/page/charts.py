@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from math import cos, pi, sin
 
-from ..plan import Alternative, Plan
-from ..text import number
-from ..work import SIZE_COLOURS
+from ssdplan.plans.plan import Alternative, Plan
+from ssdplan.plans.text import number
+from ssdplan.plans.work import SIZE_COLOURS
+
 from .colours import colour_class
 from .html import Markup, element
 

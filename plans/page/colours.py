@@ -1,6 +1,6 @@
 """The colours of work.py as the page's style: in the dark, those that would drown are lighter ones of the same hue."""
 
-from ..work import OTHER_COLOUR, ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS
+from ssdplan.plans.work import OTHER_COLOUR, ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS
 
 DARK_GROUND = "#191b1f"
 """What the drawings lie on in the dark; page.css has it as --plot."""

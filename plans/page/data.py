@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..overlay import STARTING, STEPS, stalls
-from ..plan import Plan
-from ..schedule import RESOURCES, Graph, Schedule, Tier
-from ..text import RESOURCE_LABELS
-from ..timeline import Timeline
-from ..trace import amount
-from ..usage import Usage, label, memory_usage
-from ..work import OTHER_COLOUR, ROLE_COLOURS, WORK_COLOURS, roles_in_order, work_of
+from ssdplan.plans.overlay import STARTING, STEPS, stalls
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule import RESOURCES, Graph, Schedule, Tier
+from ssdplan.plans.text import RESOURCE_LABELS
+from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.trace import amount
+from ssdplan.plans.usage import Usage, label, memory_usage
+from ssdplan.plans.work import OTHER_COLOUR, ROLE_COLOURS, WORK_COLOURS, roles_in_order, work_of
+
 from .colours import colour_class
 
 TICKS = (1 << 32) - 2

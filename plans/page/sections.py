@@ -9,11 +9,11 @@ from itertools import groupby
 
 from pydantic import BaseModel
 
-from ..overlay import NEGLIGIBLE, CauseRow, Overlay, difference_in_words
-from ..plan import Alternative, Plan
-from ..pools import blocks
-from ..schedule import RESOURCES, Schedule
-from ..text import (
+from ssdplan.plans.overlay import NEGLIGIBLE, CauseRow, Overlay, difference_in_words
+from ssdplan.plans.plan import Alternative, Plan
+from ssdplan.plans.pools import blocks
+from ssdplan.plans.schedule import RESOURCES, Schedule
+from ssdplan.plans.text import (
     RESOURCE_LABELS,
     count,
     duration,
@@ -22,10 +22,11 @@ from ..text import (
     number,
     percent,
 )
-from ..timeline import Timeline
-from ..units import format_bytes
-from ..usage import label
-from ..work import OTHER_COLOUR, WORK_COLOURS
+from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.units import format_bytes
+from ssdplan.plans.usage import label
+from ssdplan.plans.work import OTHER_COLOUR, WORK_COLOURS
+
 from .charts import bar, both_ways, swatch, throughput_chart
 from .html import Markup, element, facts, joined, section, table
 
