@@ -57,11 +57,15 @@ def home(tmp_path_factory) -> Path:
 
 
 def test_all_four_commands_work_together(home, tmp_path):
-    shown = ssdplan("show", "plan.json", "--plots", tmp_path / "plots", "--trace", tmp_path / "trace.json", cwd=home)
+    shown = ssdplan(
+        "show", "plan.json", "--plots", tmp_path / "plots", "--trace", tmp_path / "trace.json",
+        "--html", tmp_path / "plan.html", cwd=home,
+    )  # fmt: skip
     plan = json.loads((home / "plan.json").read_text())
     assert plan["prediction"]["ssd_write_bytes"] > 0, "the budget does not hold the training state"
     assert "micro-batch" in shown.stdout and len(list((tmp_path / "plots").glob("*.png"))) == 3
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     out = tmp_path / "run"
     done = ssdplan(
         "run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--eval-every", 4, "--steps", 12,
@@ -223,7 +227,7 @@ def test_the_command_line_is_this():
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
-        "show": "--plots --trace --json",
+        "show": "--plots --html --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --json",
         "volume": "init info check",
