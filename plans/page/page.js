@@ -689,6 +689,7 @@ function changeLane(view, way) {
 
 // The page.
 
+document.documentElement.classList.add("drawn");
 for (const canvas of document.querySelectorAll("canvas[data-draw]")) {
   const kind = canvas.dataset.draw, name = canvas.dataset.of;
   const step = steps.find((one) => one.name === name);

@@ -83,7 +83,25 @@ def test_all_four_commands_work_together(home, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     tokens = AutoTokenizer.from_pretrained(out / "model")("the quick", return_tensors="pt")
     assert model.generate(**tokens, max_new_tokens=4, do_sample=False).shape[1] > tokens["input_ids"].shape[1]
-    assert "held-out loss" in ssdplan("show", out, cwd=home).stdout
+    shown = ssdplan("show", out, "--html", tmp_path / "run.html", cwd=home).stdout
+    assert "held-out loss" in shown and "What compute waited for" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "How far compute is behind its prediction" in (tmp_path / "run.html").read_text()
+    printed = json.loads(ssdplan("show", out, "--json", cwd=home).stdout)
+    overlay = printed.pop("overlay")
+    assert printed == report
+    assert sum(row["count"] for row in overlay["kinds"]) > 50
+    compute = next(row for row in overlay["resources"] if row["resource"] == "compute")
+    for side in ("predicted", "measured"):
+        waited = sum(row[f"{side}_seconds"] for row in overlay["compute_stalls"])
+        assert waited == pytest.approx(compute[f"{side}_idle_seconds"], abs=1e-6)
+    trace = json.loads((out / "trace.json").read_text())
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("args", {}).get("op") != 5]
+    (out / "trace.json").write_text(json.dumps(trace))
+    assert "another plan" in refused("show", out, cwd=home, code=8)
+    (out / "trace.json").unlink()
+    assert "What compute waited for" not in (shown := ssdplan("show", out, cwd=home)).stdout
+    assert "trace.json" in shown.stderr
 
 
 def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
@@ -156,6 +174,7 @@ def test_wrong_inputs_are_named(home, tmp_path):
         (["solve", "profile.json", "--residency", "weights=1"], 2, "weights=1"),
         (["solve", "profile.json", "--global-batch", "7", "--micro-batch-size", "2"], 2, "7"),
         (["show", tmp_path / "empty.txt"], 2, "empty.txt"),
+        (["show", "profile.json", "--html", tmp_path / "p.html"], 2, "no plots, page or trace"),
         ([*run, "--data", tmp_path / "empty.txt"], 2, "empty.txt"),
         ([*run, "--data", tmp_path / "none.txt"], 2, "none.txt"),
         ([*run, "--data", "text.txt", "--eval-every", 2], 2, "--eval-data"),
