@@ -19,8 +19,12 @@ from ssdplan.plans.timeline import Timeline
 
 from . import sections
 from .colours import style_of_colours
+from .comparison import comparison
 from .data import page_data
 from .html import Markup, element, joined
+
+SCRIPTS = ("data.js", "drawings.js", "input.js")
+"""One script on the page, in this order."""
 
 
 def write_page(
@@ -40,7 +44,7 @@ def make_page(plan: Plan, schedule: Schedule, timeline: Timeline, overlay: Overl
     """The HTML of `write_page`."""
     title = f"{plan.model.name} on {plan.machine.name}"
     style = style_of_colours() + _asset("page.css")
-    script = _asset("page.js")
+    script = "\n".join(map(_asset, SCRIPTS))
     timelines = {"predicted": timeline}
     if overlay:
         timelines = {"measured": overlay.measured, "predicted": overlay.predicted}
@@ -62,15 +66,16 @@ def make_page(plan: Plan, schedule: Schedule, timeline: Timeline, overlay: Overl
             "main",
             sections.reasons(plan),
             sections.step(timelines),
-            sections.comparison(overlay) if overlay else "",
+            comparison(overlay) if overlay else "",
             sections.memory(plan, schedule, timelines),
-            element("div", sections.throughput(plan), sections.decision(plan), sections.pools(schedule)),
+            element("div", sections.throughput(plan), sections.decision(plan)),
             element(
                 "div",
                 sections.sensitivities(plan),
                 sections.budgets(plan),
                 sections.busy(plan),
                 sections.prediction(plan),
+                sections.pools(schedule),
                 sections.rest(plan),
             ),
             sections.as_text(describe_plan(plan, schedule)),

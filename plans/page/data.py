@@ -1,6 +1,6 @@
 """What the page's script draws: a graph, its timelines and their memory, as compact arrays.
 
-Owns the encoding, which page.js decodes. A step of thirty thousand operations takes a megabyte or two. Nothing is left
+Owns the encoding, which data.js decodes. A step of thirty thousand operations takes a megabyte or two. Nothing is left
 out or rounded, but times, which are whole ticks of the step's 2^32nd part.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ssdplan.plans.overlay import STARTING, STEPS, stalls
+from ssdplan.plans.overlay import STARTING, stalls
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import RESOURCES, Graph, Schedule, Tier
 from ssdplan.plans.text import RESOURCE_LABELS
@@ -29,7 +29,7 @@ Packed = dict[str, str | int]
 
 
 def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline]) -> dict[str, object]:
-    """All that page.js reads. `timelines` are of one graph of `schedule`: what each is called, and when its ops ran."""
+    """All that data.js reads. `timelines` are of one graph of `schedule`: what each is called, and when its ops ran."""
     graph = next(iter(timelines.values())).graph
     works = sorted({work_of(schedule, op) for op in graph.ops}, key=_work_order)
     decision, prediction = plan.decision, plan.prediction
@@ -40,10 +40,7 @@ def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline])
         "works": [{"name": work, "colour": colour_class(WORK_COLOURS.get(work, OTHER_COLOUR))} for work in works],
         "starting": STARTING,
         "graph": _graph(schedule, graph, works),
-        "timelines": [
-            {"name": name, "step": STEPS.get(graph.name, graph.name), **_timeline(schedule, timeline, shared)}
-            for name, timeline in timelines.items()
-        ],
+        "timelines": [{"name": name, **_timeline(schedule, timeline, shared)} for name, timeline in timelines.items()],
         "tiers": {
             "host": {"budget": decision.host_budget_bytes, "peak": prediction.peak_host_bytes},
             "device": {"budget": decision.device_budget_bytes, "peak": prediction.peak_device_bytes},

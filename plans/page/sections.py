@@ -9,7 +9,7 @@ from itertools import groupby
 
 from pydantic import BaseModel
 
-from ssdplan.plans.overlay import NEGLIGIBLE, CauseRow, Overlay, difference_in_words
+from ssdplan.plans.overlay import STEPS, Overlay
 from ssdplan.plans.plan import Alternative, Plan
 from ssdplan.plans.pools import blocks
 from ssdplan.plans.schedule import RESOURCES, Schedule
@@ -25,9 +25,9 @@ from ssdplan.plans.text import (
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.usage import label
-from ssdplan.plans.work import OTHER_COLOUR, WORK_COLOURS
+from ssdplan.plans.work import OTHER_COLOUR
 
-from .charts import bar, both_ways, swatch, throughput_chart
+from .charts import bar, swatch, throughput_chart
 from .html import Markup, element, facts, joined, section, table
 
 _SHOWN = {"schema_", "model", "machine", "decision", "prediction", "alternatives", "sensitivity", "reasons"}
@@ -118,7 +118,7 @@ def step(timelines: Mapping[str, Timeline]) -> Markup:
     drawings = [
         element(
             "figure",
-            element("figcaption", f"{name[:1].upper()}{name[1:]}: {duration(timeline.seconds)}"),
+            element("figcaption", f"{name.capitalize()}: {duration(timeline.seconds)}"),
             element(
                 "canvas",
                 data_draw="timeline",
@@ -133,6 +133,7 @@ def step(timelines: Mapping[str, Timeline]) -> Markup:
     if len(timelines) > 1:
         lag = element("canvas", data_draw="lag", tabindex="0", role="img", aria_label="How far the run is behind")
         drawings.append(element("figure", element("figcaption", "How far compute is behind its prediction"), lag))
+    words = STEPS.get(graph.name, "")
     legend = element("ul", id="works", class_="legend")
     pattern = element("template", swatch(OTHER_COLOUR), id="swatch")
     return section(
@@ -144,6 +145,7 @@ def step(timelines: Mapping[str, Timeline]) -> Markup:
         *drawings,
         element("output", class_="told", id="told", aria_live="polite"),
         element("p", keys, class_="keys"),
+        lead=f"{words[:1].upper()}{words[1:]}." if words else "",
         name="step",
         wide=True,
     )
@@ -164,93 +166,6 @@ def memory(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline]) ->
         of = element("label", "of the ", element("select", *options, id="memory-of"), " step")
     lead = "What is alive, by what it is for, under what is reserved and allowed; on the time axis of the step above."
     return section("Memory over the step", of, *drawings, lead=lead, name="memory", wide=True)
-
-
-# A run beside its plan.
-
-
-def comparison(overlay: Overlay) -> Markup:
-    """The tables of an overlay."""
-    return section(
-        "Measured over predicted",
-        element("h3", "Operations by kind"),
-        _kinds(overlay),
-        element("h3", "What compute waited for"),
-        _causes(overlay),
-        element("h3", "Its longest waits"),
-        table(
-            ("waiting", "for", "at", "seconds"),
-            [
-                (stall.waiting, stall.cause, duration(stall.start_seconds), duration(stall.seconds))
-                for stall in overlay.longest
-            ],
-            words=(0, 1),
-        )
-        if overlay.longest
-        else "",
-        element("h3", "Resources"),
-        _resources(overlay),
-        lead=difference_in_words(overlay),
-        name="comparison",
-        wide=True,
-    )
-
-
-def _kinds(overlay: Overlay) -> Markup:
-    most = max((max(row.predicted_seconds, row.measured_seconds) for row in overlay.kinds), default=1.0)
-    rows = []
-    for row in overlay.kinds:
-        colour = WORK_COLOURS.get(row.work, OTHER_COLOUR)
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
-        rows.append(
-            (
-                joined(swatch(colour), row.work, f" · {row.layer_class}" if row.layer_class else ""),
-                RESOURCE_LABELS.get(row.resource, row.resource),
-                f"{row.count:,}",
-                duration(row.predicted_seconds),
-                duration(row.measured_seconds),
-                ratio,
-                both_ways(row.predicted_seconds, row.measured_seconds, most, colour),
-            )
-        )
-    heads = ("kind", "on", "count", "predicted", "measured", "ratio", "predicted over measured")
-    return table(heads, rows, words=(0, 1, 6))
-
-
-def _causes(overlay: Overlay) -> Markup:
-    floor = NEGLIGIBLE * overlay.measured.seconds
-    shown = [row for row in overlay.causes if max(row.measured_seconds, row.predicted_seconds) >= floor]
-    rest = [row for row in overlay.causes if row not in shown]
-    most = max((max(row.predicted_seconds, row.measured_seconds) for row in shown), default=1.0)
-    rows: list[Sequence[str]] = [
-        (
-            row.words,
-            duration(row.predicted_seconds),
-            duration(row.measured_seconds),
-            both_ways(row.predicted_seconds, row.measured_seconds, most, WORK_COLOURS.get(row.work, OTHER_COLOUR)),
-        )
-        for row in shown
-    ]
-    if rest:
-        rows.append((f"{len(rest)} other causes", *_sums(rest), ""))
-    rows.append(("all of it", *_sums(overlay.causes), ""))
-    return table(("what ran meanwhile", "predicted", "measured", "predicted over measured"), rows, words=(0, 3))
-
-
-def _sums(rows: Sequence[CauseRow]) -> tuple[str, str]:
-    return duration(sum(row.predicted_seconds for row in rows)), duration(sum(row.measured_seconds for row in rows))
-
-
-def _resources(overlay: Overlay) -> Markup:
-    rows = []
-    for row in overlay.resources:
-        sides = [
-            (row.predicted_busy_seconds, overlay.predicted.seconds),
-            (row.measured_busy_seconds, overlay.measured.seconds),
-        ]
-        cells = [cell for busy, whole in sides for cell in (duration(busy), percent(busy / whole if whole else 0.0))]
-        rows.append((RESOURCE_LABELS.get(row.resource, row.resource), *cells))
-    return table(("works", "predicted", "of the step", "measured", "of the step"), rows)
 
 
 # The plan.
