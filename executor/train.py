@@ -19,7 +19,8 @@ from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError, NumericalError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph, Schedule
-from ssdplan.plans.timeline import Timeline, write_trace
+from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.trace import write_trace
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.verify import verify
 
@@ -407,7 +408,7 @@ def _steps(
         session.flush()
         evaluate(recipe.steps)
     compared = compare(plan.prediction, measured, {tier: session.memory.touched[tier] for tier in ("host", "device")})
-    write_trace(timeline, run / "trace.json", name=f"ssdplan run, step {recipe.steps} as measured")
+    write_trace(timeline, session.schedule, run / "trace.json", name=f"ssdplan run, step {recipe.steps} as measured")
     write_report(
         run / "report.json",
         compared,

@@ -1,7 +1,7 @@
 """Plots of a plan: memory over a step, the step by resource, throughput against the number of micro-batches.
 
-Owns the pictures and their colours, which mean the same in each and are told apart by people who are colour-blind. The
-only module here that needs matplotlib: import it when a plot is asked for. It keeps no global state (no pyplot).
+Owns the pictures; their colours are those of work.py. Needs matplotlib: import it when a plot is asked for. It keeps no
+global state (no pyplot).
 """
 
 from bisect import bisect_right
@@ -20,11 +20,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from .plan import Alternative, Plan
-from .schedule import RESOURCES, Backward, Forward, Op, Resource, Schedule, Transfer, Update
+from .schedule import RESOURCES, Backward, Resource, Schedule
 from .text import RESOURCE_LABELS, duration, number
 from .timeline import Timeline
 from .units import format_bytes
 from .usage import Usage, label, memory_usage
+from .work import OTHER_COLOUR, ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, roles_in_order, work_of
 
 DPI = 100
 SIZE_INCHES = (15.0, 8.0)
@@ -32,38 +33,9 @@ SHARE_COLUMNS = 500
 COLUMNS = 2000
 """Memory is drawn as no more moments than this, more than there are pixels; shares of time need wider columns."""
 
-# Paul Tol's muted colours, and lighter ones for what is only passing through.
-WORK_COLOURS = {
-    "parameters": "#332288",
-    "optimizer states": "#DDCC77",
-    "hidden states, checkpoints, their gradients": "#44AA99",
-    "gradients of parameters": "#882255",
-    "forward": "#88CCEE",
-    "backward": "#CC6677",
-    "update": "#117733",
-    "delayed update": "#999933",
-}
-ROLE_COLOURS = {
-    "parameters": "#332288",
-    "optimizer": "#DDCC77",
-    "checkpoints": "#44AA99",
-    "delayed gradient": "#AA4499",
-    "parameters in transit": "#8C83C9",
-    "optimizer in transit": "#EEE5B8",
-    "hidden states": "#88CCEE",
-    "gradients": "#882255",
-}
-"""From the bottom of the stack to its top: what stays, then what comes and goes."""
-OTHER_COLOUR = "#BBBBBB"
-SIZE_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#AA4499", "#DDCC77", "#44AA99", "#882255", "#999933")
 MARKERS = "osD^vP*X"
 _INK, _FAINT = "#222222", "#666666"
 _PLAIN = 10
-_ROLES_OF_WORK = (
-    ({"optimizer", "optimizer in transit"}, "optimizer states"),
-    ({"gradients", "delayed gradient"}, "gradients of parameters"),
-    ({"parameters", "parameters in transit"}, "parameters"),
-)
 
 
 class Span(NamedTuple):
@@ -124,8 +96,7 @@ def _draw_tier(axes: Axes, tier: str, usage: Usage, budget: int, peak: int) -> N
     scale, unit = _unit(top)
     floor = np.zeros(len(times))
     handles: list[Patch | Line2D] = []
-    roles = [*(role for role in ROLE_COLOURS if role in alive), *sorted(set(alive) - set(ROLE_COLOURS))]
-    for role in roles:
+    for role in roles_in_order(alive):
         values = np.append(alive[role], alive[role][-1]) / scale
         colour = ROLE_COLOURS.get(role, OTHER_COLOUR)
         axes.fill_between(times, floor, floor + values, step="post", color=colour, linewidth=0)
@@ -219,7 +190,7 @@ def _lanes(schedule: Schedule, timeline: Timeline) -> dict[Resource, list[Span]]
     gap = timeline.seconds * 1e-6
     for start, end, index in sorted(zip(timeline.starts, timeline.ends, range(len(timeline.starts)), strict=True)):
         op = timeline.graph.ops[index]
-        lane, work = lanes[op.resource], _work(schedule, op)
+        lane, work = lanes[op.resource], work_of(schedule, op)
         # Each forward and backward stays a span of its own: one sees the micro-batches.
         joins = lane and lane[-1].work == work and start - lane[-1].end <= gap and op.resource != "compute"
         if joins:
@@ -227,18 +198,6 @@ def _lanes(schedule: Schedule, timeline: Timeline) -> dict[Resource, list[Span]]
         else:
             lane.append(Span(start, end, work))
     return lanes
-
-
-def _work(schedule: Schedule, op: Op) -> str:
-    if isinstance(op, Forward):
-        return "forward"
-    if isinstance(op, Backward):
-        return "backward"
-    if isinstance(op, Update):
-        return "delayed update" if op.delayed else "update"
-    assert isinstance(op, Transfer)
-    roles = {schedule.buffers[region.buffer].role for region in (op.source, op.target)}
-    return next((work for mine, work in _ROLES_OF_WORK if roles & mine), "hidden states, checkpoints, their gradients")
 
 
 def _draw_shares(axes: Axes, row: int, spans: Sequence[Span], seconds: float) -> None:
@@ -277,7 +236,9 @@ def _draw_lane(axes: Axes, row: int, spans: Sequence[Span], start: float, end: f
         boxes[span.work].append([(first, low), (first, high), (last, high), (last, low)])
         edges[span.work].append(0.6 if last - first > 4 * pixel else 0.0)
     for work, mine in boxes.items():
-        collection = PolyCollection(mine, facecolors=WORK_COLOURS[work], edgecolors="white", linewidths=edges[work])
+        collection = PolyCollection(
+            mine, facecolors=WORK_COLOURS.get(work, OTHER_COLOUR), edgecolors="white", linewidths=edges[work]
+        )
         collection.set_snap(False)
         axes.add_collection(collection, autolim=False)
 

@@ -1,17 +1,24 @@
-"""A run's report as text: each prediction beside what was measured."""
+"""A run's report, for people and for programs: each prediction beside what was measured."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
+from .overlay import Overlay
 from .units import format_bytes, format_seconds
+
+
+def report_json(path: Path, overlay: Overlay | None) -> str:
+    """A report.json as it is; with an overlay, that is one more field, `overlay`. Raises UsageError for no report."""
+    report = _read(path)
+    return json.dumps({**report, "overlay": overlay.document()} if overlay else report, indent=1)
 
 
 def describe_report(path: Path) -> str:
     """The text of a report.json. Raises UsageError when it is not one."""
+    report = _read(path)
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
         lines = [f"{report['steps']} steps of {report['model']}, {report['steady_steps']} of them measured"]
         if report["predictions"]:
             lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
@@ -23,8 +30,18 @@ def describe_report(path: Path) -> str:
             each = ", ".join(f"{loss:.4f} after {step}" for step, loss in held_out)
             lines += [f"  held-out loss  {each} steps"]
         return "\n".join(lines)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not a run's report: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: not a run's report: {error}") from error
+    if not isinstance(report, dict):
+        raise UsageError(f"{path}: not a run's report: no object of fields")
+    return report
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -1,12 +1,10 @@
-"""Timeline: when each operation of a graph ran, predicted by the simulator or measured by the executor; and traces.
+"""Timeline: when each operation of a graph ran, predicted by the simulator or measured by the executor.
 
-Owns the Chrome trace format (trace.json, opens in Perfetto). Predicted and measured timelines are one type, so that
-they lie over each other op by op.
+Predicted and measured timelines are one type, so that they lie over each other op by op. What is read off a single
+timeline is here: how long each resource works, and which wait of an operation ended last.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from .schedule import RESOURCES, Graph, Resource
 
@@ -38,28 +36,7 @@ class Timeline:
             total[resource] = covered
         return total
 
-
-def write_trace(timeline: Timeline, path: Path, *, name: str) -> None:
-    """Write `timeline` as a Chrome trace: one track a resource, microseconds."""
-    events: list[dict[str, object]] = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": name}},
-        *(
-            {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": resource}}
-            for tid, resource in enumerate(RESOURCES, 1)
-        ),
-    ]
-    for op, start, end in zip(timeline.graph.ops, timeline.starts, timeline.ends, strict=True):
-        events.append(
-            {
-                "ph": "X",
-                "pid": 1,
-                "tid": RESOURCES.index(op.resource) + 1,
-                "name": str(op),
-                "ts": round(start * 1e6, 3),
-                "dur": round((end - start) * 1e6, 3),
-                "args": {"op": op.index, "stage": op.stage},
-            }
-        )
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
-    temporary.replace(path)
+    def last_wait(self, index: int) -> int | None:
+        """Of the ops that op `index` waits for, the one that ended last; None for one that waits for nothing."""
+        waits = self.graph.ops[index].waits
+        return max(waits, key=lambda wait: (self.ends[wait], wait)) if waits else None

@@ -57,11 +57,15 @@ def home(tmp_path_factory) -> Path:
 
 
 def test_all_four_commands_work_together(home, tmp_path):
-    shown = ssdplan("show", "plan.json", "--plots", tmp_path / "plots", "--trace", tmp_path / "trace.json", cwd=home)
+    shown = ssdplan(
+        "show", "plan.json", "--plots", tmp_path / "plots", "--trace", tmp_path / "trace.json",
+        "--html", tmp_path / "plan.html", cwd=home,
+    )  # fmt: skip
     plan = json.loads((home / "plan.json").read_text())
     assert plan["prediction"]["ssd_write_bytes"] > 0, "the budget does not hold the training state"
     assert "micro-batch" in shown.stdout and len(list((tmp_path / "plots").glob("*.png"))) == 3
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     out = tmp_path / "run"
     done = ssdplan(
         "run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--eval-every", 4, "--steps", 12,
@@ -79,7 +83,25 @@ def test_all_four_commands_work_together(home, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     tokens = AutoTokenizer.from_pretrained(out / "model")("the quick", return_tensors="pt")
     assert model.generate(**tokens, max_new_tokens=4, do_sample=False).shape[1] > tokens["input_ids"].shape[1]
-    assert "held-out loss" in ssdplan("show", out, cwd=home).stdout
+    shown = ssdplan("show", out, "--html", tmp_path / "run.html", cwd=home).stdout
+    assert "held-out loss" in shown and "What compute waited for" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "How far compute is behind its prediction" in (tmp_path / "run.html").read_text()
+    printed = json.loads(ssdplan("show", out, "--json", cwd=home).stdout)
+    overlay = printed.pop("overlay")
+    assert printed == report
+    assert sum(row["count"] for row in overlay["kinds"]) > 50
+    compute = next(row for row in overlay["resources"] if row["resource"] == "compute")
+    for side in ("predicted", "measured"):
+        waited = sum(row[f"{side}_seconds"] for row in overlay["compute_stalls"])
+        assert waited == pytest.approx(compute[f"{side}_idle_seconds"], abs=1e-6)
+    trace = json.loads((out / "trace.json").read_text())
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("args", {}).get("op") != 5]
+    (out / "trace.json").write_text(json.dumps(trace))
+    assert "another plan" in refused("show", out, cwd=home, code=8)
+    (out / "trace.json").unlink()
+    assert "What compute waited for" not in (shown := ssdplan("show", out, cwd=home)).stdout
+    assert "trace.json" in shown.stderr
 
 
 def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
@@ -167,6 +189,7 @@ def test_wrong_inputs_are_named(home, tmp_path):
         (["solve", "profile.json", "--residency", "weights=1"], 2, "weights=1"),
         (["solve", "profile.json", "--global-batch", "7", "--micro-batch-size", "2"], 2, "7"),
         (["show", tmp_path / "empty.txt"], 2, "empty.txt"),
+        (["show", "profile.json", "--html", tmp_path / "p.html"], 2, "no plots, page or trace"),
         ([*run, "--data", tmp_path / "empty.txt"], 2, "empty.txt"),
         ([*run, "--data", tmp_path / "none.txt"], 2, "none.txt"),
         ([*run, "--data", "text.txt", "--eval-every", 2], 2, "--eval-data"),
@@ -240,7 +263,7 @@ def test_the_command_line_is_this():
         "--optimizer-states --clip-grad-norm "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
-        "show": "--plots --trace --json",
+        "show": "--plots --html --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --json",
         "volume": "init info check",

@@ -13,13 +13,14 @@ from matplotlib.image import imread
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans import plots
 from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Alternative, Plan, Prediction
+from ssdplan.plans.plan import Plan
 from ssdplan.plans.plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.usage import Usage, memory_usage
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
+from tests.plans.planned import planned
 
 NAMES = ["memory.png", "timeline.png", "throughput.png"]
 
@@ -32,50 +33,7 @@ def _made(blocks: int, micro_batches: int, *, hidden: int = 64, name: str = "mad
     schedule = build_schedule(model, decision)
     machine = made_machine()
     timeline = simulate(schedule.steady, model, machine, 1)
-    traffic = schedule.traffic("steady")
-    seconds = timeline.seconds
-    prediction = Prediction(
-        step_seconds=seconds,
-        tokens_per_second=32 * micro_batches / seconds,
-        peak_host_bytes=schedule.arenas["host"],
-        peak_device_bytes=schedule.arenas["device"] + (1 << 20),
-        host_arena_bytes=schedule.arenas["host"],
-        device_arena_bytes=schedule.arenas["device"],
-        ssd_bytes=schedule.arenas["ssd"],
-        ssd_read_bytes=traffic["read"],
-        ssd_write_bytes=traffic["write"],
-        h2d_bytes=traffic["h2d"],
-        d2h_bytes=traffic["d2h"],
-        bound_by="ssd",
-        busy={name: min(spent / seconds, 1.0) for name, spent in timeline.busy().items()},
-        program_seconds=seconds,
-    )
-    speed = prediction.tokens_per_second
-    alternatives = tuple(
-        Alternative(
-            micro_batch_size=size,
-            micro_batches=n,
-            tokens_per_second=speed * min(n / micro_batches, 1.5),
-            delay_ratio=0.0,
-            program_seconds=1.0,
-            compute_tokens_per_second=speed * 2,
-            io_tokens_per_second=speed * n / micro_batches,
-            simulated=(size, n) == (1, micro_batches),
-        )
-        for size in (1, 2)
-        for n in (1, 2, 4, 8, 16)
-    )
-    plan = Plan(
-        schema="ssdplan.plan/1",
-        profile_sha256="0" * 64,
-        model=model,
-        machine=machine,
-        decision=decision,
-        prediction=prediction,
-        alternatives=alternatives,
-        sensitivity=(),
-    )
-    return plan, schedule, timeline
+    return planned(model, machine, decision, schedule), schedule, timeline
 
 
 def _legend(axes: Axes) -> list[str]:

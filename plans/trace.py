@@ -1,0 +1,133 @@
+"""Traces: a timeline as a Chrome trace (trace.json, opens in Perfetto), and a timeline read back from one.
+
+Owns the format. A track a resource, with an arrow to each operation from the one that it waited for longest; and a
+counter for each role of memory on host and on device. The trace says which graph ran, so that it can be read again.
+"""
+
+import json
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+
+from .errors import MismatchError, UsageError
+from .schedule import RESOURCES, Op, Schedule, Tier, Transfer, Update
+from .timeline import Timeline
+from .usage import Usage, label, memory_usage
+from .work import roles_in_order
+
+FORMAT = "ssdplan.trace/1"
+GRAPHS = ("first", "steady", "flush", "evaluate")
+_OPERATIONS, _MEMORY = 1, 2
+"""Processes of the trace: one with a thread a resource, one with the counters."""
+_TIERS: tuple[Tier, ...] = ("host", "device")
+
+Event = dict[str, object]
+
+
+def write_trace(timeline: Timeline, schedule: Schedule, path: Path, *, name: str) -> None:
+    """Write `timeline`, of one of `schedule`'s graphs, as a Chrome trace in microseconds.
+
+    Raises OSError when it cannot be written.
+    """
+    events = [*_names(name), *_operations(timeline)]
+    usage = memory_usage(schedule, timeline)
+    for tier in _TIERS:
+        events += _counters(usage[tier])
+    document = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"format": FORMAT, "graph": timeline.graph.name, "operations": len(timeline.graph.ops)},
+    }
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_trace(path: Path, schedule: Schedule) -> Timeline:
+    """The timeline in a trace of one of `schedule`'s graphs; only operations count, other events are another's.
+
+    Raises UsageError when the file is no such trace, and MismatchError when its operations are not the schedule's.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        other = document.get("otherData", {})
+        graph_name = other.get("graph")
+        spans = {
+            event["args"]["op"]: (str(event["name"]), float(event["ts"]), float(event["dur"]))
+            for event in document["traceEvents"]
+            if event["ph"] == "X" and event["pid"] == _OPERATIONS
+        }
+        if not all(0 <= start < inf and 0 <= length < inf for _, start, length in spans.values()):
+            raise ValueError("a time that is negative or not finite")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: not a trace of ssdplan's: {error!r}") from error
+    if other.get("format") != FORMAT or graph_name not in GRAPHS:
+        raise UsageError(f"{path}: does not say which graph ran, as a trace of this version does; run again")
+    graph = getattr(schedule, graph_name)
+    if sorted(spans, key=str) != sorted(range(len(graph.ops)), key=str):
+        raise MismatchError(
+            f"{path}: has {len(spans)} operations, the plan's {graph_name} step has {len(graph.ops)}: it is of another "
+            "plan, or another version made it"
+        )
+    for op in graph.ops:
+        if spans[op.index][0] != str(op):
+            raise MismatchError(f"{path}: operation {op.index} is {spans[op.index][0]!r}, the plan's is {str(op)!r}")
+    starts = tuple(spans[index][1] * 1e-6 for index in range(len(graph.ops)))
+    ends = tuple((spans[index][1] + spans[index][2]) * 1e-6 for index in range(len(graph.ops)))
+    return Timeline(graph, starts, ends)
+
+
+def amount(op: Op) -> tuple[int, str]:
+    """How much `op` moves or updates, and of what: bytes, elements, or nothing for compute."""
+    if isinstance(op, Transfer):
+        return op.nbytes, "bytes"
+    if isinstance(op, Update):
+        return op.elements, "elements"
+    return 0, ""
+
+
+def _names(name: str) -> Iterator[Event]:
+    yield {"ph": "M", "pid": _OPERATIONS, "name": "process_name", "args": {"name": name}}
+    yield {"ph": "M", "pid": _MEMORY, "name": "process_name", "args": {"name": "memory in use, by role"}}
+    for tid, resource in enumerate(RESOURCES, 1):
+        yield {"ph": "M", "pid": _OPERATIONS, "tid": tid, "name": "thread_name", "args": {"name": resource}}
+        yield {"ph": "M", "pid": _OPERATIONS, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+
+
+def _operations(timeline: Timeline) -> Iterator[Event]:
+    ops = timeline.graph.ops
+    tracks = {resource: tid for tid, resource in enumerate(RESOURCES, 1)}
+    for op, start, end in zip(ops, timeline.starts, timeline.ends, strict=True):
+        args: dict[str, object] = {"op": op.index, "stage": op.stage, "waits": op.waits}
+        size, unit = amount(op)
+        if unit:
+            args[unit] = size
+        last = timeline.last_wait(op.index)
+        if last is not None:
+            args["last wait"] = f"{ops[last]} ({ops[last].resource}, op {last})"
+        place = {"pid": _OPERATIONS, "tid": tracks[op.resource]}
+        yield {"ph": "X", **place, "name": str(op), "ts": _us(start), "dur": _us(end - start), "args": args}
+        if last is not None:
+            # At the middle of both: an arrow belongs to the operation that encloses its end.
+            arrow: Event = {"name": "wait", "cat": "wait", "id": op.index}
+            there = {"pid": _OPERATIONS, "tid": tracks[ops[last].resource]}
+            yield {"ph": "s", **arrow, **there, "ts": _us((timeline.starts[last] + timeline.ends[last]) / 2)}
+            yield {"ph": "f", "bp": "e", **arrow, **place, "ts": _us((start + end) / 2)}
+
+
+def _counters(usage: Usage) -> Iterator[Event]:
+    """One counter a role: its bytes wherever they change, from the start of the step to its end."""
+    for role in roles_in_order(usage.alive):
+        name = f"{usage.tier}: {label(role)}"
+        before = None
+        values = usage.alive[role]
+        for time, value in zip(usage.times, (*values, values[-1]), strict=True):
+            if value != before or time == usage.times[-1]:
+                yield {"ph": "C", "pid": _MEMORY, "name": name, "ts": _us(time), "args": {"bytes": value}}
+                before = value
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
