@@ -61,11 +61,19 @@ def tiny_shape(family: Any, tied: bool) -> Shape:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
-    ("family", "tied"),
-    [("llama", False), ("llama", True), ("mistral", False), ("qwen2", True), ("gpt2", True), ("opt", True)],
+    ("family", "tied", "chunk"),
+    [
+        ("llama", False, None),
+        ("llama", True, 80),
+        ("mistral", False, 192),
+        ("qwen2", True, 48),
+        ("gpt2", True, None),
+        ("gpt2", True, 80),
+        ("opt", True, 100),
+    ],
 )
 def test_a_shape_is_the_model_that_the_profiler_measures(
-    family: str, tied: bool, precision: Precision, tmp_path: Path
+    family: str, tied: bool, chunk: int | None, precision: Precision, tmp_path: Path
 ) -> None:
     """Layers, states and context exactly, bytes of compute to within a few percent, by measuring a real model."""
     path = make_model(family, tmp_path / "model", layers=3, vocab=1500, hidden=128, tied=tied, **FIELDS[family])
@@ -75,7 +83,7 @@ def test_a_shape_is_the_model_that_the_profiler_measures(
     try:
         costs = measure_model(
             real,
-            Layers(real, device.torch_device),
+            Layers(real, device.torch_device, head_chunk_tokens=chunk),
             MicroBatch,
             weights,
             device,
@@ -88,7 +96,7 @@ def test_a_shape_is_the_model_that_the_profiler_measures(
         weights.close()
     made = estimate_model(
         tiny_shape(family, tied), Compute(1e12, 1e11), precision=precision, sequence_length=LENGTH,
-        micro_batch_sizes=SIZES,
+        micro_batch_sizes=SIZES, head_chunk_tokens=chunk,
     )  # fmt: skip
     assert made.architecture == real.architecture
     assert [(s.name, s.elements, s.state_class) for s in made.states] == [

@@ -35,7 +35,7 @@ def test_a_tiny_real_model(tmp_path: Path, family: str, tied: bool, dtype: torch
     told: list[float] = []
     found = profile(
         model,
-        lambda: Layers(model, device.torch_device),
+        lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
         MicroBatch,
         Weights(model),
         device,
@@ -83,7 +83,7 @@ def made_profile(volumes: list[Path], sizes: list[int] | None = None, sequence_l
     layers = MadeLayers()
     return profile(
         layers.model,
-        lambda: layers,
+        lambda chunk: layers,
         MadeMicroBatch,
         MadeWeights(),
         MadeDevice(h2d=800e9, d2h=400e9),
@@ -137,7 +137,7 @@ def test_a_sequence_longer_than_the_model_takes(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match=f"takes {model.max_sequence_length}"):
         profile(
             model,
-            lambda: Layers(model, device.torch_device),
+            lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
             MicroBatch,
             Weights(model),
             device,
