@@ -1,4 +1,4 @@
-"""The head in chunks of tokens: the same loss and gradients, memory that a chunk bounds, and heads that cannot be cut."""
+"""The head in chunks of tokens: the same loss and gradients, memory that a chunk bounds, heads that cannot be cut."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.inspection import inspect
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import StreamedModel, open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.train import Recipe, train
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYTES, logits_chunk_tokens
 from tests import reference
+from tests.executor.planned import make_plan
+from tests.executor.runs import LENGTH as LENGTH_OF_RUNS
+from tests.executor.runs import prepare
 from tests.tiny import FAMILIES, OTHERS, make_model
 
 CPU = torch.device("cpu")
@@ -41,7 +46,7 @@ def padded(seed: int = 0) -> MicroBatch:
     mask, labels = torch.ones_like(ids), ids.clone()
     mask[0, 5:], labels[0, 5:] = 0, -100
     labels[1] = -100
-    labels[2, [0, 4, 10]] = -100
+    labels[2, [4, 10]] = -100  # its first is counted by no one: what precedes it ends a row
     return MicroBatch(ids, labels, mask)
 
 
@@ -238,6 +243,28 @@ def test_a_head_that_cannot_be_cut_is_not_cut(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(MismatchError, match="head_chunk_tokens = 8, but the head of LlamaForCausalLM cannot be cut"):
         Layers(model, CPU, head_chunk_tokens=8)
     Head(model, [padded()]).train(None)
+
+
+def test_a_run_takes_the_chunk_of_its_plan(tmp_path: Path) -> None:
+    """Serial and overlapped the same bits; losses and memory are those of the chunk that the plan has."""
+    directory = prepare(tmp_path)
+    model = open_model(directory / "llama", torch.float32)
+    weights, losses, peaks = [], [], []
+    for number, (chunk, serial) in enumerate([(None, False), (7, True), (7, False)]):
+        plan = make_plan(model, sequence_length=LENGTH_OF_RUNS, alpha=0.3)
+        plan = plan.model_copy(update={"model": plan.model.model_copy(update={"head_chunk_tokens": chunk})})
+        out = tmp_path / f"run-{number}"
+        result = train(
+            plan, model, EmulatedDevice(), data=directory / "text.txt", out=out,
+            recipe=Recipe(steps=2, optimizer=AdamW(lr=1e-3), serial=serial), eval_data=directory / "held-out.txt",
+        )  # fmt: skip
+        weights.append((out / "model" / "model.safetensors").read_bytes())
+        losses.append([*result.losses, *result.eval_losses.values()])
+        peaks.append(next(row.measured for row in result.compared if row.quantity == "peak_device_bytes"))
+    assert weights[1] == weights[2] and losses[1] == losses[2]
+    assert weights[0] != weights[1], "additions in another order"
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert peaks[1] == peaks[2] < peaks[0]
 
 
 @pytest.mark.parametrize("vocab", [97, 32000, 50257, 65536, 128256, 256000, 262144, 10**7])
