@@ -327,9 +327,7 @@ def _session(
         weights.close()
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
-        layers = Layers(
-            model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens
-        )
+        layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
         operations = Operations(memory, device, store, layers, plan.machine, dtype)
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}

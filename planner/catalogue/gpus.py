@@ -37,8 +37,8 @@ FRAGMENTATION = assumed(
     0.18,
     "fraction",
     "GMLake (Guo et al. 2024, arXiv:2401.08156) finds 15% of what PyTorch's allocator reserves lost to fragmentation, "
-    "on average over eight language models (up to 33%), so 18% of what they use; that is of whole trainings, where here "
-    "an arena holds all but workspaces",
+    "on average over eight language models (up to 33%), so 18% of what they use; of whole trainings, where here an "
+    "arena holds all but workspaces",
 )
 """What PyTorch's caching allocator takes beyond the tensors of a workspace, in fractions of their bytes."""
 
