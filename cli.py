@@ -157,7 +157,7 @@ def _profile(options: argparse.Namespace) -> int:
     try:
         measured = profile(
             model,
-            lambda: Layers(model, device.torch_device),
+            lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
             MicroBatch,
             weights,
             device,

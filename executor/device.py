@@ -204,6 +204,7 @@ class CudaDevice:
         self._streams = {name: torch.cuda.Stream(self.torch_device) for name in ("h2d", "d2h", "compute")}
 
     def memory_bytes(self) -> int:
+        torch.cuda.empty_cache()  # what the allocator keeps for later is free too
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
     def allocate(self, nbytes: int) -> torch.Tensor:
@@ -258,13 +259,19 @@ class CudaDevice:
         torch.cuda.synchronize(self.torch_device)
 
     def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]:
-        """As the emulated device's, by the caching allocator's own peak (bytes of live tensors)."""
+        """As the emulated device's, but what the caching allocator takes of the GPU for it from an empty cache: live
+        tensors, and with them what it rounds up and what lies broken between them."""
         torch.cuda.synchronize(self.torch_device)
-        before = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.empty_cache()
+        allocated = torch.cuda.memory_allocated(self.torch_device)
+        reserved = torch.cuda.memory_reserved(self.torch_device)
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         result = work()
         torch.cuda.synchronize(self.torch_device)
-        return result, max(torch.cuda.max_memory_allocated(self.torch_device) - before, 0)
+        # A part of a block that was there already is taken without more being reserved: then more is allocated.
+        reserved = torch.cuda.max_memory_reserved(self.torch_device) - reserved
+        allocated = torch.cuda.max_memory_allocated(self.torch_device) - allocated
+        return result, max(reserved, allocated, 0)
 
 
 def open_device(kind: str) -> Device:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from ssdplan.executor.heads import is_position_wise
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.plans.errors import MismatchError
 
@@ -39,6 +40,7 @@ class Anatomy:
     returned: int | None  # entries of the tuple that a block returns (the first is the hidden state); None: a tensor
     calls_depend_on_ids: bool  # whether a block's arguments depend on which tokens the input has
     position_rows: int | None  # longest sequence that the model's learned position table has rows for
+    head_is_position_wise: bool  # whether a position's logits depend on that position's hidden state alone
 
 
 class _Meta(TorchFunctionMode):
@@ -185,6 +187,14 @@ def inspect(module: PreTrainedModel) -> Anatomy:
         returned=whole.returned,
         calls_depend_on_ids=not _same(whole.calls, other.calls),
         position_rows=min(rows, default=None),
+        head_is_position_wise=is_position_wise(
+            module,
+            blocks,
+            after=whole.after,
+            returned=returned,
+            hidden_size=whole.hidden_size,
+            vocab_size=whole.logits.shape[-1],
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,8 @@ from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.plans.errors import MismatchError
 
 IGNORED_LABEL = -100
+_ADDED_AT_ONCE = 1 << 22
+"""Elements: on a CPU torch makes an fp32 copy of the bf16 that it adds to fp32, of 16 MiB then."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class MicroBatch:
         return int((self.labels[:, 1:] != IGNORED_LABEL).sum())
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """Consecutive tokens of a micro-batch, row after row, `start` to `stop`, and what the model is called with."""
+
+    start: int
+    stop: int
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor | None
+
+
 class _StopForwardError(Exception):
     """Ends the model's own forward once all that was asked of it is known."""
 
@@ -56,12 +68,24 @@ class Layers:
     Every forward and backward seeds torch's generators from (seed, step, layer, micro-batch): dropout is the same in
     a forward and its recomputation, in any order of execution. One call at a time: a call swaps entries of the
     model's own list of layers while it runs.
+
+    The head takes a micro-batch's tokens `head_chunk_tokens` at a time, first to last, so that no more logits than
+    theirs are ever in memory; None: all at once. The number decides the order in which the head's gradients and losses
+    are added, and so their last bits. Errors: MismatchError where the model's head cannot be cut into chunks.
     """
 
-    def __init__(self, model: StreamedModel, device: torch.device, *, seed: int = 0) -> None:
+    def __init__(
+        self, model: StreamedModel, device: torch.device, *, seed: int = 0, head_chunk_tokens: int | None = None
+    ) -> None:
+        if head_chunk_tokens is not None and not model.head_is_position_wise:
+            raise MismatchError(
+                f"head_chunk_tokens = {head_chunk_tokens}, but the head of {model.architecture} cannot be cut into "
+                f"chunks of tokens; profile {model.name} again"
+            )
         self._model = model
         self._device = device
         self._seed = seed
+        self._head_chunk_tokens = head_chunk_tokens
         self._head = len(model.layers) - 1
         self._blocks = model.blocks
         for child in model.module.modules():
@@ -182,7 +206,8 @@ class Layers:
         hidden: the layer's input (None for the embedding). out_gradient: of the layer's output (None for the head,
         which computes the loss). in_gradient: where the gradient of the input goes (None for the embedding).
         gradients: one fp32 1-D tensor for each of the layer's states, to which this micro-batch's is added, tensor by
-        tensor, each in one addition. Errors: MismatchError where a tensor has no part in the loss.
+        tensor, each in one addition (in one a chunk in the head). Errors: MismatchError where a tensor has no part in
+        the loss.
         """
         with torch.enable_grad():
             parameters = self._parameters(layer, weights, trained=True)
@@ -192,17 +217,17 @@ class Layers:
                 assert hidden is None and in_gradient is None and out_gradient is not None
                 result = self._embed(micro_batch, parameters, record=False)
                 result.backward(self._view(out_gradient, micro_batch))
+            elif layer == self._head:
+                assert hidden is not None and in_gradient is not None and out_gradient is None
+                self._losses[micro_batch] = self._add_up(
+                    self._chunk_backward(micro_batch, chunk, parameters, hidden, in_gradient)
+                    for chunk in self._chunks(micro_batch)
+                )
             else:
-                assert hidden is not None and in_gradient is not None
+                assert hidden is not None and in_gradient is not None and out_gradient is not None
                 leaf = self._view(hidden, micro_batch).requires_grad_()
-                if layer == self._head:
-                    assert out_gradient is None
-                    result = self._loss(micro_batch, parameters, leaf)
-                    (result * self._loss_scale).backward()
-                else:
-                    assert out_gradient is not None
-                    result = self._block(layer, micro_batch, parameters, leaf)
-                    result.backward(self._view(out_gradient, micro_batch))
+                result = self._block(layer, micro_batch, parameters, leaf)
+                result.backward(self._view(out_gradient, micro_batch))
                 assert leaf.grad is not None
                 self._view(in_gradient, micro_batch).copy_(leaf.grad)
         if pending:
@@ -213,7 +238,10 @@ class Layers:
         with torch.no_grad():
             parameters = self._parameters(self._head, weights, trained=False)
             self._seed_generators(self._head, micro_batch)
-            self._loss(micro_batch, parameters, self._view(hidden, micro_batch))
+            self._losses[micro_batch] = self._add_up(
+                self._chunk_loss(micro_batch, chunk, parameters, self._tokens(hidden, chunk))
+                for chunk in self._chunks(micro_batch)
+            )
 
     def _seed_generators(self, layer: int, micro_batch: int) -> None:
         key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
@@ -282,8 +310,9 @@ class Layers:
                 raise _StopForwardError
             return self._as_returned(hidden)
 
+        inputs = self._micro_batches[micro_batch]
         with suppress(_StopForwardError), stand_ins(self._blocks, answer):
-            self._run_model(micro_batch, parameters)
+            self._run_model(inputs.input_ids, inputs.attention_mask, parameters)
         if record:
             self._keep(micro_batch, tuple(calls))
         return embedded[0]
@@ -295,8 +324,51 @@ class Layers:
             calls = self._shared.setdefault(tuple(inputs.input_ids.shape), calls)
         self._calls[micro_batch] = calls
 
-    def _loss(self, micro_batch: int, parameters: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
-        """Runs the model's own forward with `hidden` as the last block's output; the loss over the step's tokens.
+    def _chunks(self, micro_batch: int) -> Iterator[_Chunk]:
+        """The head's chunks of a micro-batch. A single one has the micro-batch's own shape and mask; of several each
+        goes to the model as rows of one token, since a head that acts on each position by itself knows no rows."""
+        inputs = self._micro_batches[micro_batch]
+        count, most = inputs.input_ids.numel(), self._head_chunk_tokens
+        if most is None or count <= most:
+            yield _Chunk(0, count, inputs.input_ids, inputs.attention_mask)
+            return
+        ids = inputs.input_ids.reshape(-1, 1)
+        for start in range(0, count, most):
+            stop = min(start + most, count)
+            yield _Chunk(start, stop, ids[start:stop], None)
+
+    def _tokens(self, flat: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
+        """A chunk's part of a flat [b, s, H] array, in the shape of the chunk's ids; a view."""
+        width = self._model.hidden_size
+        return flat.data[chunk.start * width : chunk.stop * width].view(*chunk.input_ids.shape, width)
+
+    def _add_up(self, losses: Iterator[torch.Tensor]) -> torch.Tensor:
+        """The sum of the chunks' losses, float64, in their order."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for loss in losses:
+            total += loss
+        return total
+
+    def _chunk_backward(
+        self,
+        micro_batch: int,
+        chunk: _Chunk,
+        parameters: dict[str, torch.Tensor],
+        hidden: torch.Tensor,
+        in_gradient: torch.Tensor,
+    ) -> torch.Tensor:
+        """Loss and gradients of a chunk: the parameters' are added where they belong, the hidden state's written."""
+        leaf = self._tokens(hidden, chunk).requires_grad_()
+        loss = self._chunk_loss(micro_batch, chunk, parameters, leaf)
+        (loss * self._loss_scale).backward()
+        assert leaf.grad is not None
+        self._tokens(in_gradient, chunk).copy_(leaf.grad)
+        return loss.detach()
+
+    def _chunk_loss(
+        self, micro_batch: int, chunk: _Chunk, parameters: dict[str, torch.Tensor], hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs the model's own forward with `hidden` as the last block's output; the chunk's part of the step's loss.
 
         Parameters that this stage does not stream stand as zeros without memory: nothing of what they yield is used.
         """
@@ -311,19 +383,24 @@ class Layers:
             return self._as_returned(hidden if index == last else split_call(args, kwargs)[0])
 
         with stand_ins(self._blocks, answer):
-            logits = self._run_model(micro_batch, parameters | zeros).logits
-        labels = self._micro_batches[micro_batch].labels
-        loss: torch.Tensor = ForCausalLMLoss(logits, labels, logits.shape[-1], num_items_in_batch=self._normaliser)
-        self._losses[micro_batch] = loss.detach()
+            logits = self._run_model(chunk.input_ids, chunk.attention_mask, parameters | zeros).logits
+        loss: torch.Tensor = ForCausalLMLoss(
+            logits,
+            None,
+            logits.shape[-1],
+            num_items_in_batch=self._normaliser,
+            shift_labels=_next_tokens(self._micro_batches[micro_batch].labels, chunk),
+        )
         return loss
 
     def _embedding_shapes(self) -> dict[str, tuple[int, ...]]:
         states = [self._model.states[index] for index in self._model.layers[0].states]
         return {tensor.name: tensor.shape for state in states for tensor in state.tensors}
 
-    def _run_model(self, micro_batch: int, parameters: dict[str, torch.Tensor]) -> Any:
-        inputs = self._micro_batches[micro_batch]
-        arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+    def _run_model(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, parameters: dict[str, torch.Tensor]
+    ) -> Any:
+        arguments = {"input_ids": input_ids, "attention_mask": attention_mask}
         options = {"use_cache": False, "return_dict": True}
         return functional_call(self._model.module, parameters, (), arguments | options)
 
@@ -333,10 +410,23 @@ class Layers:
         return hidden if returned is None else (hidden, *(None,) * (returned - 1))
 
 
+def _next_tokens(labels: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
+    """int64 [stop - start]: what each of a chunk's tokens is to predict; nothing follows the last token of a row."""
+    length = labels.shape[1]
+    following = labels.reshape(-1)[chunk.start + 1 : chunk.stop + 1]
+    result = torch.full((chunk.stop - chunk.start,), IGNORED_LABEL, dtype=labels.dtype, device=labels.device)
+    result[: following.numel()] = following
+    result[(length - 1 - chunk.start) % length :: length] = IGNORED_LABEL
+    return result
+
+
 def _adder(place: torch.Tensor, pending: set[str], name: str) -> Callable[[torch.Tensor], None]:
     def add(leaf: torch.Tensor) -> None:
         assert leaf.grad is not None
-        place.add_(leaf.grad)
+        for part, gradient in zip(
+            place.view(-1).split(_ADDED_AT_ONCE), leaf.grad.reshape(-1).split(_ADDED_AT_ONCE), strict=True
+        ):
+            part.add_(gradient)
         leaf.grad = None
         pending.discard(name)
 

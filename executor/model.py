@@ -122,6 +122,11 @@ class StreamedModel:
         return blocks
 
     @property
+    def head_is_position_wise(self) -> bool:
+        """Whether the head can take a micro-batch in chunks of tokens."""
+        return self.anatomy.head_is_position_wise
+
+    @property
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """Tensors of the model's state dict that are not trained, from the checkpoint; an export writes them too."""
         return _persistent_buffers(self.module)

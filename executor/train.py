@@ -329,7 +329,7 @@ def _session(
         weights.close()
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
-        layers = Layers(model, device.torch_device, seed=recipe.seed)
+        layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
         clip = plan.decision.clip_grad_norm
         operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)

@@ -25,12 +25,14 @@ from ssdplan.plans.profile import (
     State,
     Timing,
     Volume,
+    logits_chunk_tokens,
 )
 from ssdplan.plans.units import parse_bytes
 
 from .catalogue import (
     COMPUTE_EFFICIENCY,
     CPUS,
+    FRAGMENTATION,
     GPUS,
     IN_DRAM,
     LINKS,
@@ -97,6 +99,8 @@ def estimate(what_if: WhatIf) -> Profile:
             precision=what_if.precision,
             sequence_length=what_if.sequence_length,
             micro_batch_sizes=what_if.micro_batch_sizes,
+            head_chunk_tokens=logits_chunk_tokens(shape.vocab),
+            workspace_margin=figures["gpu.fragmentation"].value if "gpu.fragmentation" in figures else 0.0,
         ),
         notes=tuple(_notes(what_if, shape, drives, figures)),
     )
@@ -179,6 +183,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
         figures |= {
             "gpu.memory": gpu.memory,
             "gpu.reserve": RESERVE,
+            "gpu.fragmentation": FRAGMENTATION,
             "gpu.flops": gpu.flops_fp32 if ordinary else gpu.flops,
             "gpu.memory-bandwidth": gpu.memory_bandwidth,
             "gpu.efficiency": gpu.efficiency,
@@ -191,7 +196,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             raise UsageError(nearest(f"--figure {name}: there is no such figure", name, known))
         if name in figures:
             figures[name] = Figure(value, figures[name].unit, "given")
-    for name in ("cpu.memory-efficiency", "cpu.efficiency", "gpu.efficiency"):
+    for name in ("cpu.memory-efficiency", "cpu.efficiency", "gpu.efficiency", "gpu.fragmentation"):
         if name in figures and figures[name].value > 1:
             raise UsageError(f"--figure {name}={figures[name].value:g}: it is a fraction, at most 1")
     if "gpu.memory" in figures and figures["gpu.memory"].value <= figures["gpu.reserve"].value:
@@ -270,9 +275,19 @@ def _compute(figures: Mapping[str, Figure]) -> Compute:
 
 
 def estimate_model(
-    shape: Shape, compute: Compute, *, precision: Precision, sequence_length: int, micro_batch_sizes: Sequence[int]
+    shape: Shape,
+    compute: Compute,
+    *,
+    precision: Precision,
+    sequence_length: int,
+    micro_batch_sizes: Sequence[int],
+    head_chunk_tokens: int | None = None,
+    workspace_margin: float = 0.0,
 ) -> Model:
     """A model as the profiler would write it down, without weights.
+
+    `head_chunk_tokens`: whose logits the head makes at a time, None: a whole micro-batch's. `workspace_margin`: the
+    fraction by which workspaces are raised for the allocator's fragmentation.
 
     Layers and states are in the order of executor/model.py: embedding, blocks, head, and last what both ends use.
     """
@@ -292,7 +307,10 @@ def estimate_model(
     layers += [Layer(name=f"block.{index}", layer_class="block", states=own) for index, own in enumerate(blocks)]
     layers.append(Layer(name="head", layer_class="head", states=head + tied))
     rows = sorted(micro_batch_sizes)
-    costs = {size: _Costs(shape, precision, size, sequence_length, compute) for size in rows}
+    costs = {
+        size: _Costs(shape, precision, size, sequence_length, compute, head_chunk_tokens, workspace_margin)
+        for size in rows
+    }
     return Model(
         name=shape.name,
         architecture=shape.architecture,
@@ -311,6 +329,8 @@ def estimate_model(
             LayerClass(name="head", timings=tuple(costs[size].head() for size in rows)),
         ),
         figures="estimated",
+        head_chunk_tokens=head_chunk_tokens,
+        workspace_margin=workspace_margin,
     )
 
 
@@ -337,6 +357,8 @@ class _Costs:
     rows: int
     length: int
     compute: Compute
+    head_chunk: int | None
+    margin: float
 
     @property
     def tokens(self) -> int:
@@ -400,21 +422,21 @@ class _Costs:
         shape, e, tokens = self.shape, self.element, self.tokens
         elements = _elements((*shape.head(), *shape.shared()))
         table = shape.vocab * shape.hidden
-        flops = 2.0 * table * tokens
         upcast = e if e < 4 else 0
-        # Logits are written, read and, in fp32, written again; the loss reads and writes them once more.
-        logits = tokens * shape.vocab
-        loss = self._roofline(0.0, logits * (2 * upcast + 12))
         norm = e * shape.hidden + 2 * e if shape.layer_norm else 8 * shape.hidden + 4
+        most = min(tokens, self.head_chunk or tokens)
+        chunks = [most] * (tokens // most) + ([tokens % most] if tokens % most else [])
+        # Logits are written, read and, in fp32, written again; the loss reads and writes them once more.
+        loss = self._roofline(0.0, tokens * shape.vocab * (2 * upcast + 12))
+        products = sum(self._roofline(2.0 * table * chunk, e * elements) for chunk in chunks)
+        gradients = sum(self._roofline(6.0 * table * chunk, 3 * e * elements) for chunk in chunks)
+        logits = most * shape.vocab
         return self._timing(
-            self._roofline(flops, e * elements) + loss,
-            self._roofline(3 * flops, 3 * e * elements) + 2 * loss + self._accumulation(elements),
-            forward_workspace=logits * (8 + upcast) + 8 * tokens,
-            backward_workspace=max(
-                12 * logits + tokens * norm,
-                e * table + e * logits + 12 * tokens * shape.hidden,
-            ),
-            saved=4 * logits + tokens * norm,
+            products + loss,
+            gradients + 2 * loss + len(chunks) * self._accumulation(elements),
+            forward_workspace=logits * (8 + upcast) + 8 * most,
+            backward_workspace=max(12 * logits + most * norm, e * table + e * logits + 12 * most * shape.hidden),
+            saved=tokens * (4 * shape.vocab + norm),
         )
 
     def context_bytes(self) -> int:
@@ -437,8 +459,8 @@ class _Costs:
             micro_batch_size=self.rows,
             forward_seconds=forward,
             backward_seconds=backward,
-            forward_workspace_bytes=forward_workspace,
-            backward_workspace_bytes=backward_workspace,
+            forward_workspace_bytes=round(forward_workspace * (1 + self.margin)),
+            backward_workspace_bytes=round(backward_workspace * (1 + self.margin)),
             saved_activation_bytes=saved,
         )
 
@@ -464,8 +486,8 @@ def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Map
             if figure is not None:
                 lines.append(_line(f"ssd.{what} of {drive.name}", figure))
     lines.append(
-        "workspaces and activations are those of PyTorch's eager layers with fused attention, by formula, without the "
-        "allocator's fragmentation"
+        "workspaces and activations are those of PyTorch's eager layers with fused attention, by formula; of a GPU's "
+        "workspaces gpu.fragmentation is margin on top"
     )
     if what_if.precision == "fp16":
         lines.append(f"a plan in fp16 delays every update and can only be looked at: {NO_FP16}")

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from .documents import Bytes, Count, Document, Index, Name, Part, Positive, Seconds
+from .documents import Bytes, Count, Document, Fraction, Index, Name, Part, Positive, Seconds
 
 Precision = Literal["bf16", "fp16", "fp32"]
 ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -16,6 +16,17 @@ NO_FP16 = "fp16 needs dynamic loss scaling, which ssdplan does not have yet; use
 OptimizerStates = Literal["fp32", "bf16"]
 """The format of both moments; masters are fp32 in each."""
 Origin = Literal["measured", "estimated"]
+LOGITS_CHUNK_BYTES = 512 << 20
+"""The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
+LEAST_CHUNK_TOKENS = 512
+"""A chunk of fewer would spend its time on the head's weights, which every chunk reads, and on their gradient, which
+every chunk writes and adds."""
+
+
+def logits_chunk_tokens(vocab_size: int) -> int:
+    """How many tokens the head of a model takes at a time: a power of two, as micro-batches' lengths often are."""
+    most = LOGITS_CHUNK_BYTES // (4 * vocab_size)
+    return max(1 << most.bit_length() >> 1, LEAST_CHUNK_TOKENS)
 
 
 class MixedBandwidth(Part):
@@ -142,6 +153,10 @@ class Model(Part):
     classes: tuple[LayerClass, ...] = Field(min_length=3)
     figures: Origin = "measured"
     """Estimated: seconds and bytes of the classes follow from the model's shape by formulas."""
+    head_chunk_tokens: Count | None = None
+    """Tokens whose logits the head makes at a time; None: a whole micro-batch's. A run keeps to it."""
+    workspace_margin: Fraction = 0.0
+    """What estimated workspaces were raised by for the allocator's fragmentation; measured ones have it in them."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -316,7 +316,15 @@ def _device(plan: Plan, schedule: Schedule) -> list[str]:
     prediction = plan.prediction
     extra = prediction.peak_device_bytes - prediction.device_arena_bytes
     words = "  and for compute itself (its workspace, masks and tables, at most): "
-    return [*_split(schedule, "device"), words + format_bytes(extra)] if schedule.arenas["device"] else []
+    if not schedule.arenas["device"]:
+        return []
+    lines = [*_split(schedule, "device"), words + format_bytes(extra)]
+    margin = plan.model.workspace_margin
+    if margin:
+        context = plan.decision.micro_batches * plan.model.context_bytes[plan.decision.micro_batch_size]
+        assumed = round((extra - context) * margin / (1 + margin))
+        lines.append(f"  of which margin for the allocator's fragmentation, assumed: {format_bytes(assumed)}")
+    return lines
 
 
 def _alternatives(plan: Plan) -> list[str]:
@@ -416,12 +424,14 @@ def _model(model: Model) -> list[str]:
     element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
     whole = elements * (element + OPTIMIZER_BYTES["fp32"])
+    chunk = model.head_chunk_tokens
     return facts(
         ("architecture", _short(model.architecture, 60)),
         ("directory", _short(model.path, 70) if model.path else "none, a what-if"),
         ("parameters", f"{model.parameters:,} in {model.precision}"),
         ("hidden size", f"{model.hidden_size:,}; vocabulary {model.vocab_size:,}"),
         ("sequence length", f"{model.sequence_length:,} tokens"),
+        ("logits", "of a whole micro-batch at once" if chunk is None else f"of {chunk:,} tokens at a time"),
         ("training state", f"{format_bytes(whole)}, and {format_bytes(elements * GRADIENT_BYTES)} of fp32 gradients"),
     )
 

@@ -60,6 +60,8 @@ class Model(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
     @property
+    def head_is_position_wise(self) -> bool: ...
+    @property
     def layers(self) -> Sequence[LayerSpec]: ...
     @property
     def states(self) -> Sequence[StateSpec]: ...
@@ -98,6 +100,9 @@ class Weights(Protocol):
 
     def read(self, state: int, out: torch.Tensor, /) -> None: ...
 
+
+MakeLayers = Callable[[int | None], Layers]
+"""executor.layers.Layers of the profiled model: from `head_chunk_tokens`."""
 
 MakeMicroBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
 """executor.layers.MicroBatch: from input_ids, labels (int64 [b, s]) and attention_mask (int64 [b, s], or None)."""

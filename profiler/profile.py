@@ -18,7 +18,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.profiler.machine import cores, cpu_name, host_memory, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
-from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
+from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
 from ssdplan.profiler.storage import measure_volume
 
 DTYPES: dict[torch.dtype, document.Precision] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -36,7 +36,7 @@ class ProfileLimits:
 
 def profile(
     model: Model,
-    make_layers: Callable[[], Layers],
+    make_layers: MakeLayers,
     make_micro_batch: MakeMicroBatch,
     weights: Weights,
     device: Device,
@@ -56,11 +56,14 @@ def profile(
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
     """
     _check(volumes, endurance, sequence_length, micro_batch_sizes)
-    layers, ids = make_layers(), torch.zeros(1, sequence_length, dtype=torch.int64)
+    chunk = document.logits_chunk_tokens(model.vocab_size) if model.head_is_position_wise else None
+    layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
     layers.begin_step(0, [make_micro_batch(ids, ids, None)])  # refuses what the model cannot take, before all the rest
     threads, memory = cores(), host_memory()
     precision = DTYPES[model.dtype]
     notes: list[str] = []
+    if chunk is None:
+        notes.append(f"{model.name}: its head is not position-wise, so all logits of a micro-batch are made at once")
     measured_volumes = []
     for index, directory in enumerate(volumes):
         part = portion(progress, 0.3 * index / len(volumes), 0.3 * (index + 1) / len(volumes))
@@ -129,6 +132,7 @@ def profile(
                 for layer in model.layers
             ),
             classes=costs.classes,
+            head_chunk_tokens=chunk,
         ),
         notes=tuple(notes + costs.notes),
     )

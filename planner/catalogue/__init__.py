@@ -12,7 +12,7 @@ from ssdplan.plans.errors import UsageError
 
 from .cpus import COMPUTE_EFFICIENCY, CPUS, MEMORY_EFFICIENCY, Cpu
 from .figure import Figure, assumed
-from .gpus import GPUS, RESERVE, Gpu
+from .gpus import FRAGMENTATION, GPUS, RESERVE, Gpu
 from .links import IN_DRAM, LINKS, Link
 from .models import MODELS, Shape
 from .ssds import SSDS, TB, Size, Ssd
@@ -20,6 +20,7 @@ from .ssds import SSDS, TB, Size, Ssd
 __all__ = [
     "COMPUTE_EFFICIENCY",
     "CPUS",
+    "FRAGMENTATION",
     "GPUS",
     "IN_DRAM",
     "LINKS",

@@ -53,11 +53,15 @@ def make_steps(steps: int, micro_batches: int, *, padded: bool, seed: int = 0) -
 
 
 def train_streamed(
-    model: StreamedModel, steps: Sequence[Sequence[MicroBatch]], optimizer: AdamW, device: torch.device = CPU
+    model: StreamedModel,
+    steps: Sequence[Sequence[MicroBatch]],
+    optimizer: AdamW,
+    device: torch.device = CPU,
+    head_chunk_tokens: int | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Trains over `Layers` in the vertical order, all in memory; consecutive stages run their micro-batches in opposite
     order. Returns what tests.reference.train returns."""
-    layers = Layers(model, device)
+    layers = Layers(model, device, head_chunk_tokens=head_chunk_tokens)
     weights = Weights(model)
     masters = [torch.zeros(state.elements, device=device) for state in model.states]
     for index, master in enumerate(masters):
@@ -140,8 +144,9 @@ def compare(
     loss_bound: float,
     weight_bound: float,
     device: torch.device = CPU,
+    head_chunk_tokens: int | None = None,
 ) -> None:
-    losses, weights = train_streamed(open_model(path, dtype), steps, AdamW(), device)
+    losses, weights = train_streamed(open_model(path, dtype), steps, AdamW(), device, head_chunk_tokens)
     expected_losses, expected_weights = reference.train(path, steps, AdamW(), dtype)
     for number, (got, want) in enumerate(zip(losses, expected_losses, strict=True)):
         assert got == pytest.approx(want, rel=loss_bound), f"step {number}"
@@ -155,18 +160,19 @@ def compare(
 
 
 @pytest.mark.parametrize(("family", "tied"), [(f, tied) for f in FAMILIES for tied in (False, True)])
-@pytest.mark.parametrize(("micro_batches", "padded"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("micro_batches", "padded", "chunk"), [(1, False, None), (1, False, 7), (3, True, 5)])
 def test_training_equals_plain_pytorch(
-    tmp_path: Path, family: str, tied: bool, micro_batches: int, padded: bool
+    tmp_path: Path, family: str, tied: bool, micro_batches: int, padded: bool, chunk: int | None
 ) -> None:
     path = make_model(family, tmp_path / "model", layers=4 if family == "gemma3" else 3, tied=tied)
-    compare(path, make_steps(STEPS, micro_batches, padded=padded), torch.float32, 5e-6, 1e-3)
+    steps = make_steps(STEPS, micro_batches, padded=padded)
+    compare(path, steps, torch.float32, 5e-6, 1e-3, head_chunk_tokens=chunk)
 
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_other_families_are_found_by_the_same_means(tmp_path: Path, family: str) -> None:
     path = make_model(family, tmp_path / "model")
-    compare(path, make_steps(4, 2, padded=True), torch.float32, 5e-6, 1e-3)
+    compare(path, make_steps(4, 2, padded=True), torch.float32, 5e-6, 1e-3, head_chunk_tokens=5)
 
 
 @pytest.mark.parametrize(("micro_batches", "padded"), [(1, True), (3, False)])
@@ -178,11 +184,12 @@ def test_padding_and_micro_batches_are_independent(
     compare(path, make_steps(STEPS, micro_batches, padded=padded), torch.float32, 5e-6, 1e-3)
 
 
+@pytest.mark.parametrize("chunk", [None, 5])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_bf16_training_follows_plain_pytorch(tmp_path: Path, family: str) -> None:
+def test_bf16_training_follows_plain_pytorch(tmp_path: Path, family: str, chunk: int | None) -> None:
     """Both round alike except where a whole model's backward adds gradients in another order than a layer's does."""
     path = make_model(family, tmp_path / "model")
-    compare(path, make_steps(STEPS, 3, padded=True), torch.bfloat16, 2e-3, 2e-2)
+    compare(path, make_steps(STEPS, 3, padded=True), torch.bfloat16, 2e-3, 2e-2, head_chunk_tokens=chunk)
 
 
 @pytest.mark.gpu
@@ -190,4 +197,4 @@ def test_bf16_training_follows_plain_pytorch(tmp_path: Path, family: str) -> Non
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_training_on_a_gpu_equals_plain_pytorch_on_a_cpu(tmp_path: Path, family: str) -> None:
     path = make_model(family, tmp_path / "model", tied=True)
-    compare(path, make_steps(5, 2, padded=True), torch.float32, 1e-4, 5e-3, torch.device("cuda"))
+    compare(path, make_steps(5, 2, padded=True), torch.float32, 1e-4, 5e-3, torch.device("cuda"), 5)

@@ -96,6 +96,18 @@ def test_the_allocators_peak_keeps_the_plan(directory, tmp_path):
     assert torch.cuda.max_memory_allocated() - before <= measured + slack
 
 
+def test_a_workspace_is_what_the_allocator_takes_from_an_empty_cache():
+    """Whatever it kept from before: a small tensor costs the segment that it lies in."""
+    device = CudaDevice()
+
+    def work():
+        return torch.empty(3 << 20, dtype=torch.uint8, device="cuda").data_ptr()
+
+    first, again = (device.peak_bytes(work)[1] for _ in range(2))
+    assert first == again >= 3 << 20
+    assert first % (2 << 20) == 0, "whole segments of the allocator"
+
+
 def test_a_gradients_copy_says_what_is_in_it():
     device = CudaDevice()
     gradient = torch.randn(3 * 2048, device="cuda") * torch.logspace(-12, 12, 3 * 2048, device="cuda")

@@ -90,6 +90,7 @@ class MadeModel:
     inner: int = 48
     vocab_size: int = 50
     dtype: torch.dtype = torch.float32
+    head_is_position_wise: bool = True
     layers: tuple[MadeLayer, ...] = (
         MadeLayer("embedding", "embedding", (4,)),
         MadeLayer("block.0", "block.0", (0,)),

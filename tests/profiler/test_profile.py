@@ -12,7 +12,7 @@ from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import open_model
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
-from ssdplan.plans.profile import Profile
+from ssdplan.plans.profile import Profile, logits_chunk_tokens
 from ssdplan.profiler import storage
 from ssdplan.profiler.profile import ProfileLimits, profile, state_classes
 from tests.profiler.made import MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
@@ -35,7 +35,7 @@ def test_a_tiny_real_model(tmp_path: Path, family: str, tied: bool, dtype: torch
     told: list[float] = []
     found = profile(
         model,
-        lambda: Layers(model, device.torch_device),
+        lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
         MicroBatch,
         Weights(model),
         device,
@@ -65,6 +65,7 @@ def test_a_tiny_real_model(tmp_path: Path, family: str, tied: bool, dtype: torch
             **{f"block.{i}": f"block.{i % 2}" for i in range(4)},  # windows alternate
         }
     )
+    assert found.model.head_chunk_tokens == logits_chunk_tokens(97) and found.model.workspace_margin == 0
     assert found.machine.compute_shares_cpu and found.machine.device == "cpu"
     for entry in found.model.classes:
         for timing in entry.timings:
@@ -80,12 +81,24 @@ def test_a_tiny_real_model(tmp_path: Path, family: str, tied: bool, dtype: torch
 
 
 def made_profile(
-    volumes: list[Path], sizes: list[int] | None = None, sequence_length: int = 8, endurance: tuple[int, ...] = ()
+    volumes: list[Path],
+    sizes: list[int] | None = None,
+    sequence_length: int = 8,
+    model: MadeModel | None = None,
+    chunks: list[int | None] | None = None,
+    endurance: tuple[int, ...] = (),
 ) -> Profile:
-    layers = MadeLayers()
+    """`chunks` gets what the layers are made with."""
+    layers = MadeLayers(model or MadeModel())
+
+    def make_layers(chunk: int | None) -> MadeLayers:
+        if chunks is not None:
+            chunks.append(chunk)
+        return layers
+
     return profile(
         layers.model,
-        lambda: layers,
+        make_layers,
         MadeMicroBatch,
         MadeWeights(),
         MadeDevice(h2d=800e9, d2h=400e9),
@@ -108,6 +121,17 @@ def test_two_volumes_on_one_file_system_are_noted(tmp_path: Path) -> None:
     assert any("are on one file system" in note for note in found.notes)
     assert found.model.parameters == 3 * 2 * 32 * 48 + 32 + 50 * 32
     assert found.machine.device_name == "made device" and found.machine.device_memory_bytes == 1 << 30
+
+
+def test_what_is_measured_is_the_chunk_that_is_written_down(tmp_path: Path) -> None:
+    cut: list[int | None] = []
+    found = made_profile([tmp_path], model=MadeModel(vocab_size=128256), chunks=cut)
+    assert cut == [found.model.head_chunk_tokens] == [1024]
+    assert not any("position-wise" in note for note in found.notes)
+    whole: list[int | None] = []
+    found = made_profile([tmp_path], model=MadeModel(head_is_position_wise=False), chunks=whole)
+    assert whole == [found.model.head_chunk_tokens] == [None]
+    assert any("made: its head is not position-wise, so all logits" in note for note in found.notes)
 
 
 def test_classes_of_states() -> None:
@@ -143,7 +167,7 @@ def test_a_sequence_longer_than_the_model_takes(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match=f"takes {model.max_sequence_length}"):
         profile(
             model,
-            lambda: Layers(model, device.torch_device),
+            lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
             MicroBatch,
             Weights(model),
             device,
