@@ -31,7 +31,9 @@ def _forward(index: int, *waits: int) -> Forward:
 
 
 def _update(index: int, *waits: int) -> Update:
-    return Update(index, 0, waits, 0, 0, 2048, False, NOWHERE, NOWHERE, NOWHERE)
+    model = made_model(blocks=1)
+    ops = build_schedule(model, decide(model)).steady.ops
+    return next(op for op in ops if isinstance(op, Update)).placed(index, waits)
 
 
 def _timeline(*rows: tuple[Op, float, float]) -> Timeline:
