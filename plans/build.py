@@ -1,10 +1,10 @@
 """The one door to a schedule: a decision in, buffers with places and graphs with waits out.
 
-Owns who does what: `homes.py` where states live, `vertical.py` the order of operations, `memory.py` their buffers'
-places, `waits.py` what they wait for. Decides nothing.
+Owns who does what: `homes.py` where states live, `vertical.py` or `horizontal.py` the order of operations, `memory.py`
+their buffers' places, `waits.py` what they wait for. Decides nothing.
 """
 
-from . import vertical
+from . import horizontal, vertical
 from .emission import Emission, When
 from .homes import Buffers, make_homes
 from .memory import assign
@@ -16,12 +16,13 @@ from .waits import with_waits
 
 def build_schedule(model: Model, decision: Decision) -> Schedule:
     """Expand a decision into buffers with places and graphs with waits. Depends on nothing else."""
-    assert decision.schedule == "vertical", "a decision that this version cannot expand"
     buffers = Buffers()
     homes = make_homes(model, decision, buffers)
+    order = {"vertical": vertical, "horizontal": horizontal}[decision.schedule]
     training = Emission(model, decision, homes, buffers)
     evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
-    stages = {id(training): vertical.train(training), id(evaluation): vertical.evaluate(evaluation)}
+    order.train(training)
+    order.evaluate(evaluation)
     steps = [[entry.op for entry in program.emitted] for program in (training, evaluation)]
     placed, arenas = assign(buffers.all, steps)
 
@@ -33,6 +34,6 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
             "evaluate": (evaluation, (When.ALWAYS,)),
         }[name]
         chosen = [entry.op for entry in program.emitted if entry.when in when]
-        return Graph(name, with_waits(chosen, placed), stages[id(program)])
+        return Graph(name, with_waits(chosen, placed), program.stages)
 
     return Schedule(placed, arenas, homes, make_graph)
