@@ -1,10 +1,10 @@
 """The one door to a schedule: a decision in, buffers with places and graphs with waits out.
 
-Owns who does what: `homes.py` where states live, `vertical.py` the order of operations, `memory.py` their buffers'
-places, `waits.py` what they wait for. Decides nothing.
+Owns who does what: `homes.py` where states live, `vertical.py` or `horizontal.py` the order of operations, `memory.py`
+their buffers' places, `waits.py` what they wait for. Decides nothing.
 """
 
-from . import vertical
+from . import horizontal, vertical
 from .emission import Emission, When
 from .homes import Buffers, make_homes
 from .memory import assign
@@ -23,12 +23,13 @@ _STEPS: dict[GraphName, tuple[When, ...]] = {
 
 def build_schedule(model: Model, decision: Decision) -> Schedule:
     """Expand a decision into buffers with places and graphs with waits. Depends on nothing else."""
-    assert decision.schedule == "vertical", "a decision that this version cannot expand"
     buffers = Buffers()
     homes = make_homes(model, decision, buffers)
+    order = {"vertical": vertical, "horizontal": horizontal}[decision.schedule]
     training = Emission(model, decision, homes, buffers)
     evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
-    stages = {id(training): vertical.train(training), id(evaluation): vertical.evaluate(evaluation)}
+    order.train(training)
+    order.evaluate(evaluation)
     steps = [[entry.op for entry in program.emitted] for program in (training, evaluation)]
     placed, arenas = assign(buffers.all, steps)
 
@@ -38,6 +39,6 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
 
     def make_graph(name: GraphName) -> Graph:
         program = evaluation if name == "evaluate" else training
-        return Graph(name, with_waits(emitted(name), placed), stages[id(program)])
+        return Graph(name, with_waits(emitted(name), placed), program.stages)
 
     return Schedule(placed, arenas, homes, make_graph, emitted)

@@ -1,8 +1,8 @@
 """Emission: the list of operations of a step while it is being made, and the buffers that they name.
 
 Owns what all verbs of a schedule share: a transfer, an operation and the steps it belongs to, a buffer by name. It
-knows no layer and no order: `streaming.py`, `activations.py` and `updates.py` are the verbs, `vertical.py` is the order
-in which they are said.
+knows no layer and no order: `streaming.py`, `activations.py`, `compute.py` and `updates.py` are the verbs,
+`vertical.py` and `horizontal.py` the orders in which they are said.
 """
 
 from dataclasses import dataclass
@@ -45,6 +45,11 @@ class Emission:
         """The stage that the operations to come belong to."""
         self.emitted: list[Emitted] = []
         self._prefix = prefix
+
+    @property
+    def stages(self) -> int:
+        """How many stages there have been."""
+        return self.stage + 1
 
     def passing(self, name: str, tier: Tier, nbytes: int, role: str, pool: str) -> int:
         """The buffer of that name in this program, which takes turns with the others of its pool."""

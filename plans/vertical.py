@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from .activations import Activations
-from .emission import NOWHERE, Emission, cut, parts
+from .compute import Compute
+from .emission import Emission, cut, parts
 from .homes import GRADIENT_BYTES
-from .schedule import Backward, Forward, Region
+from .schedule import Region
 from .streaming import Parameters
 from .updates import Piece, Updates
 
@@ -19,19 +20,16 @@ READ_BYTES = 16 << 20
 """The most that one transfer of parameters moves, so that what needs its beginning need not wait for its end."""
 
 
-def train(emission: Emission) -> int:
-    """Forward of embedding and blocks, backward of head, blocks and embedding, updates behind them.
-
-    Returns the number of stages.
-    """
+def train(emission: Emission) -> None:
+    """Forward of embedding and blocks, backward of head, blocks and embedding, updates behind them."""
     head = len(emission.model.layers) - 1
-    return _Vertical(emission, [*range(head), *range(head, -1, -1)], forwards=head).train()
+    _Vertical(emission, [*range(head), *range(head, -1, -1)], forwards=head).train()
 
 
-def evaluate(emission: Emission) -> int:
-    """Forward of every layer, the head's included. Returns the number of stages."""
+def evaluate(emission: Emission) -> None:
+    """Forward of every layer, the head's included."""
     layers = len(emission.model.layers)
-    return _Vertical(emission, list(range(layers)), forwards=layers).evaluate()
+    _Vertical(emission, list(range(layers)), forwards=layers).evaluate()
 
 
 class _Vertical:
@@ -46,6 +44,7 @@ class _Vertical:
         self.parameters = Parameters(emission, read_bytes=READ_BYTES)
         self.activations = Activations(emission, kept=self.n, checkpoints=forwards < self.stages)
         self.updates = Updates(emission, self.parameters)
+        self.compute = Compute(emission, self.parameters, self.updates)
         self.out: dict[tuple[int, int], Region] = {}
         """(stage, micro-batch) -> a forward's output, on device."""
         self.passed: dict[tuple[int, int], Region] = {}
@@ -55,7 +54,7 @@ class _Vertical:
 
     # The two programs.
 
-    def train(self) -> int:
+    def train(self) -> None:
         for stage in (0, 1):
             self._fetch(stage)
         for use in (0, 1):
@@ -87,9 +86,8 @@ class _Vertical:
                 updates = list(self._after_backward(stage))
         for update in updates:
             update()
-        return self.stages
 
-    def evaluate(self) -> int:
+    def evaluate(self) -> None:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(self.n))
@@ -103,7 +101,6 @@ class _Vertical:
                 self._load_inputs(*computes[number + 1])
             self._forward(stage, position)
             self._keep_output(stage, position)
-        return self.stages
 
     def _computes(self) -> list[tuple[int, int]]:
         return [(stage, position) for stage in range(self.stages) for position in range(self.n)]
@@ -158,34 +155,15 @@ class _Vertical:
         out = None if layer == self.head else self.activations.on_device(f"out/{stage}/{micro_batch}")
         if out:
             self.out[stage, micro_batch] = out
-        name, weights = self.emission.model.layers[layer].layer_class, self.parameters.weights(stage, layer)
-        self.emission.emit(Forward(NOWHERE, self.emission.stage, (), layer, name, micro_batch, weights, hidden, out))
+        self.compute.forward(stage, layer, micro_batch, hidden, out)
 
     def _backward(self, stage: int, position: int) -> None:
-        micro_batch, layer, model = self._micro_batch(stage, position), self.layer_of[stage], self.emission.model
+        micro_batch, layer = self._micro_batch(stage, position), self.layer_of[stage]
         hidden, out_gradient = self._inputs(stage, micro_batch)
         in_gradient = None if layer == 0 else self.activations.on_device(f"in_gradient/{stage}/{micro_batch}")
         if in_gradient:
             self.passed[stage, micro_batch] = in_gradient
-        states = model.layers[layer].states
-        gradients = tuple(self.updates.gradient(stage, state) for state in states)
-        fresh = tuple(position == 0 and model.uses(state)[-1] == layer for state in states)
-        self.emission.emit(
-            Backward(
-                NOWHERE,
-                self.emission.stage,
-                (),
-                layer,
-                model.layers[layer].layer_class,
-                micro_batch,
-                self.parameters.weights(stage, layer),
-                hidden,
-                out_gradient,
-                in_gradient,
-                gradients,
-                fresh,
-            )
-        )
+        self.compute.backward(stage, layer, micro_batch, hidden, out_gradient, in_gradient, first=position == 0)
 
     def _keep_output(self, stage: int, position: int) -> None:
         """Move a forward's output to host: for the next stage unless it is the boundary's, and as a checkpoint."""

@@ -1,0 +1,53 @@
+"""Compute: the two verbs that run a layer for one micro-batch on what the other verbs have brought to the device."""
+
+from .emission import NOWHERE, Emission
+from .schedule import Backward, Forward, Region
+from .streaming import Parameters
+from .updates import Updates
+
+
+class Compute:
+    """Forward and backward ops of a schedule."""
+
+    def __init__(self, emission: Emission, parameters: Parameters, updates: Updates) -> None:
+        self._emission, self._parameters, self._updates = emission, parameters, updates
+
+    def forward(self, stage: int, layer: int, micro_batch: int, hidden: Region | None, out: Region | None) -> None:
+        """The head's, in evaluation, has no `out`; the embedding's has no `hidden`."""
+        emission = self._emission
+        layer_class = emission.model.layers[layer].layer_class
+        weights = self._parameters.weights(stage, layer)
+        emission.emit(Forward(NOWHERE, emission.stage, (), layer, layer_class, micro_batch, weights, hidden, out))
+
+    def backward(
+        self,
+        stage: int,
+        layer: int,
+        micro_batch: int,
+        hidden: Region | None,
+        out_gradient: Region | None,
+        in_gradient: Region | None,
+        *,
+        first: bool,
+    ) -> None:
+        """`first`: the step's first backward of this layer, so of each state's gradient it begins the sum, unless a
+        layer above, which shares the state, has begun it."""
+        emission = self._emission
+        states = emission.model.layers[layer].states
+        gradients = tuple(self._updates.gradient(stage, state) for state in states)
+        emission.emit(
+            Backward(
+                NOWHERE,
+                emission.stage,
+                (),
+                layer,
+                emission.model.layers[layer].layer_class,
+                micro_batch,
+                self._parameters.weights(stage, layer),
+                hidden,
+                out_gradient,
+                in_gradient,
+                gradients,
+                tuple(first and emission.model.uses(state)[-1] == layer for state in states),
+            )
+        )
