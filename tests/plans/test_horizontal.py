@@ -120,7 +120,7 @@ def test_of_one_micro_batch_it_is_the_vertical_schedule(tied, choices):
     )
     for graph in ("first", "steady", "flush", "evaluate"):
         ours, theirs = (getattr(schedule, graph) for schedule in (one, other))
-        assert one.traffic(ours) == other.traffic(theirs)
+        assert one.traffic(ours.name) == other.traffic(theirs.name)
         work = [[str(op) for op in each.ops if not isinstance(op, Transfer)] for each in (ours, theirs)]
         assert work[0] == work[1]
 
