@@ -30,12 +30,12 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
     evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
     order.train(training)
     order.evaluate(evaluation)
-    steps = [[entry.op for entry in program.emitted] for program in (training, evaluation)]
-    placed, arenas = assign(buffers.all, steps)
+    placed, arenas = assign(buffers.all, [training.ops, evaluation.ops])
 
     def emitted(name: GraphName) -> list[Op]:
         program = evaluation if name == "evaluate" else training
-        return [entry.op for entry in program.emitted if entry.when in _STEPS[name]]
+        wanted = _STEPS[name]
+        return [op for op, when in zip(program.ops, program.whens, strict=True) if when in wanted]
 
     def make_graph(name: GraphName) -> Graph:
         program = evaluation if name == "evaluate" else training

@@ -5,7 +5,6 @@ knows no layer and no order: `streaming.py`, `activations.py`, `compute.py` and 
 `vertical.py` and `horizontal.py` the orders in which they are said.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from .homes import Buffers
@@ -27,12 +26,6 @@ class When(Enum):
     """Only after a step that left none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    op: Op
-    when: When
-
-
 class Emission:
     """Operations in an order in which they could run one by one."""
 
@@ -43,7 +36,9 @@ class Emission:
         self.parameter_bytes = ELEMENT_BYTES[decision.precision]
         self.stage = 0
         """The stage that the operations to come belong to."""
-        self.emitted: list[Emitted] = []
+        self.ops: list[Op] = []
+        self.whens: list[When] = []
+        """Of each of `ops`."""
         self._prefix = prefix
 
     @property
@@ -76,7 +71,8 @@ class Emission:
         self.emit(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient), when)
 
     def emit(self, op: Op, when: When = When.ALWAYS) -> None:
-        self.emitted.append(Emitted(op, when))
+        self.ops.append(op)
+        self.whens.append(when)
 
 
 def parts(nbytes: int, most: int) -> list[tuple[int, int]]:

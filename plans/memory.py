@@ -34,8 +34,12 @@ def assign(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> tuple
         if not buffer.pool and buffer.turn < 0:
             offset = take(buffer.tier, buffer.nbytes)
             placed[buffer.index] = _put(buffer, offset, offset)
-    for turn in sorted({buffer.turn for buffer in buffers if buffer.turn >= 0}):
-        _overlay([buffer for buffer in buffers if buffer.turn == turn], placed, take)
+    turns: dict[int, list[Buffer]] = {}
+    for buffer in buffers:
+        if buffer.turn >= 0:
+            turns.setdefault(buffer.turn, []).append(buffer)
+    for turn in sorted(turns):
+        _overlay(turns[turn], placed, take)
     slots = _slots(buffers, programs)
     for tier in TIERS:
         mine = [slot for slot in slots if slot.tier == tier]

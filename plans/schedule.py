@@ -7,9 +7,10 @@ gives buffers their places, `waits.py` derives what waits for what, `verify.py` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal, Self
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from operator import attrgetter
+from typing import Any, Literal, Self
 
 from .profile import OptimizerStates
 
@@ -79,7 +80,14 @@ class Op:
         raise AssertionError("abstract")
 
     def placed(self, index: int, waits: tuple[int, ...]) -> Self:
-        return replace(self, index=index, waits=waits)
+        """The same operation there; `dataclasses.replace` takes three times as long, and every graph needs its own."""
+        return type(self)(index, self.stage, waits, *_beyond_op(type(self))(self))
+
+
+@cache
+def _beyond_op(kind: type[Op]) -> Callable[[Op], tuple[Any, ...]]:
+    """What a kind of operation has besides what every operation has, in order."""
+    return attrgetter(*(entry.name for entry in fields(kind)[len(fields(Op)) :]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Owns the rule (read after write, write after read, write after write, and so the
 each tier. Nothing else orders operations: not sleeping, not luck, not the order of a queue.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from .schedule import Buffer, Op, Region
@@ -45,64 +45,39 @@ def with_waits(program: Sequence[Op], buffers: Sequence[Buffer]) -> tuple[Op, ..
 
 
 class _Zone:
-    """The history of bytes that buffers share: segments in order, each with one last writer, and its readers since."""
+    """The history of bytes that buffers share: segments in order, each with one last writer, and its readers since.
 
-    __slots__ = ("readers", "starts", "stops", "writers")
+    Each segment ends where the next begins; the last has no end, and the first begins at byte 0.
+    """
+
+    __slots__ = ("readers", "starts", "writers")
 
     def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.stops: list[int] = []
-        self.writers: list[int] = []
-        self.readers: list[list[int]] = []
+        self.starts = [0]
+        self.writers = [NOBODY]
+        self.readers: list[list[int]] = [[]]
 
     def read(self, start: int, stop: int, op: int, waits: set[int]) -> None:
         """`op` reads [start, stop): it waits for who wrote there."""
-        for place in self._cut(start, stop):
-            waits.add(self.writers[place])
-            self.readers[place].append(op)
+        first, last = self._cut(start), self._cut(stop)
+        waits.update(self.writers[first:last])
+        for readers in self.readers[first:last]:
+            readers.append(op)
 
     def write(self, start: int, stop: int, op: int, waits: set[int]) -> None:
         """`op` writes [start, stop): it waits for who wrote there and who has read it since."""
-        places = self._cut(start, stop)
-        for place in places:
-            waits.add(self.writers[place])
-            waits.update(self.readers[place])
-        self._replace(places, [(start, stop, op, [])])
+        first, last = self._cut(start), self._cut(stop)
+        waits.update(self.writers[first:last], *self.readers[first:last])
+        if last - first > 1:
+            del self.starts[first + 1 : last], self.writers[first + 1 : last], self.readers[first + 1 : last]
+        self.writers[first] = op
+        self.readers[first] = []
 
-    def _cut(self, start: int, stop: int) -> range:
-        """The places of segments that make up [start, stop) exactly, after splitting those that straddle its ends and
-        filling gaps with bytes of before."""
-        starts, stops = self.starts, self.stops
-        first = bisect_left(starts, start)
-        if first < len(starts) and starts[first] == start and stops[first] == stop:
-            return range(first, first + 1)
-        if first and stops[first - 1] > start:
-            first -= 1
-        last = bisect_right(starts, stop - 1, first)
-        made: list[tuple[int, int, int, list[int]]] = []
-        position = start
-        begin = end = 0
-        for place in range(first, last):
-            low, high, writer, readers = starts[place], stops[place], self.writers[place], self.readers[place]
-            if low < start:
-                made.append((low, start, writer, list(readers)))
-                begin += 1
-                low = start
-            if position < low:
-                made.append((position, low, NOBODY, []))
-            made.append((low, min(high, stop), writer, readers))
-            position = min(high, stop)
-            if high > stop:
-                made.append((stop, high, writer, list(readers)))
-                end += 1
-        if position < stop:
-            made.append((position, stop, NOBODY, []))
-        self._replace(range(first, last), made)
-        return range(first + begin, first + len(made) - end)
-
-    def _replace(self, places: range, segments: list[tuple[int, int, int, list[int]]]) -> None:
-        here = slice(places.start, places.stop)
-        self.starts[here] = [segment[0] for segment in segments]
-        self.stops[here] = [segment[1] for segment in segments]
-        self.writers[here] = [segment[2] for segment in segments]
-        self.readers[here] = [segment[3] for segment in segments]
+    def _cut(self, at: int) -> int:
+        """The place of the segment that begins at byte `at`, after splitting the one that straddles it."""
+        place = bisect_left(self.starts, at)
+        if place == len(self.starts) or self.starts[place] != at:
+            self.starts.insert(place, at)
+            self.writers.insert(place, self.writers[place - 1])
+            self.readers.insert(place, list(self.readers[place - 1]))
+        return place
