@@ -10,6 +10,7 @@ from fractions import Fraction
 from math import ceil, inf
 from typing import Literal
 
+from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.plan import Alternative, Least, Plan, Prediction, needs_all_gradients
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
@@ -71,6 +72,7 @@ class _Simulated:
     tokens_per_second: float
 
 
+@no_collection()
 def solve(profile: Profile, request: SolveRequest) -> Plan:
     """The plan with the smallest global batch that reaches 99% of the best throughput, or the best for a given batch.
 

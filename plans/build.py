@@ -5,6 +5,7 @@ their buffers' places, `waits.py` what they wait for. Decides nothing.
 """
 
 from . import horizontal, vertical
+from .collector import no_collection
 from .emission import Emission, When
 from .homes import Buffers, make_homes
 from .memory import assign
@@ -21,6 +22,7 @@ _STEPS: dict[GraphName, tuple[When, ...]] = {
 }
 
 
+@no_collection()
 def build_schedule(model: Model, decision: Decision) -> Schedule:
     """Expand a decision into buffers with places and graphs with waits. Depends on nothing else."""
     buffers = Buffers()
@@ -37,6 +39,7 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
         wanted = _STEPS[name]
         return [op for op, when in zip(program.ops, program.whens, strict=True) if when in wanted]
 
+    @no_collection()
     def make_graph(name: GraphName) -> Graph:
         program = evaluation if name == "evaluate" else training
         return Graph(name, with_waits(emitted(name), placed), program.stages)

@@ -123,10 +123,9 @@ def _lifetimes(program: Sequence[Op]) -> dict[int, tuple[int, int]]:
     firsts: dict[int, int] = {}
     lasts: dict[int, int] = {}
     for position, op in enumerate(program):
-        for regions in (op.reads, op.writes):
-            for region in regions:
-                firsts.setdefault(region.buffer, position)
-                lasts[region.buffer] = position
+        for region in op.reads + op.writes:
+            firsts.setdefault(region.buffer, position)
+            lasts[region.buffer] = position
     return {buffer: (first, lasts[buffer]) for buffer, first in firsts.items()}
 
 

@@ -15,19 +15,18 @@ NOBODY = -1
 def with_waits(program: Sequence[Op], buffers: Sequence[Buffer]) -> tuple[Op, ...]:
     """Number the ops of `program` in order and fill in their waits; `buffers` must be placed."""
     zones: dict[tuple[str, int], _Zone] = {}
-    zone_of: dict[int, tuple[_Zone, int]] = {}
+    located: dict[int, tuple[_Zone, int, int]] = {}
 
     def locate(region: Region) -> tuple[_Zone, int, int]:
-        found = zone_of.get(region.buffer)
+        start, stop = region.start, region.stop
+        found = located.get(region.buffer)
         if found is None:
             buffer = buffers[region.buffer]
             zone = zones.setdefault((buffer.tier, buffer.zone), _Zone())
-            found = zone_of[region.buffer] = zone, buffer.offset - buffer.zone
-        zone, shift = found
-        assert 0 <= region.start < region.stop <= buffers[region.buffer].nbytes, (
-            f"region [{region.start}, {region.stop}) outside {buffers[region.buffer]}"
-        )
-        return zone, region.start + shift, region.stop + shift
+            found = located[region.buffer] = zone, buffer.offset - buffer.zone, buffer.nbytes
+        zone, shift, nbytes = found
+        assert 0 <= start < stop <= nbytes, f"region [{start}, {stop}) outside {buffers[region.buffer]}"
+        return zone, start + shift, stop + shift
 
     placed: list[Op] = []
     for index, op in enumerate(program):
@@ -59,25 +58,36 @@ class _Zone:
 
     def read(self, start: int, stop: int, op: int, waits: set[int]) -> None:
         """`op` reads [start, stop): it waits for who wrote there."""
-        first, last = self._cut(start), self._cut(stop)
-        waits.update(self.writers[first:last])
-        for readers in self.readers[first:last]:
+        places = self._cut(start, stop)
+        waits.update(self.writers[places])
+        for readers in self.readers[places]:
             readers.append(op)
 
     def write(self, start: int, stop: int, op: int, waits: set[int]) -> None:
         """`op` writes [start, stop): it waits for who wrote there and who has read it since."""
-        first, last = self._cut(start), self._cut(stop)
-        waits.update(self.writers[first:last], *self.readers[first:last])
-        if last - first > 1:
-            del self.starts[first + 1 : last], self.writers[first + 1 : last], self.readers[first + 1 : last]
-        self.writers[first] = op
-        self.readers[first] = []
+        places = self._cut(start, stop)
+        waits.update(self.writers[places], *self.readers[places])
+        first, others = places.start, slice(places.start + 1, places.stop)
+        if others.start < others.stop:
+            del self.starts[others], self.writers[others], self.readers[others]
+        self.writers[first], self.readers[first] = op, []
 
-    def _cut(self, at: int) -> int:
-        """The place of the segment that begins at byte `at`, after splitting the one that straddles it."""
-        place = bisect_left(self.starts, at)
-        if place == len(self.starts) or self.starts[place] != at:
-            self.starts.insert(place, at)
-            self.writers.insert(place, self.writers[place - 1])
-            self.readers.insert(place, list(self.readers[place - 1]))
-        return place
+    def _cut(self, start: int, stop: int) -> slice:
+        """The places of the segments that make up [start, stop) exactly, after splitting those that straddle its
+        ends."""
+        starts = self.starts
+        first = bisect_left(starts, start)
+        if first == len(starts) or starts[first] != start:
+            self._split(first, start)
+        last = first + 1
+        if last == len(starts) or starts[last] != stop:
+            last = bisect_left(starts, stop, last)
+            if last == len(starts) or starts[last] != stop:
+                self._split(last, stop)
+        return slice(first, last)
+
+    def _split(self, place: int, at: int) -> None:
+        """Let a segment begin at byte `at`, in place `place`, with the history of the one before."""
+        self.starts.insert(place, at)
+        self.writers.insert(place, self.writers[place - 1])
+        self.readers.insert(place, list(self.readers[place - 1]))
