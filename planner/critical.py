@@ -95,6 +95,7 @@ class _Chains:
         for lane in self.lanes.values():
             for first, second in pairwise(lane):
                 self.before[second] = first
+        self.held_up_by = [self._held_up_by(index) for index in range(len(self.ops))]
 
     def causes(self) -> Causes:
         path = self._path()
@@ -124,7 +125,7 @@ class _Chains:
         index = max(range(len(self.ops)), key=lambda index: ends[index], default=-1)
         while index >= 0:
             path.append(index)
-            index = self._held_up_by(index)
+            index = self.held_up_by[index]
         return path[::-1]
 
     def _idle(self) -> dict[Resource, Seconds]:
@@ -159,11 +160,11 @@ class _Chains:
         """Charge the time from `begin` to the start of the operation to what ran on the chain that held it up."""
         until, buffer = self.timeline.starts[index], ""
         while until > begin:
-            holder = self._held_up_by(index)
+            holder = self.held_up_by[index]
             assert holder >= 0, "an operation that waited for nothing and did not start at once"
             if not buffer and holder in self.ops[index].waits and _takes_turns(self.ops[index], self.ops[holder]):
                 buffer = f"{_WRITES_TO[self.resources[index]]} buffer"
-            before = self._held_up_by(holder)
+            before = self.held_up_by[holder]
             since = max(self.timeline.ends[before] if before >= 0 else 0.0, begin)
             _add(causes, buffer or self.resources[holder], until - since)
             index, until = holder, since
@@ -171,16 +172,17 @@ class _Chains:
 
 def _takes_turns(op: Op, before: Op) -> bool:
     """Whether `op` waits for `before` only because it takes over memory: no buffer of both is written by either."""
-    for mine, i_write in _regions(op):
-        for other, it_writes in _regions(before):
-            overlap = mine.buffer == other.buffer and mine.start < other.stop and other.start < mine.stop
-            if overlap and (i_write or it_writes):
-                return False
-    return True
+    return not (
+        _overlap(op.reads, before.writes) or _overlap(op.writes, before.writes) or _overlap(op.writes, before.reads)
+    )
 
 
-def _regions(op: Op) -> list[tuple[Region, bool]]:
-    return [*((region, False) for region in op.reads), *((region, True) for region in op.writes)]
+def _overlap(some: tuple[Region, ...], others: tuple[Region, ...]) -> bool:
+    for one in some:
+        for other in others:
+            if one.buffer == other.buffer and one.start < other.stop and other.start < one.stop:
+                return True
+    return False
 
 
 def _covered(timeline: Timeline, resources: tuple[Resource, ...]) -> float:

@@ -68,7 +68,8 @@ class Emission:
         final_gradient: bool = False,
     ) -> None:
         assert source.nbytes == target.nbytes > 0
-        self.emit(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient), when)
+        self.ops.append(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient))
+        self.whens.append(when)
 
     def emit(self, op: Op, when: When = When.ALWAYS) -> None:
         self.ops.append(op)
@@ -82,8 +83,12 @@ def parts(nbytes: int, most: int) -> list[tuple[int, int]]:
 
 def cut(region: Region, part: tuple[int, int]) -> Region:
     """The bytes [start, stop) of a region."""
-    assert 0 <= part[0] < part[1] <= region.nbytes
-    return Region(region.buffer, region.start + part[0], region.start + part[1])
+    start, stop = part
+    nbytes = region.nbytes
+    assert 0 <= start < stop <= nbytes
+    if stop - start == nbytes:
+        return region
+    return Region(region.buffer, region.start + start, region.start + stop)
 
 
 def bytes_of(home: Home, each: int) -> tuple[int, int]:

@@ -33,7 +33,8 @@ class Buffers:
         if found is None:
             found = self._by_name[name] = len(self.all)
             self.all.append(Buffer(found, name, tier, nbytes, role, pool, turn))
-        assert self.all[found].nbytes == nbytes, f"two buffers named {name}"
+        else:
+            assert self.all[found].nbytes == nbytes, f"two buffers named {name}"
         return found
 
 

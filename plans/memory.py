@@ -124,8 +124,10 @@ def _lifetimes(program: Sequence[Op]) -> dict[int, tuple[int, int]]:
     lasts: dict[int, int] = {}
     for position, op in enumerate(program):
         for region in op.reads + op.writes:
-            firsts.setdefault(region.buffer, position)
-            lasts[region.buffer] = position
+            buffer = region.buffer
+            if buffer not in lasts:
+                firsts[buffer] = position
+            lasts[buffer] = position
     return {buffer: (first, lasts[buffer]) for buffer, first in firsts.items()}
 
 

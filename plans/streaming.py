@@ -17,6 +17,8 @@ class Parameters:
         self._emission, self._read_bytes = emission, read_bytes
         self._spans = parameter_spans(emission.homes, emission.buffers)
         self._turn = kept_on_device(emission.model, emission.decision).turn
+        self._weights: dict[tuple[int, int], tuple[Region, ...]] = {}
+        """(stage, layer) -> where its parameters lie, once asked for."""
         self._brought: dict[int, int] = {}
         """State that is kept across the turn -> the stage that it was brought to the device for."""
 
@@ -59,6 +61,12 @@ class Parameters:
 
     def weights(self, stage: int, layer: int) -> tuple[Region, ...]:
         """Where on the device the layer's parameters lie in this stage, one region for each of its states."""
+        found = self._weights.get((stage, layer))
+        if found is None:
+            found = self._weights[stage, layer] = self._place_weights(stage, layer)
+        return found
+
+    def _place_weights(self, stage: int, layer: int) -> tuple[Region, ...]:
         emission = self._emission
         regions = []
         for state in emission.model.layers[layer].states:
