@@ -1,0 +1,77 @@
+"""Planning is quick: how often its two costly steps are taken, and a bound on processor time with much room to spare.
+
+Seconds on a wall clock depend on who else uses the machine; counts do not, and processor time hardly.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ssdplan.planner import fit, pipeline, program
+from ssdplan.planner.simulator import simulate
+from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.whatif import WhatIf, estimate
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.profile import Profile
+from tests.plans.decided import decide
+
+GIB = 1 << 30
+SOLVE_SECONDS, SIMULATE_SECONDS = 5.0, 2.0
+"""What planning may take on an idle machine of today, for a user not to wait."""
+MARGIN = 2.0
+"""Processor time on a crowded or older machine, against that."""
+
+
+def large(model: str, gpu: str, ssd: str, host_gib: int) -> Profile:
+    return estimate(WhatIf(model=model, gpu=gpu, ssds=[ssd], host_memory_bytes=host_gib * GIB))
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often whole and shortened schedules are built and programs solved from now on."""
+    found: Counter[str] = Counter()
+
+    def counted(kind: Callable[..., str], function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            found[kind(*args)] += 1
+            return function(*args)
+
+        return call
+
+    def length(model: Any, _: Any) -> str:
+        return "whole" if len(model.layers) > 80 else "shortened"
+
+    for module in (fit, pipeline):
+        monkeypatch.setattr(module, "build_schedule", counted(length, build_schedule))
+    monkeypatch.setattr(program, "minimise", counted(lambda *_: "programs", program.minimise))
+    return found
+
+
+def test_a_solve_builds_and_programs_seldom_and_takes_seconds(counts: Counter[str]) -> None:
+    profile = large("llama-3.1-70b", "rtx-4090", "samsung-990-pro*2", 64)
+    began = time.process_time()
+    plan = solve(profile, SolveRequest(host_memory_bytes=64 * GIB))
+    assert time.process_time() - began < MARGIN * SOLVE_SECONDS
+    # A whole schedule for each candidate that is simulated, and at times one more when a rounding breaks a budget.
+    simulated = sum(entry.simulated for entry in plan.alternatives)
+    assert simulated <= counts["whole"] <= simulated + 1 <= 5
+    assert counts["shortened"] <= 24
+    # At most two branches a candidate and its bound without compute; besides, what is asked of a candidate when fitted.
+    assert counts["programs"] <= 3 * len(plan.alternatives) + 25 * simulated
+
+
+def test_96_layers_of_16_micro_batches_are_expanded_and_simulated_in_seconds() -> None:
+    profile = large("gpt-175b", "a100-40gb", "samsung-pm9a3", 400)
+    model = profile.model
+    decision = decide(model, alpha=0.25, optimizer=0.3, checkpoints=0.5, micro_batches=16, chunk=1 << 25)
+    began = time.process_time()
+    steady = build_schedule(model, decision).steady
+    expanded = time.process_time()
+    simulate(steady, model, profile.machine, 1)
+    ended = time.process_time()
+    assert len(model.layers) >= 96 and len(steady.ops) > 20_000
+    assert ended - expanded < MARGIN * SIMULATE_SECONDS / 2
+    assert ended - began < MARGIN * SIMULATE_SECONDS
