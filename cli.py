@@ -17,7 +17,7 @@ from ssdplan import __version__
 from ssdplan.plans.documents import Document
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
+from ssdplan.plans.profile import NO_FP16, Profile
 from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_seconds, parse_bytes
 
@@ -111,16 +111,31 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
     )
+    parser.add_argument(
+        "--endurance",
+        type=_bytes,
+        action="append",
+        metavar="SIZE",
+        help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for all "
+        "[unknown]",
+    )
     parser.add_argument("--sequence-length", type=_count, default=1024, metavar="S", help="tokens a row")
     parser.add_argument(
         "--micro-batch-sizes", type=_counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
     )
-    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="of the parameters in compute")
+    parser.add_argument(
+        "--precision",
+        choices=["bf16", "fp16", "fp32"],
+        default="bf16",
+        help="of the parameters in compute; fp16 is for what-ifs only",
+    )
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
     parser.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
 
 
 def _profile(options: argparse.Namespace) -> int:
+    if options.precision == "fp16":
+        raise UsageError(f"--precision fp16: {NO_FP16}")
     _let_threads_sleep()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
@@ -147,6 +162,7 @@ def _profile(options: argparse.Namespace) -> int:
             sequence_length=options.sequence_length,
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
+            endurance=options.endurance or (),
         )
     finally:
         line.done()
@@ -176,6 +192,18 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--global-batch", type=_count, metavar="N", help="rows a step, exactly [the best]")
     parser.add_argument("--max-ssd-write-per-step", type=_bytes, metavar="SIZE", help="wear bound [none]")
+    parser.add_argument(
+        "--optimizer-states",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="format of both moments; it changes numbers",
+    )
+    parser.add_argument(
+        "--clip-grad-norm",
+        type=_positive,
+        metavar="X",
+        help="the most that the norm of all gradients may be; then alpha is 1 [none]",
+    )
     fixed = parser.add_argument_group("each fixes one decision")
     fixed.add_argument(
         "--schedule", choices=["vertical", "single"], default="vertical", help="single is one micro-batch"
@@ -203,7 +231,7 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
     )
     guess.add_argument("--sequence-length", type=_count, metavar="S", help="tokens a row [1024]")
     guess.add_argument("--micro-batch-sizes", type=_counts, metavar="B,B,...", help="rows a micro-batch [1,2,4]")
-    guess.add_argument("--precision", choices=["bf16", "fp32"], help="of the parameters in compute [bf16]")
+    guess.add_argument("--precision", choices=["bf16", "fp16", "fp32"], help="of the parameters in compute [bf16]")
     parser.add_argument(
         "--sweep", metavar="NAME=FROM..TO[:STEP]", help="a table of plans instead of one; it doubles without STEP"
     )
@@ -215,8 +243,8 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
 def _solve(options: argparse.Namespace) -> int:
     from ssdplan.planner.solve import SolveRequest, solve
     from ssdplan.planner.whatif import WhatIf, describe_notes, estimate
+    from ssdplan.plans.build import build_schedule
     from ssdplan.plans.text import describe_plan
-    from ssdplan.plans.vertical import build_schedule
 
     if options.sweep is None and options.plots is not None:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
@@ -237,6 +265,8 @@ def _solve(options: argparse.Namespace) -> int:
         residency=options.residency,
         max_ssd_write_bytes=options.max_ssd_write_per_step,
         schedule=options.schedule,
+        optimizer_states=options.optimizer_states,
+        clip_grad_norm=options.clip_grad_norm,
     )
     if options.sweep is not None:
         return _sweep(options, source, request)
@@ -323,10 +353,10 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from ssdplan.plans.build import build_schedule
     from ssdplan.plans.report import describe_report
     from ssdplan.plans.text import describe_plan, describe_profile
     from ssdplan.plans.timeline import write_trace
-    from ssdplan.plans.vertical import build_schedule
 
     path: Path = options.document
     report = path / "report.json" if path.is_dir() else None
@@ -402,6 +432,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.eval_every and not options.eval_data:
         raise UsageError("--eval-every needs --eval-data")
     plan = Plan.load(options.plan)
+    plan.refuse_fp16()
     plan.refuse_estimates()
     _let_threads_sleep()
     from ssdplan.executor.device import open_device

@@ -1,14 +1,14 @@
 """Draws docs/plan.svg, the README's picture of a plan: a step of a small model on a machine with a GPU, as simulated.
 
-Run it from the repository's root when the schedule changes (`python docs/draw_plan.py`); a test compares the two.
+Run it from the repository's root when the schedule changes (`python -m docs.draw_plan`); a test compares the two.
 """
 
 from pathlib import Path
 
 from ssdplan.planner.simulator import simulate
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.schedule import Backward, Forward, Op, Resource, Update
 from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 

@@ -5,7 +5,6 @@ run on one lane; it knows nothing of layers, states or plans.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -62,8 +61,12 @@ class Device(Protocol):
     def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...
 
 
-_SUMMED_AT_ONCE = 1 << 20
-"""Elements: torch makes a float64 copy of what it sums, of 8 MiB then."""
+_ROW = 2048
+"""Elements: ranges of gradients begin and end at multiples of it."""
+_ROWS_AT_ONCE = 512
+"""Rows folded at once, in 4 MiB beside them, or 8 where fp32 is not enough."""
+_UNIT = 1074
+"""Sums of squares are integers in units of two to the minus this: every float64 is such an integer."""
 
 _LANES: dict[Resource, str] = {name: name for name in ("read", "write", "h2d", "d2h", "compute", "cpu")}
 
@@ -147,6 +150,45 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
 
+def squares_of_rows(gradient: torch.Tensor) -> int | None:
+    """The sum of squares of fp32 [rows * 2048] where it lies, in units of 2**-1074; None when an element is not finite.
+
+    A row's sum is rounded to about 1e-7 of itself (squares that are none in fp32 count as zero) and depends on that row
+    alone; rows add up exactly. So a state's sum is the same however it is cut into ranges, and so is what is clipped by
+    it.
+    """
+    rows = gradient.view(-1, _ROW)
+    sums = _row_sums(rows, torch.float32)
+    if not sums.isfinite().all():  # an element is not, or the square of one is none of fp32's numbers
+        sums = torch.where(sums.isfinite(), sums, _row_sums(rows, torch.float64))
+        if not sums.isfinite().all():
+            return None
+    # Each sum as an integer of 31 bits times a power of two; eight neighbouring powers share an integer of 64 bits.
+    mantissas, exponents = torch.frexp(sums)
+    powers = exponents.long() + (_UNIT - 31)
+    shared = torch.zeros(256, dtype=torch.int64)
+    shared.index_add_(0, powers // 8, (mantissas * (1 << 31)).long() << powers % 8)
+    return sum(part << 8 * place for place, part in enumerate(shared.tolist()))
+
+
+def _row_sums(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of squares of each row, computed in `dtype`, as float64 on host.
+
+    Rows are folded in halves, one operation an element: a GPU's own reductions add in an order that depends on how many
+    rows they are given.
+    """
+    sums = []
+    for part in rows.split(_ROWS_AT_ONCE):
+        half = _ROW // 2
+        folded = part[:, :half].to(dtype, copy=True).square_()
+        folded.add_(part[:, half:].to(dtype, copy=True).square_())
+        while half > 1:
+            half //= 2
+            folded = folded[:, :half].add_(folded[:, half:])
+        sums.append(folded[:, 0].to(torch.float64, copy=True))
+    return torch.cat(sums).cpu()
+
+
 class CudaDevice:
     """A GPU: one stream for each of compute and the two link directions, host memory registered for them."""
 
@@ -207,17 +249,11 @@ class CudaDevice:
 
     def copy_d2h_gradient(self, target: torch.Tensor, source: torch.Tensor) -> tuple[bool, int]:
         """As the emulated device's. The GPU sums before the bytes leave it, so that the host reads them no second time:
-        in an order and a precision of its own, so the sum is good to about 1e-6 and depends on how ranges are cut.
+        in a precision of its own, good to about 1e-6.
         """
-        squares = float(torch.linalg.vector_norm(source.view(-1, 2048), dim=1).double().square().sum())
-        if not math.isfinite(squares):  # an element is not, or the square of one is none of fp32's numbers
-            norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in source.split(_SUMMED_AT_ONCE)]
-            squares = float(torch.stack(norms).square().sum())
+        squares = squares_of_rows(source)
         self.copy_d2h(target, source)
-        if not math.isfinite(squares):
-            return False, 0
-        numerator, denominator = squares.as_integer_ratio()
-        return True, (numerator << 1074) // denominator
+        return squares is not None, squares or 0
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

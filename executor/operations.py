@@ -6,12 +6,13 @@ allocates and computes no addresses. It decides no order; the runners do not kno
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from ssdplan.plans.errors import NumericalError
-from ssdplan.plans.profile import Machine
+from ssdplan.plans.profile import Machine, OptimizerStates
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
 
 from .device import Device
@@ -54,8 +55,18 @@ class Memory:
         self._device.release(self.host)
 
 
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What the updates of one step use. `step` counts from 1."""
+
+    optimizer: AdamW
+    step: int
+    gradient_scale: float = 1.0
+    """Of delayed updates only: the norm of all gradients is known once none is left to come."""
+
+
 class Operations:
-    """Binds graphs to a run. `step` and `learning rate` of the updates are set by `begin`."""
+    """Binds graphs to a run. What the updates of a step use is set by `begin`."""
 
     def __init__(
         self,
@@ -65,12 +76,16 @@ class Operations:
         layers: Layers,
         machine: Machine,
         dtype: torch.dtype,
+        *,
+        clip_grad_norm: float | None,
     ) -> None:
+        """`clip_grad_norm`: the most that the norm of a step's gradients may be; a plan delays every update then."""
         self._memory, self._device, self._store, self._layers = memory, device, store, layers
         self._threads = machine.update_threads
         self._dtype = dtype
-        self._prompt: tuple[AdamW, int] | None = None
-        self._pending: tuple[AdamW, int] | None = None
+        self._clip_grad_norm = clip_grad_norm
+        self._prompt: _Settings | None = None
+        self._pending: _Settings | None = None
         self._squares = 0  # of the step's gradients, in units of 2**-1074: integers add up alike in any order
         self._sampled: set[tuple[str, str]] = set()
         self.workspace_bytes = 0
@@ -78,17 +93,24 @@ class Operations:
 
     def begin(self, optimizer: AdamW, step: int) -> None:
         """What the prompt updates from here on use (`step` counts from 1); delayed ones use what was set before."""
-        self._pending, self._prompt = self._prompt, (optimizer, step)
+        self.finish()
+        self._prompt = _Settings(optimizer, step)
         self._squares = 0
 
     def finish(self) -> None:
-        """From here on delayed updates are those of the step that has just ended."""
-        self._pending = self._prompt
+        """From here on delayed updates are those of the step that has just ended, its gradients clipped."""
+        self._pending = self._prompt and replace(self._prompt, gradient_scale=self._clipping())
+
+    def _clipping(self) -> float:
+        """The factor that clips the step's gradients, as torch.nn.utils.clip_grad_norm_ defines it."""
+        if self._clip_grad_norm is None:
+            return 1.0
+        return min(1.0, self._clip_grad_norm / (self.gradient_norm() + 1e-6))
 
     def gradient_norm(self) -> float:
         """Of all gradients of the step that has just ended, over all parameters, before any clipping.
 
-        On the emulated device the same bits whatever the residencies, delay and runner.
+        On one device the same bits whatever the residencies, delay and runner.
         """
         return math.sqrt(self._squares / (1 << 1074))
 
@@ -117,7 +139,8 @@ class Operations:
                 return partial(
                     self._update,
                     op.delayed,
-                    self._memory.view(op.optimizer, torch.float32),
+                    self._memory.view(op.optimizer),
+                    op.optimizer_states,
                     self._memory.view(op.gradient, torch.float32),
                     self._memory.view(op.parameters, self._dtype),
                 )
@@ -134,14 +157,30 @@ class Operations:
     def _take_gradient(self, target: torch.Tensor, source: torch.Tensor) -> None:
         finite, squares = self._device.copy_d2h_gradient(target, source)
         if not finite:
-            step = self._prompt[1] if self._prompt else 0
+            step = self._prompt.step if self._prompt else 0
             raise NumericalError(f"step {step}: a gradient is not finite; lower --lr, or train with --precision fp32")
         self._squares += squares
 
-    def _update(self, delayed: bool, states: torch.Tensor, gradient: torch.Tensor, parameters: torch.Tensor) -> None:
+    def _update(
+        self,
+        delayed: bool,
+        states: torch.Tensor,
+        optimizer_states: OptimizerStates,
+        gradient: torch.Tensor,
+        parameters: torch.Tensor,
+    ) -> None:
         settings = self._pending if delayed else self._prompt
         assert settings is not None, "an update before the first step"
-        settings[0].update(states, gradient, parameters, step=settings[1], threads=self._threads)
+        assert delayed or self._clip_grad_norm is None, "an update before the norm of all gradients is known"
+        settings.optimizer.update(
+            states,
+            optimizer_states,
+            gradient,
+            parameters,
+            step=settings.step,
+            gradient_scale=settings.gradient_scale,
+            threads=self._threads,
+        )
 
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]

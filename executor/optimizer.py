@@ -9,6 +9,8 @@ import torch
 
 from ssdplan import native
 from ssdplan.plans.errors import NumericalError
+from ssdplan.plans.homes import OPTIMIZER_BYTES
+from ssdplan.plans.profile import OptimizerStates
 
 DTYPE_NAMES: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -24,30 +26,43 @@ class AdamW:
     weight_decay: float = 0.01
 
     def update(
-        self, states: torch.Tensor, gradient: torch.Tensor, parameters: torch.Tensor, *, step: int, threads: int
+        self,
+        states: torch.Tensor,
+        optimizer_states: OptimizerStates,
+        gradient: torch.Tensor,
+        parameters: torch.Tensor,
+        *,
+        step: int,
+        gradient_scale: float,
+        threads: int,
     ) -> None:
-        """Update one range in place. `states` fp32 [3 n]: master, first, second moment; `gradient` fp32 [n];
-        `parameters` [n] takes the copy in its dtype. `step` counts from 1. Raises NumericalError on a gradient that is
-        not finite.
+        """Update one range in place. `states` uint8: fp32 masters [n], then first and second moments [n] each in the
+        format `optimizer_states`; `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype.
+
+        `step` counts from 1. Gradients count times `gradient_scale`, rounded to fp32. Moments in bf16 are rounded once
+        the masters are updated, to the nearest, ties to even. Raises NumericalError on a gradient that is not finite.
         """
         elements = gradient.numel()
-        assert states.dtype == gradient.dtype == torch.float32
-        assert states.numel() == 3 * elements and parameters.numel() == elements
-        base = states.data_ptr()
+        assert states.dtype == torch.uint8 and gradient.dtype == torch.float32
+        assert states.numel() == OPTIMIZER_BYTES[optimizer_states] * elements and parameters.numel() == elements
+        master = states.data_ptr()
+        exp_avg = master + 4 * elements
         finite = native.adamw(
-            base,
-            base + 4 * elements,
-            base + 8 * elements,
+            master,
+            exp_avg,
+            exp_avg + (OPTIMIZER_BYTES[optimizer_states] - 4) // 2 * elements,
             gradient.data_ptr(),
             parameters.data_ptr(),
             DTYPE_NAMES[parameters.dtype],
             elements,
+            moment_dtype=optimizer_states,
             lr=self.lr,
             beta1=self.beta1,
             beta2=self.beta2,
             eps=self.eps,
             weight_decay=self.weight_decay,
             step=step,
+            gradient_scale=gradient_scale,
             threads=threads,
         )
         if not finite:

@@ -31,8 +31,7 @@ class States:
         self._homes: dict[int, list[Home]] = {}
         for home in schedule.homes:
             self._homes.setdefault(home.state, []).append(home)
-        longest = max(home.stop - home.start for home in schedule.homes)
-        self._scratch_bytes = 12 * longest
+        self._scratch_bytes = max(max(home.optimizer.nbytes, home.parameters.nbytes) for home in schedule.homes)
 
     def load(self, weights: Weights, progress: Progress) -> None:
         """Write every state to its homes: masters from the checkpoint, moments zero, parameters the masters rounded."""
@@ -45,7 +44,7 @@ class States:
                 values = master[home.start : home.stop]
                 states = scratch[: home.optimizer.nbytes].view(torch.float32)
                 states[: len(values)].copy_(values)
-                states[len(values) :].zero_()
+                states[len(values) :].zero_()  # moments: zero in every format
                 self._put(home.optimizer, scratch)
                 scratch[: home.parameters.nbytes].view(self._dtype).copy_(values)
                 self._put(home.parameters, scratch)
@@ -75,7 +74,7 @@ class States:
         return parameters + [TensorEntry(name, tuple(b.shape), b.dtype) for name, b in buffers.items()]
 
     def _scratch(self) -> torch.Tensor:
-        """Aligned memory for the longest home; it goes when the tensor does."""
+        """Aligned memory for any form of the longest home; it goes when the tensor does."""
         return torch.from_dlpack(native.Arena(self._scratch_bytes, lock=False))
 
     def _put(self, region: Region, scratch: torch.Tensor) -> None:

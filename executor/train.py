@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError, NumericalError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph, Schedule
 from ssdplan.plans.timeline import Timeline, write_trace
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.verify import verify
-from ssdplan.plans.vertical import build_schedule
 
 from .data import Batch, TextData
 from .device import Device
@@ -112,6 +112,7 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
 
     Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
     """
+    plan.refuse_fp16()
     if plan.model.fingerprint != model.fingerprint:
         raise MismatchError(
             f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "
@@ -328,7 +329,8 @@ def _session(
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
         layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
-        operations = Operations(memory, device, store, layers, plan.machine, dtype)
+        clip = plan.decision.clip_grad_norm
+        operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
         runner: Runner = SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, device.lanes)

@@ -10,11 +10,11 @@ from itertools import product
 from math import inf
 from typing import Literal
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
 from ssdplan.plans.schedule import PAGE, Schedule
-from ssdplan.plans.vertical import build_schedule
 
 from .memory import Peaks, predict_peaks
 from .pipeline import MEASURED, Pipelines
@@ -32,6 +32,7 @@ UNLIMITED = 1 << 60
 """Bytes; more than any machine has."""
 
 Constraint = Literal["host memory", "device memory", "ssd space", "ssd writes"]
+Room = Literal["host memory", "device memory", "ssd space"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class Fitter:
     def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
         largest = max(state.elements for state in model.states)
-        each = OPTIMIZER_BYTES + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
+        each = OPTIMIZER_BYTES[fixed.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
         affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
         smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
         self.usual = _Pace(_grains(min(max(affordable, smallest), usual)), 3)
@@ -186,6 +187,36 @@ class Fitter:
                 solved = self._approach(candidate, branch, self.tight, aim, budget)
                 found += [solved.fitted.needs] if solved else []
         return min((needs.of(constraint) for needs in found), default=None)
+
+    def least_beside(self, solved: Solved) -> dict[Room, tuple[int, float]]:
+        """Each kind of room -> about the least of it with which the candidate of `solved` still
+        fits, the other budgets as they are, and the program's seconds of a step there.
+
+        What the shortened model takes, rounded up, for a whole schedule takes long to build; where there are so few
+        layers that to keep all of a kind may take less than to pass it through, the exact `leanest`.
+        """
+        candidate, own = solved.fitted.candidate, solved.fitted.needs
+        if len(self.model.layers) <= 2 * ENDS:
+            lean = self.leanest(candidate)
+            needs, program = lean.fitted.needs, lean.program
+        else:
+            program = self._corner(candidate, 0, 0, 0)
+            needs = self._estimate(self._decision(candidate, program, self.tight))
+        found: dict[Room, tuple[int, float]] = {}
+        memories: tuple[Room, ...] = ("host memory", "device memory")
+        for constraint in memories:
+            if not needs.over(self.budget.without(constraint)) and needs.of(constraint) < own.of(constraint):
+                found[constraint] = needs.of(constraint), program.seconds
+            else:
+                found[constraint] = own.of(constraint), solved.program.seconds
+        found["ssd space"] = own.ssd, solved.program.seconds
+        limits = replace(solved.branch.limits, ssd_bytes=None)
+        smallest = self._program(candidate, Branch(solved.branch.fixed, limits), "ssd space")
+        if smallest is not None and smallest.ssd_bytes < own.ssd:
+            needs = self._estimate(self._decision(candidate, smallest, self.tight))
+            if not needs.over(self.budget) and needs.ssd < own.ssd:
+                found["ssd space"] = needs.ssd, smallest.seconds
+        return found
 
     def _last_resorts(self, candidate: Candidate) -> tuple[Aim, ...]:
         """What to aim for, when the fastest placement breaks a budget by its rounding: the least of that budget."""
@@ -264,7 +295,8 @@ class Fitter:
 
     def _corner(self, candidate: Candidate, optimizer: float, parameters: float, checkpoints: float) -> ProgramResult:
         fixed = self.fixed
-        choices = FixedChoices(
+        choices = replace(
+            fixed,
             delay_ratio=0.0 if fixed.delay_ratio is None else fixed.delay_ratio,
             parameters=parameters if fixed.parameters is None else fixed.parameters,
             optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
@@ -289,7 +321,8 @@ class Fitter:
         return Decision(
             schedule="vertical",
             optimizer="adamw",
-            optimizer_states="fp32",
+            optimizer_states=self.fixed.optimizer_states,
+            clip_grad_norm=self.fixed.clip_grad_norm,
             precision=self.model.precision,
             micro_batch_size=candidate.micro_batch_size,
             micro_batches=candidate.micro_batches,
@@ -306,7 +339,7 @@ class Fitter:
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
         """Everything on ssd, but for a fraction of the checkpoints."""
-        spilled = FixedChoices(delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
+        spilled = replace(self.fixed, delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
         candidate = Candidate(micro_batch_size, n)
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"
@@ -335,7 +368,7 @@ class Fitter:
         whole, part = footprint(self.model, decision), footprint(self.short, decision)
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
-        each = OPTIMIZER_BYTES + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
+        each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
         rounding = states * GRAIN * each
         if 0.0 < decision.checkpoint_host < 1.0:
             rounding += dropped * decision.micro_batches * PAGE
@@ -374,7 +407,7 @@ def shortened(model: Model) -> Model:
 
 def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
     # The first step never writes more than a steady one: it has no delayed updates.
-    return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic(schedule.steady)["write"])
+    return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])
 
 
 def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:

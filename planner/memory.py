@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Model
-from ssdplan.plans.schedule import PAGE, Backward, Forward, Schedule
+from ssdplan.plans.schedule import PAGE, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,13 @@ class Peaks:
 def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks:
     """The peaks of a run of `schedule`, evaluation included. `decision` is the one it was built from."""
     size = decision.micro_batch_size
-    timings = {entry.name: model.timing(entry.name, size) for entry in model.classes}
-    workspace = 0
-    for graph in (schedule.first, schedule.steady, schedule.evaluate):
-        for op in graph.ops:
-            if isinstance(op, Forward):
-                workspace = max(workspace, timings[op.layer_class].forward_workspace_bytes)
-            elif isinstance(op, Backward):
-                workspace = max(workspace, timings[op.layer_class].backward_workspace_bytes)
+    # Every layer runs forward in an evaluation, if not in a step, and backward in a step.
+    timings = [model.timing(name, size) for name in {layer.layer_class for layer in model.layers}]
+    workspace = max(max(timing.forward_workspace_bytes, timing.backward_workspace_bytes) for timing in timings)
     stay: dict[int, int] = {}
     for buffer in schedule.buffers:
         if buffer.tier == "host" and not buffer.pool:
-            stay[buffer.slot] = max(stay.get(buffer.slot, 0), buffer.offset + buffer.nbytes - buffer.slot)
+            stay[buffer.zone] = max(stay.get(buffer.zone, 0), buffer.offset + buffer.nbytes - buffer.zone)
     arena = schedule.arenas["device"]
     return Peaks(
         host=schedule.arenas["host"],

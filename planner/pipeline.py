@@ -7,15 +7,17 @@ whether a decision keeps its budgets is read from its own schedule.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Model
-from ssdplan.plans.schedule import Schedule, Tier
-from ssdplan.plans.vertical import build_schedule
+from ssdplan.plans.schedule import PAGE, TIERS, Schedule, Tier
 
 from .traffic import checkpoint_bytes
 
 HIDDEN, TRANSIT = "hidden states", "parameters in transit"
 """Roles of buffers whose size follows from the checkpoints and the parameters on ssd."""
+SHARED = "shared"
+"""In place of a role: what slots of different stages save by sharing bytes, as negative bytes."""
 MEASURED = (1, 2, 6)
 """Numbers of micro-batches that are built; from two on everything grows linearly."""
 
@@ -81,17 +83,26 @@ class Pipelines:
 
 
 def _by_role(schedule: Schedule) -> dict[tuple[Tier, str], int]:
-    """Bytes of the slots in which the buffers of each role take turns."""
+    """Bytes of the slots in which the buffers of each role take turns, and what slots that share bytes save."""
     size: dict[tuple[Tier, str], int] = {}
+    kept = dict.fromkeys(TIERS, 0)
     for buffer in schedule.buffers:
+        end = -(-(buffer.offset + buffer.nbytes) // PAGE) * PAGE
         if buffer.pool:
-            size[buffer.tier, buffer.pool] = max(size.get((buffer.tier, buffer.pool), 0), buffer.nbytes)
+            size[buffer.tier, buffer.pool] = max(size.get((buffer.tier, buffer.pool), 0), end - buffer.offset)
+        else:
+            kept[buffer.tier] = max(kept[buffer.tier], end)
     slots = {
-        (buffer.tier, buffer.slot): (buffer.role, size[buffer.tier, buffer.pool])
+        (buffer.tier, buffer.pool, buffer.offset): (buffer.role, size[buffer.tier, buffer.pool])
         for buffer in schedule.buffers
         if buffer.pool
     }
-    total: dict[tuple[Tier, str], int] = {}
-    for (tier, _), (role, nbytes) in slots.items():
+    total: dict[tuple[Tier, str], int] = {
+        (tier, SHARED): schedule.arenas[tier]
+        - kept[tier]
+        - sum(nbytes for key, (_, nbytes) in slots.items() if key[0] == tier)
+        for tier in TIERS
+    }
+    for (tier, _, _), (role, nbytes) in slots.items():
         total[tier, role] = total.get((tier, role), 0) + nbytes
     return total

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ssdplan.plans.homes import GRADIENT_BYTES
 from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
 
 from .drive import combined_frontier, hull_edges
 from .lexicographic import Linear, Row, minimise, value
@@ -44,6 +44,10 @@ class FixedChoices:
     parameters: float | None = None
     optimizer: float | None = None
     checkpoints: float | None = None
+    optimizer_states: OptimizerStates = "fp32"
+    """It changes numbers, so it is never the program's choice."""
+    clip_grad_norm: float | None = None
+    """Of no weight here: whoever sets it sets the delay ratio to 1 too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ class Footprint:
 def footprint(model: Model, decision: Decision) -> Footprint:
     """The program's own forms at a decision."""
     groups = layer_groups(model)
-    size, n = decision.micro_batch_size, decision.micro_batches
+    size, n, states = decision.micro_batch_size, decision.micro_batches, decision.optimizer_states
     at: dict[str, float] = {ALPHA: decision.delay_ratio, CHECKPOINT_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
         at |= _values(name, placement, 0.0)
@@ -167,9 +171,9 @@ def footprint(model: Model, decision: Decision) -> Footprint:
             waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
             reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
     return Footprint(
-        host_bytes=value(host_bytes(model, groups, size, n), at) - reclaimed,
-        ssd_bytes=value(ssd_bytes(model, groups, size, n), at),
-        ssd_write_bytes=value(total_bytes(stages(model, groups, size, n), "write"), at),
+        host_bytes=value(host_bytes(model, groups, size, n, states), at) - reclaimed,
+        ssd_bytes=value(ssd_bytes(model, groups, size, n, states), at),
+        ssd_write_bytes=value(total_bytes(stages(model, groups, size, n, states), "write"), at),
     )
 
 
@@ -185,12 +189,12 @@ class _Program:
     ) -> None:
         self.machine, self.fixed = machine, fixed
         groups = layer_groups(model)
-        self.stages = stages(model, groups, micro_batch_size, n)
+        self.stages = stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.edges = hull_edges(combined_frontier(machine.volumes))
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
-        self.host = host_bytes(model, groups, micro_batch_size, n)
+        self.host = host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.limited = _with_buffers(self.host, model, limits)
-        self.store_bytes = ssd_bytes(model, groups, micro_batch_size, n)
+        self.store_bytes = ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         self.times = [self._times(stage) for stage in self.stages]
@@ -236,7 +240,8 @@ class _Program:
         """Resource -> seconds of a stage, as linear forms; the stage takes at least each of them."""
         machine = self.machine
         h2d, d2h = stage.h2d_bytes / machine.h2d_bandwidth, stage.d2h_bytes / machine.d2h_bandwidth
-        updates = {name: factor / machine.update_rate for name, factor in stage.updates.items() if factor}
+        rate = update_rate(machine, self.fixed.optimizer_states)
+        updates = {name: factor / rate for name, factor in stage.updates.items() if factor}
         constant = (("compute", stage.compute_seconds), ("h2d", h2d), ("d2h", d2h))
         times: list[tuple[str, Linear]] = [(resource, {"": seconds}) for resource, seconds in constant]
         if machine.compute_shares_cpu:

@@ -1,56 +1,138 @@
 """Sensitivity: what a little more of each thing that a plan depends on would bring.
 
-Owns the units that people think in. A dual is the slope of the optimum at a point, and a GiB is far from it on most
-machines; so each row solves the program again with one unit more, and the difference is what that unit really brings.
+Owns the units that people buy. A dual is the slope of the optimum at a point, and a drive is far from it on most
+machines; so each row solves the program again on the changed machine, and the difference is what that really brings.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ssdplan.plans.plan import Sensitivity
 from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.units import format_bytes
 
 from .drive import combined_frontier
-from .fit import Branch, Candidate
-from .program import Limits, program_bound
+from .fit import Branch, Candidate, Fitter, Solved
+from .program import program_bound
 
 GIB = 1 << 30
-FASTER = 1.1
+MOST_HOST_MEMORY, MORE_DEVICE_MEMORY = 16 * GIB, 8 * GIB
 
 
-def sensitivities(model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> tuple[Sensitivity, ...]:
-    """One row each for host memory, drive, compute, updates and links; negative seconds are saved ones."""
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One unit more of a resource, in words, and the step's seconds with it."""
 
-    limits = branch.limits
+    resource: str
+    unit: str
+    words: str
+    seconds: Callable[[], float]
 
-    def seconds(model: Model = model, machine: Machine = machine, limits: Limits = limits) -> float:
-        found = program_bound(
-            model,
-            machine,
-            micro_batch_size=candidate.micro_batch_size,
-            micro_batches=candidate.micro_batches,
-            limits=limits,
-            fixed=branch.fixed,
-        )
+
+def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
+    """One row for each thing that one could buy, for the candidate of `solved`; negative seconds are saved ones."""
+    model, machine, branch, candidate = fitter.model, fitter.machine, solved.branch, solved.fitted.candidate
+
+    def seconds(model: Model = model, machine: Machine = machine, branch: Branch = branch) -> float:
+        found = _seconds(model, machine, candidate, branch)
         assert found is not None, "more of something has made a program infeasible"
-        return found.seconds
+        return found
 
-    def with_more(**update: float) -> Callable[[], float]:
-        return lambda: seconds(machine=machine.model_copy(update=update))
-
-    rows: list[tuple[str, str, Callable[[], float]]] = [
-        ("host memory", "GiB", lambda: seconds(limits=replace(limits, host_bytes=limits.host_bytes + GIB))),
-        ("ssd bandwidth", "GB/s", lambda: seconds(machine=_faster_drive(machine, 1e9))),
-        ("compute", "10%", lambda: seconds(model=scaled_compute(model, 1 / FASTER))),
-        ("update rate", "10%", with_more(update_rate=machine.update_rate * FASTER)),
-        ("link to device", "GB/s", with_more(h2d_bandwidth=machine.h2d_bandwidth + 1e9)),
-        ("link from device", "GB/s", with_more(d2h_bandwidth=machine.d2h_bandwidth + 1e9)),
-    ]
+    host, gpu = more_host_memory(fitter.budget.host), "device" if machine.compute_shares_cpu else "GPU"
+    more_host = replace(branch, limits=replace(branch.limits, host_bytes=branch.limits.host_bytes + host))
+    one = len(machine.volumes) == 1
+    second = "a second SSD like the first" if one else "twice as many SSDs"
+    space = branch.limits.ssd_bytes
+    more_drives = replace(branch, limits=replace(branch.limits, ssd_bytes=None if space is None else 2 * space))
+    read = combined_frontier(machine.volumes)[0][0]
+    link = {"h2d_bandwidth": 2 * machine.h2d_bandwidth, "d2h_bandwidth": 2 * machine.d2h_bandwidth}
     base = seconds()
-    return tuple(
-        Sensitivity(resource=resource, unit=unit, seconds_per_unit=more - base, throughput_gain=base / more - 1)
-        for resource, unit, more in ((resource, unit, again()) for resource, unit, again in rows)
+    changes = [
+        _Change(
+            "host memory",
+            format_bytes(host),
+            f"{format_bytes(host)} more host memory",
+            lambda: seconds(branch=more_host),
+        ),
+        _Change(
+            "device memory",
+            format_bytes(MORE_DEVICE_MEMORY),
+            f"{format_bytes(MORE_DEVICE_MEMORY)} more device memory",
+            lambda: min([base, *_with_device_memory(fitter, solved, MORE_DEVICE_MEMORY)]),
+        ),
+        _Change("drives", "2x", second, lambda: seconds(machine=_faster_drives(machine, 2.0), branch=more_drives)),
+        _Change(
+            "ssd bandwidth",
+            "GB/s",
+            f"{'an SSD' if one else 'SSDs'} 1 GB/s faster",
+            lambda: seconds(machine=_faster_drives(machine, (read + 1e9) / read)),
+        ),
+        _Change("compute", "2x", f"a {gpu} twice as fast", lambda: seconds(model=scaled_compute(model, 0.5))),
+        _Change("link", "2x", "a link twice as fast", lambda: seconds(machine=machine.model_copy(update=link))),
+        _Change(
+            "update rate",
+            "2x",
+            "updates twice as fast" if machine.compute_shares_cpu else "twice the cores for updates",
+            lambda: seconds(machine=_faster_updates(machine, 2.0)),
+        ),
+    ]
+    if branch.fixed.optimizer_states == "fp32":
+        halved = replace(branch, fixed=replace(branch.fixed, optimizer_states="bf16"))
+        changes.append(
+            _Change(
+                "optimizer states in bf16",
+                "instead of fp32",
+                "both moments in bf16 (--optimizer-states bf16)",
+                lambda: seconds(branch=halved),
+            )
+        )
+    rows = []
+    for change in changes:
+        more = change.seconds()
+        rows.append(
+            Sensitivity(
+                resource=change.resource,
+                unit=change.unit,
+                seconds_per_unit=more - base,
+                throughput_gain=base / more - 1,
+                words=change.words,
+            )
+        )
+    return tuple(rows)
+
+
+def more_host_memory(budget: int) -> int:
+    """What one would add to a host budget: a half of it, or less, as a power of two, and no more than 16 GiB."""
+    return min(1 << max((budget // 2).bit_length() - 1, 0), MOST_HOST_MEMORY)
+
+
+def _with_device_memory(fitter: Fitter, solved: Solved, more: int) -> list[float]:
+    """A step's seconds with each larger micro-batch that makes the same batch and fits only with `more` bytes."""
+    candidate = solved.fitted.candidate
+    richer = Fitter(
+        fitter.model, fitter.machine, replace(fitter.budget, device=fitter.budget.device + more), fitter.fixed
     )
+    richer.pipelines = fitter.pipelines  # they do not depend on what the device has
+    found = []
+    for size in fitter.model.micro_batch_sizes:
+        if size > candidate.micro_batch_size and candidate.global_batch % size == 0:
+            larger = Candidate(size, candidate.global_batch // size)
+            if not fitter.branches(larger):
+                bounds = (_seconds(fitter.model, fitter.machine, larger, branch) for branch in richer.branches(larger))
+                found += [bound for bound in bounds if bound is not None]
+    return found
+
+
+def _seconds(model: Model, machine: Machine, candidate: Candidate, branch: Branch) -> float | None:
+    found = program_bound(
+        model,
+        machine,
+        micro_batch_size=candidate.micro_batch_size,
+        micro_batches=candidate.micro_batches,
+        limits=branch.limits,
+        fixed=branch.fixed,
+    )
+    return found.seconds if found else None
 
 
 def scaled_compute(model: Model, factor: float) -> Model:
@@ -77,10 +159,14 @@ def scaled_compute(model: Model, factor: float) -> Model:
     )
 
 
-def _faster_drive(machine: Machine, more: float) -> Machine:
-    """`machine` with drives that read `more` bytes/s faster together, and do all else faster in proportion."""
-    read = combined_frontier(machine.volumes)[0][0]
-    factor = (read + more) / read
+def _faster_updates(machine: Machine, factor: float) -> Machine:
+    """`machine` with a faster optimizer, whatever the format of its states."""
+    rates = {"update_rate": machine.update_rate, "update_rate_bf16": machine.update_rate_bf16}
+    return machine.model_copy(update={name: rate and rate * factor for name, rate in rates.items()})
+
+
+def _faster_drives(machine: Machine, factor: float) -> Machine:
+    """`machine` with drives that do everything `factor` times as fast."""
     return machine.model_copy(
         update={
             "volumes": tuple(

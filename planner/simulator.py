@@ -7,7 +7,7 @@ a drive or the cores slow each other. It never changes a graph and schedules not
 import heapq
 from math import inf
 
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.profile import Machine, Model, update_rate
 from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
 from ssdplan.plans.timeline import Timeline
 
@@ -116,5 +116,5 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
             seconds.append(timings[op.layer_class].backward_seconds)
         else:
             assert isinstance(op, Update)
-            seconds.append(op.elements / machine.update_rate)
+            seconds.append(op.elements / update_rate(machine, op.optimizer_states))
     return seconds

@@ -7,17 +7,18 @@ which a plan is justified or refused. The program finds placements, `fit` makes 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.plan import Alternative, Plan, Prediction
-from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.schedule import Resource
+from ssdplan.plans.plan import Alternative, Least, Plan, Prediction, needs_all_gradients
+from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
 from ssdplan.plans.timeline import Timeline
 
+from .critical import find_causes, loads
 from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
 from .program import Bound, FixedChoices, program_bound
+from .reasons import explain, gather
 from .sensitivity import scaled_compute, sensitivities
 from .simulator import simulate
 
@@ -49,6 +50,8 @@ class SolveRequest:
     """Written a step."""
     schedule: Literal["vertical", "single"] = "vertical"
     """single: the whole batch at once, one micro-batch."""
+    optimizer_states: OptimizerStates = "fp32"
+    clip_grad_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
         writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
     )
     candidates = _candidates(model, request)
-    search = _Search(model, machine, Fitter(model, machine, budget, _fixed(request)))
+    search = _Search(model, machine, Fitter(model, machine, budget, _fixed(model, request)))
     scanned = search.scan(candidates)
     if request.micro_batches is None and request.global_batch is None and request.schedule == "vertical":
         scanned = search.look_between(scanned)
@@ -97,16 +100,19 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
     if not simulated:
         raise search.refusal(smallest)
     chosen = _smallest_good_enough(simulated)
-    return Plan(
+    plan = Plan(
         schema="ssdplan.plan/1",
         profile_sha256=profile.sha256(),
         model=model,
         machine=machine,
         decision=chosen.solved.fitted.decision,
-        prediction=_prediction(chosen, machine),
+        prediction=_prediction(chosen, model, machine),
         alternatives=search.alternatives(scanned, simulated),
-        sensitivity=sensitivities(model, machine, chosen.solved.fitted.candidate, chosen.solved.branch),
+        sensitivity=sensitivities(search.fitter, chosen.solved),
+        least=search.least(chosen),
     )
+    evidence = gather(search.fitter, chosen.solved, chosen.timeline, _given(request))
+    return plan.model_copy(update={"reasons": explain(plan, evidence)})
 
 
 class _Search:
@@ -226,6 +232,15 @@ class _Search:
             )
         return tuple(rows)
 
+    def least(self, chosen: _Simulated) -> tuple[Least, ...]:
+        """The budgets that would still do for the chosen batch."""
+        found = self.fitter.least_beside(chosen.solved)
+        tokens = self._tokens(chosen.solved.fitted.candidate)
+        return tuple(
+            Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / seconds)
+            for room, (nbytes, seconds) in found.items()
+        )
+
     def refusal(self, candidates: Sequence[Candidate]) -> InfeasibleError:
         """Why none of `candidates` fits: the one budget to raise, and how far; or all, when one is not enough."""
         budget = self.fitter.budget
@@ -271,7 +286,7 @@ class _Search:
 # What the user asked for.
 
 
-def _fixed(request: SolveRequest) -> FixedChoices:
+def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
     unknown = sorted(set(request.residency) - set(RESIDENCIES))
     if unknown:
         raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
@@ -288,7 +303,31 @@ def _fixed(request: SolveRequest) -> FixedChoices:
     for name, number in sizes.items():
         if number is not None and number < 1:
             raise UsageError(f"{name} = {number}: must be positive")
-    return FixedChoices(request.delay_ratio, *(request.residency.get(name) for name in RESIDENCIES))
+    if request.clip_grad_norm is not None and not 0.0 < request.clip_grad_norm < inf:
+        raise UsageError(f"clip grad norm = {request.clip_grad_norm:g}: must be positive")
+    delay_ratio = request.delay_ratio
+    if reason := needs_all_gradients(model.precision, request.clip_grad_norm):
+        if delay_ratio not in (None, 1.0):
+            raise UsageError(f"delay ratio = {delay_ratio:g}: it can only be 1, for {reason}")
+        delay_ratio = 1.0
+    return FixedChoices(
+        delay_ratio=delay_ratio,
+        parameters=request.residency.get("parameters"),
+        optimizer=request.residency.get("optimizer"),
+        checkpoints=request.residency.get("checkpoints"),
+        optimizer_states=request.optimizer_states,
+        clip_grad_norm=request.clip_grad_norm,
+    )
+
+
+def _given(request: SolveRequest) -> set[str]:
+    """What the search did not decide, in the words of `reasons`."""
+    asked = {
+        "batch": request.global_batch or request.micro_batches or request.schedule == "single",
+        "delay ratio": request.delay_ratio is not None,
+        "residency": request.residency,
+    }
+    return {name for name, value in asked.items() if value}
 
 
 def _candidates(model: Model, request: SolveRequest) -> list[Candidate]:
@@ -344,11 +383,12 @@ def _smallest_good_enough(simulated: Sequence[_Simulated]) -> _Simulated:
 # What the plan says.
 
 
-def _prediction(chosen: _Simulated, machine: Machine) -> Prediction:
+def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Prediction:
     fitted = chosen.solved.fitted
-    steady = fitted.schedule.steady
-    traffic = fitted.schedule.traffic(steady)
+    traffic = fitted.schedule.traffic("steady")
     seconds = chosen.timeline.seconds
+    spent = loads(chosen.timeline, machine)
+    causes = find_causes(chosen.timeline, model, machine)
     busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in chosen.timeline.busy().items()}
     return Prediction(
         step_seconds=seconds,
@@ -362,39 +402,12 @@ def _prediction(chosen: _Simulated, machine: Machine) -> Prediction:
         ssd_write_bytes=traffic["write"],
         h2d_bytes=traffic["h2d"],
         d2h_bytes=traffic["d2h"],
-        bound_by=_bound_by(chosen.timeline, machine),
+        bound_by=max(spent, key=lambda name: spent[name]),
         busy=busy,
         program_seconds=chosen.solved.program.seconds,
+        critical_path={str(resource): seconds for resource, seconds in causes.path_seconds.items()},
+        idle={str(resource): seconds for resource, seconds in causes.idle.items()},
     )
-
-
-def _bound_by(timeline: Timeline, machine: Machine) -> str:
-    """The resource that works most of the time, in words."""
-    shared = machine.compute_shares_cpu
-    resources: dict[str, tuple[Resource, ...]] = {
-        "compute and updates (shared cores)" if shared else "compute": ("compute", "cpu") if shared else ("compute",),
-        "ssd": ("read", "write"),
-        "link to device": ("h2d",),
-        "link from device": ("d2h",),
-    }
-    if not shared:
-        resources["cpu updates"] = ("cpu",)
-    spent = {name: _covered(timeline, members) for name, members in resources.items()}
-    return max(spent, key=lambda name: spent[name])
-
-
-def _covered(timeline: Timeline, resources: tuple[Resource, ...]) -> float:
-    """Seconds in which at least one op of `resources` runs."""
-    spans = sorted(
-        (start, end)
-        for op, start, end in zip(timeline.graph.ops, timeline.starts, timeline.ends, strict=True)
-        if op.resource in resources
-    )
-    covered = until = 0.0
-    for start, end in spans:
-        covered += max(end - max(start, until), 0.0)
-        until = max(until, end)
-    return covered
 
 
 def _size(nbytes: int) -> str:

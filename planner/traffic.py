@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from ssdplan.plans.profile import ELEMENT_BYTES, Model
+from ssdplan.plans.profile import ELEMENT_BYTES, Model, OptimizerStates
 from ssdplan.plans.schedule import PAGE
 
 from .lexicographic import Linear
@@ -132,19 +132,24 @@ def checkpoint_bytes(model: Model, micro_batch_size: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-def stages(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int) -> tuple[Stage, ...]:
+def stages(
+    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
+) -> tuple[Stage, ...]:
     """Every kind of stage of a step of `n` micro-batches."""
+    each = OPTIMIZER_BYTES[optimizer_states]
     head = next(group for group in groups if group.role == "head")
     made = []
     for group in groups:
         timing = model.timing(group.layer_class, micro_batch_size)
         if group.role != "head":
-            made.append(_forward(model, group, head, micro_batch_size, n, n * timing.forward_seconds))
-        made.append(_backward(model, group, micro_batch_size, n, n * timing.backward_seconds))
+            made.append(_forward(model, group, head, micro_batch_size, n, each, n * timing.forward_seconds))
+        made.append(_backward(model, group, micro_batch_size, n, each, n * timing.backward_seconds))
     return tuple(made)
 
 
-def host_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int) -> Linear:
+def host_bytes(
+    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
+) -> Linear:
     """What stays on host for the whole run: states, checkpoints, and what of delayed gradients these do not hold."""
     element = ELEMENT_BYTES[model.precision]
     total: dict[str, float] = {}
@@ -154,7 +159,7 @@ def host_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: i
                 names = StateVariables(use.state_class)
                 size = group.count * use.elements
                 for name in (names.optimizer[0], names.optimizer[2]):
-                    _add(total, name, OPTIMIZER_BYTES * size)
+                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
                 for name in (names.parameters[0], names.parameters[2]):
                     _add(total, name, element * size)
                 _add(total, names.gradient[1], GRADIENT_BYTES * size)
@@ -163,7 +168,9 @@ def host_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: i
     return total
 
 
-def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int) -> Linear:
+def ssd_bytes(
+    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
+) -> Linear:
     """The size of the store."""
     element = ELEMENT_BYTES[model.precision]
     total: dict[str, float] = {}
@@ -173,7 +180,7 @@ def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: in
                 names = StateVariables(use.state_class)
                 size = group.count * use.elements
                 for name in (names.optimizer[1], names.optimizer[3]):
-                    _add(total, name, OPTIMIZER_BYTES * size)
+                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
                 for name in (names.parameters[1], names.parameters[3]):
                     _add(total, name, element * size)
                 _add(total, names.gradient[2], GRADIENT_BYTES * size)
@@ -192,7 +199,13 @@ def total_bytes(stages: Iterable[Stage], kind: str) -> Linear:
 
 
 def _forward(
-    model: Model, group: LayerGroup, head: LayerGroup, micro_batch_size: int, n: int, compute_seconds: float
+    model: Model,
+    group: LayerGroup,
+    head: LayerGroup,
+    micro_batch_size: int,
+    n: int,
+    optimizer_bytes: int,
+    compute_seconds: float,
 ) -> Stage:
     element = ELEMENT_BYTES[model.precision]
     checkpoint = checkpoint_bytes(model, micro_batch_size)
@@ -206,9 +219,9 @@ def _forward(
         delayed += [(use, group.head_share) for use in head.uses if use.own]
     for use, share in delayed:
         names, size = StateVariables(use.state_class), share * use.elements
-        _add(read, names.optimizer[3], OPTIMIZER_BYTES * size)
+        _add(read, names.optimizer[3], optimizer_bytes * size)
         _add(read, names.gradient[2], GRADIENT_BYTES * size)
-        _add(write, names.optimizer[3], OPTIMIZER_BYTES * size)
+        _add(write, names.optimizer[3], optimizer_bytes * size)
         _add(write, names.parameters[3], element * size)
         _add(updates, ALPHA, size)
     if group.keeps_output:
@@ -227,7 +240,9 @@ def _forward(
     )
 
 
-def _backward(model: Model, group: LayerGroup, micro_batch_size: int, n: int, compute_seconds: float) -> Stage:
+def _backward(
+    model: Model, group: LayerGroup, micro_batch_size: int, n: int, optimizer_bytes: int, compute_seconds: float
+) -> Stage:
     element = ELEMENT_BYTES[model.precision]
     checkpoint = checkpoint_bytes(model, micro_batch_size)
     read: dict[str, float] = {}
@@ -243,8 +258,8 @@ def _backward(model: Model, group: LayerGroup, micro_batch_size: int, n: int, co
         h2d += element * size
         d2h += GRADIENT_BYTES * size
         if use.own:
-            _add(read, names.optimizer[1], OPTIMIZER_BYTES * size)
-            _add(write, names.optimizer[1], OPTIMIZER_BYTES * size)
+            _add(read, names.optimizer[1], optimizer_bytes * size)
+            _add(write, names.optimizer[1], optimizer_bytes * size)
             _add(write, names.parameters[1], element * size)
             _add(write, names.gradient[2], GRADIENT_BYTES * size)
             _add(updates, "", size)

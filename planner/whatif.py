@@ -13,11 +13,13 @@ from textwrap import wrap
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import (
     ELEMENT_BYTES,
+    NO_FP16,
     Layer,
     LayerClass,
     Machine,
     MixedBandwidth,
     Model,
+    OptimizerStates,
     Precision,
     Profile,
     State,
@@ -54,9 +56,9 @@ MOST_DRIVES = 64
 TEXT_COLUMNS = 100
 STATE_ALIGNMENT, TENSOR_ALIGNMENT = 2048, 64
 """Elements; the layout of executor/model.py."""
-MASTER_AND_MOMENTS = 28
-"""Bytes of fp32 that the fused update moves an element: reads weight, two moments and gradient, writes all but the
-gradient. The copy that compute uses comes on top."""
+MASTER_AND_MOMENTS: dict[OptimizerStates, int] = {"fp32": 28, "bf16": 20}
+"""Bytes that the fused update moves an element, by the format of the moments: reads weight, two moments and gradient,
+writes all but the gradient. The copy that compute uses comes on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _drives(text: str) -> list[_Drive]:
 
 def _figures(what_if: WhatIf) -> dict[str, Figure]:
     """Every figure that is not a drive's, by the name under which it can be given."""
-    bf16 = what_if.precision == "bf16"
+    ordinary = what_if.precision == "fp32"
     cpu = find("processor", what_if.cpu or (LAPTOP_CPU if what_if.gpu.lower() == NO_GPU else WORKSTATION_CPU), CPUS)
     figures = {
         "cpu.cores": cpu.cores,
@@ -182,7 +184,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             "gpu.memory": gpu.memory,
             "gpu.reserve": RESERVE,
             "gpu.fragmentation": FRAGMENTATION,
-            "gpu.flops": gpu.flops if bf16 else gpu.flops_fp32,
+            "gpu.flops": gpu.flops_fp32 if ordinary else gpu.flops,
             "gpu.memory-bandwidth": gpu.memory_bandwidth,
             "gpu.efficiency": gpu.efficiency,
         }
@@ -202,7 +204,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     return figures
 
 
-_OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity")
+_OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 """Given, they are those of every drive."""
 
 
@@ -216,7 +218,8 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
     memory = (
         what_if.host_memory_bytes if emulated else round(figures["gpu.memory"].value - figures["gpu.reserve"].value)
     )
-    moved = MASTER_AND_MOMENTS + ELEMENT_BYTES[what_if.precision]
+    moved = figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value
+    copy = ELEMENT_BYTES[what_if.precision]
     return Machine(
         name=cpu if emulated else f"{what_if.gpu.lower()}, {cpu}",
         cores=cores,
@@ -228,7 +231,8 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         compute_shares_cpu=emulated,
         h2d_bandwidth=figures["link.h2d"].value,
         d2h_bandwidth=figures["link.d2h"].value,
-        update_rate=figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value / moved,
+        update_rate=moved / (MASTER_AND_MOMENTS["fp32"] + copy),
+        update_rate_bf16=moved / (MASTER_AND_MOMENTS["bf16"] + copy),
         update_threads=cores,
         compute_threads=cores,
         volumes=tuple(
@@ -240,6 +244,7 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
                     MixedBandwidth(read=what_if.figures.get("ssd.read", drive.size.read.value), write=0.0),
                     MixedBandwidth(read=0.0, write=what_if.figures.get("ssd.write", drive.size.sustained_write.value)),
                 ),
+                endurance_bytes=round(what_if.figures.get("ssd.endurance", drive.size.endurance.value)),
             )
             for number, drive in enumerate(drives)
         ),
@@ -392,7 +397,7 @@ class _Costs:
             norms = 3 * e * h + 4 * e
             mlp = e * i * (5 if shape.family == "gpt2" else 1)  # GELU by its formula keeps every step
         else:
-            upcast = 2 if self.precision == "bf16" else 1  # RMSNorm computes in fp32
+            upcast = 1 if self.precision == "fp32" else 2  # RMSNorm computes in fp32
             norms = 4 * h * upcast + 4 * e * h + 8
             mlp = 4 * e * i
         return self.tokens * (norms + attention + mlp)
@@ -477,13 +482,15 @@ def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Map
         for what, figure in own.items():
             given = what_if.figures.get(f"ssd.{what}")
             if given is not None:
-                figure = Figure(given, "bytes" if what == "capacity" else "bytes/s", "given")
+                figure = Figure(given, "bytes" if what in ("capacity", "endurance") else "bytes/s", "given")
             if figure is not None:
                 lines.append(_line(f"ssd.{what} of {drive.name}", figure))
     lines.append(
         "workspaces and activations are those of PyTorch's eager layers with fused attention, by formula; of a GPU's "
         "workspaces gpu.fragmentation is margin on top"
     )
+    if what_if.precision == "fp16":
+        lines.append(f"a plan in fp16 delays every update and can only be looked at: {NO_FP16}")
     return lines
 
 

@@ -1,21 +1,22 @@
 """Homes: where every element of every state lives between uses, from a plan's fractions.
 
-Owns the rounding of fractions to whole ranges. A state's elements are in the order prompt then delayed; within each,
-each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd. A home is a range in
-which none of these changes, no longer than one update op takes.
+Owns the rounding of fractions to whole ranges and to whole states. A state's elements are in the order prompt then
+delayed; within each, each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd.
+Parameters that stay on the device are there whole, because compute wants a state's weights side by side. A home is a
+range in which none of these changes, no longer than one update op takes.
 """
 
 import itertools
 from dataclasses import dataclass
 
 from .plan import Decision
-from .profile import ELEMENT_BYTES, Model
+from .profile import ELEMENT_BYTES, Model, OptimizerStates
 from .schedule import Buffer, Home, Region, Tier
 
 GRAIN = 2048
 """Elements; every home starts at a multiple, which makes all of its byte ranges multiples of a page."""
-OPTIMIZER_BYTES = 12
-"""fp32 master, first and second moment."""
+OPTIMIZER_BYTES: dict[OptimizerStates, int] = {"fp32": 12, "bf16": 8}
+"""An element of a home: fp32 master, then both moments in that format, each contiguous."""
 GRADIENT_BYTES = 4
 
 
@@ -43,8 +44,38 @@ class Span:
     start: int
     stop: int
     delayed: bool
-    on_ssd: bool
+    tier: Tier
     region: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The states whose parameters the device keeps between uses."""
+
+    device: frozenset[int]
+    """For the whole run."""
+    turn: frozenset[int]
+    """From a layer's forward to its backward."""
+
+
+def kept_on_device(model: Model, decision: Decision) -> Kept:
+    """Which states a decision keeps on the device: of each class the nearest whole number to its fractions, spread
+    evenly over the class, so that what the others read and upload is even. Those kept across the turn are spread over
+    the states that are not there for the whole run.
+    """
+    classes: dict[str, list[int]] = {}
+    for index, state in enumerate(model.states):
+        classes.setdefault(state.state_class, []).append(index)
+    device: set[int] = set()
+    turn: set[int] = set()
+    for name, states in classes.items():
+        placement = decision.placement[name]
+        device.update(_spread(states, round(placement.parameters_device * len(states))))
+        rest = [state for state in states if state not in device]
+        turn.update(_spread(rest, min(round(placement.parameters_turn * len(states)), len(rest))))
+    ends = {0, len(model.layers) - 1}
+    assert not any(ends & set(model.uses(state)) for state in turn), "only blocks' parameters stay across the turn"
+    return Kept(frozenset(device), frozenset(turn))
 
 
 def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home, ...]:
@@ -55,7 +86,9 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     place.
     """
     homes: list[Home] = []
+    kept = kept_on_device(model, decision)
     parameter_bytes = ELEMENT_BYTES[decision.precision]
+    optimizer_bytes = OPTIMIZER_BYTES[decision.optimizer_states]
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         delayed_start = _share((1.0 - decision.delay_ratio, decision.delay_ratio), state.elements)
@@ -72,6 +105,8 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             (p.parameters_prompt_host, p.parameters_prompt_ssd),
             (p.parameters_delayed_host, p.parameters_delayed_ssd),
         )
+        if index in kept.device:
+            parameters = (0, delayed_start)
         gradient = _host_ends(lengths, (0.0, 0.0), (p.delayed_gradient_host, p.delayed_gradient_ssd))
         cuts = sorted({0, delayed_start, state.elements, *optimizer, *parameters, *gradient})
         pieces = [
@@ -81,17 +116,20 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         ]
         first_layer = model.uses(index)[0]
         turn = first_layer if first_layer in blocks else -1
+        in_parameters = [_tier(start, delayed_start, parameters) for start, _ in pieces]
+        if index in kept.device:
+            in_parameters = ["device"] * len(pieces)
         sides = [
-            ("optimizer", OPTIMIZER_BYTES, [_on_host(start, delayed_start, optimizer) for start, _ in pieces]),
-            ("parameters", parameter_bytes, [_on_host(start, delayed_start, parameters) for start, _ in pieces]),
+            ("optimizer", optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
+            ("parameters", parameter_bytes, in_parameters),
         ]
-        regions = {role: _lay(pieces, state.name, role, each, host, buffers) for role, each, host in sides}
+        regions = {role: _lay(pieces, state.name, role, each, tiers, buffers) for role, each, tiers in sides}
         waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
-        on_host = [start < gradient[1] for start, _ in waiting]
+        in_waiting = [_tier(start, delayed_start, gradient) for start, _ in waiting]
         gradients = dict(
             zip(
                 waiting,
-                _lay(waiting, state.name, "delayed gradient", GRADIENT_BYTES, on_host, buffers, turn),
+                _lay(waiting, state.name, "delayed gradient", GRADIENT_BYTES, in_waiting, buffers, turn),
                 strict=True,
             )
         )
@@ -119,10 +157,9 @@ def parameter_spans(homes: tuple[Home, ...], buffers: Buffers) -> dict[int, tupl
                 and last.stop == home.start
             ):
                 joined = Region(region.buffer, last.region.start, region.stop)
-                mine[-1] = Span(last.start, home.stop, last.delayed, last.on_ssd, joined)
+                mine[-1] = Span(last.start, home.stop, last.delayed, last.tier, joined)
                 continue
-        on_ssd = buffers.all[region.buffer].tier == "ssd"
-        mine.append(Span(home.start, home.stop, home.delayed, on_ssd, region))
+        mine.append(Span(home.start, home.stop, home.delayed, buffers.all[region.buffer].tier, region))
     return {state: tuple(mine) for state, mine in spans.items()}
 
 
@@ -139,8 +176,17 @@ def _host_ends(lengths: tuple[int, int], prompt: tuple[float, float], delayed: t
     return _share(prompt, lengths[0]), lengths[0] + _share(delayed, lengths[1])
 
 
-def _on_host(start: int, delayed_start: int, host_ends: tuple[int, int]) -> bool:
-    return start < host_ends[1 if start >= delayed_start else 0]
+def _tier(start: int, delayed_start: int, host_ends: tuple[int, int]) -> Tier:
+    return "host" if start < host_ends[1 if start >= delayed_start else 0] else "ssd"
+
+
+def _spread(states: list[int], count: int) -> list[int]:
+    """So many of `states`, at even distances; the last is always among them."""
+    return [
+        state
+        for number, state in enumerate(states)
+        if (number + 1) * count // len(states) > number * count // len(states)
+    ]
 
 
 def _even(start: int, stop: int, most: int) -> list[tuple[int, int]]:
@@ -156,26 +202,20 @@ def _lay(
     state: str,
     role: str,
     each: int,
-    on_host: list[bool],
+    tiers: list[Tier],
     buffers: Buffers,
     turn: int = -1,
 ) -> list[Region]:
-    """Lay `pieces` one after the other in a host buffer or an ssd buffer, whichever each is for."""
-    totals = {True: 0, False: 0}
-    places: list[tuple[bool, int, int]] = []
-    for (start, stop), host in zip(pieces, on_host, strict=True):
-        begin = totals[host]
-        totals[host] += (stop - start) * each
-        places.append((host, begin, totals[host]))
+    """Lay `pieces` one after the other in a buffer of the tier that each is for."""
+    totals: dict[Tier, int] = {"host": 0, "ssd": 0, "device": 0}
+    places: list[tuple[Tier, int, int]] = []
+    for (start, stop), tier in zip(pieces, tiers, strict=True):
+        begin = totals[tier]
+        totals[tier] += (stop - start) * each
+        places.append((tier, begin, totals[tier]))
     made = {
-        host: buffers.get(
-            f"{role}/{state}/{'host' if host else 'ssd'}",
-            "host" if host else "ssd",
-            total,
-            role,
-            turn=turn if host else -1,
-        )
-        for host, total in totals.items()
+        tier: buffers.get(f"{role}/{state}/{tier}", tier, total, role, turn=turn if tier == "host" else -1)
+        for tier, total in totals.items()
         if total
     }
-    return [Region(made[host], begin, end) for host, begin, end in places]
+    return [Region(made[tier], begin, end) for tier, begin, end in places]

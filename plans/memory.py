@@ -2,50 +2,60 @@
 
 Owns offsets. Buffers that stay keep a place of their own; the others take turns in slots, in pools by size, so that
 no slot is as large as a bigger neighbour needs (MemAscend, adaptive buffer pool). Within a pool the slot that has
-been free for longest is taken, which leaves writers the most time before anyone waits for them.
+been free for longest is taken, which leaves writers the most time before anyone waits for them. Slots in turn share
+bytes with slots that are used in other stages: what the head needs around the turn lies where the embedding will be.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from .schedule import PAGE, Buffer, Op, Tier
+from .schedule import PAGE, TIERS, Buffer, Op, Tier
+
+GRACE = 1
+"""Stages for which a slot's bytes stay its own after its last use, so that who comes next seldom has to wait."""
 
 
 def assign(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> tuple[tuple[Buffer, ...], dict[Tier, int]]:
     """Place `buffers`, which live in each of `programs` from the first op that names them to the last.
 
-    Programs never run at the same time, so they share slots. Returns the placed buffers and each tier's arena in bytes.
+    Programs never run at the same time, so they share slots; a buffer of a pool is of one program. Returns the placed
+    buffers and each tier's arena in bytes. Raises AssertionError for a pooled buffer of two programs.
     """
     placed = list(buffers)
-    arenas: dict[Tier, int] = {"device": 0, "host": 0, "ssd": 0}
+    arenas: dict[Tier, int] = dict.fromkeys(TIERS, 0)
 
     def take(tier: Tier, nbytes: int) -> int:
         offset = arenas[tier]
-        arenas[tier] += -(-nbytes // PAGE) * PAGE
+        arenas[tier] += _pages(nbytes)
         return offset
 
     for buffer in buffers:
         if not buffer.pool and buffer.turn < 0:
             offset = take(buffer.tier, buffer.nbytes)
-            placed[buffer.index] = replace(buffer, offset=offset, slot=offset)
+            placed[buffer.index] = _put(buffer, offset, offset)
     for turn in sorted({buffer.turn for buffer in buffers if buffer.turn >= 0}):
         _overlay([buffer for buffer in buffers if buffer.turn == turn], placed, take)
-    pools: dict[tuple[Tier, str], dict[int, Buffer]] = {}
-    for buffer in buffers:
-        if buffer.pool:
-            pools.setdefault((buffer.tier, buffer.pool), {})[buffer.index] = buffer
-    lifetimes = [_lifetimes(program) for program in programs]
-    for (tier, _), members in pools.items():
-        size = max(buffer.nbytes for buffer in members.values())
-        slots: list[int] = []
-        for lifetime in lifetimes:
-            alive = sorted((*lifetime[index], index) for index in members if index in lifetime)
-            for index, slot in _take_turns(alive).items():
-                while slot >= len(slots):
-                    slots.append(take(tier, size))
-                placed[index] = replace(members[index], offset=slots[slot], slot=slots[slot])
+    slots = _slots(buffers, programs)
+    for tier in TIERS:
+        mine = [slot for slot in slots if slot.tier == tier]
+        offsets, end = _pack(mine, arenas[tier])
+        zones = _zones(mine, offsets)
+        for slot, offset, zone in zip(mine, offsets, zones, strict=True):
+            for index in slot.members:
+                placed[index] = _put(buffers[index], offset, zone)
+        arenas[tier] = end
     return tuple(placed), arenas
+
+
+def _put(buffer: Buffer, offset: int, zone: int) -> Buffer:
+    return Buffer(
+        buffer.index, buffer.name, buffer.tier, buffer.nbytes, buffer.role, buffer.pool, buffer.turn, offset, zone
+    )
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
 
 
 def _overlay(members: list[Buffer], placed: list[Buffer], take: Callable[[Tier, int], int]) -> None:
@@ -57,15 +67,63 @@ def _overlay(members: list[Buffer], placed: list[Buffer], take: Callable[[Tier, 
         ends[buffer.role] = starts[buffer.index] + buffer.nbytes
     base = take("host", max(ends.values()))
     for buffer in members:
-        placed[buffer.index] = replace(buffer, offset=base + starts[buffer.index], slot=base)
+        placed[buffer.index] = _put(buffer, base + starts[buffer.index], base)
+
+
+# Slots: buffers of one pool take turns.
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A place for one buffer of a pool at a time."""
+
+    tier: Tier
+    nbytes: int
+    """Whole pages, of the pool's largest buffer."""
+    members: tuple[int, ...]
+    """The buffers that take turns here."""
+    busy: int
+    """Bit s is set when one of them is alive in stage s; programs one after the other."""
+
+
+def _slots(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> list[_Slot]:
+    """As few slots for each pool as its buffers are ever alive at once, in the order in which the pools appear."""
+    pools: dict[tuple[Tier, str], list[int]] = {}
+    for buffer in buffers:
+        if buffer.pool:
+            pools.setdefault((buffer.tier, buffer.pool), []).append(buffer.index)
+    lifetimes = [_lifetimes(program) for program in programs]
+    made: list[_Slot] = []
+    placed: set[int] = set()
+    for (tier, _), members in pools.items():
+        turns: dict[int, list[int]] = {}
+        busy: dict[int, int] = {}
+        base = 0
+        for program, lifetime in zip(programs, lifetimes, strict=True):
+            alive = sorted((*lifetime[index], index) for index in members if index in lifetime)
+            for index, slot in _take_turns(alive).items():
+                assert index not in placed, f"{buffers[index].name} is in two programs"
+                placed.add(index)
+                turns.setdefault(slot, []).append(index)
+                first, last = lifetime[index]
+                stages = range(program[first].stage, program[last].stage + 1 + GRACE)
+                busy[slot] = busy.get(slot, 0) | ((1 << len(stages)) - 1) << base + stages.start
+            base += program[-1].stage + 1 + GRACE
+        nbytes = _pages(max(buffers[index].nbytes for index in members))
+        made += [_Slot(tier, nbytes, tuple(mine), busy[slot]) for slot, mine in sorted(turns.items())]
+    return made
 
 
 def _lifetimes(program: Sequence[Op]) -> dict[int, tuple[int, int]]:
-    spans: dict[int, tuple[int, int]] = {}
+    """Buffer -> positions of the first and the last op that name it."""
+    firsts: dict[int, int] = {}
+    lasts: dict[int, int] = {}
     for position, op in enumerate(program):
-        for region in (*op.reads, *op.writes):
-            spans[region.buffer] = (spans.get(region.buffer, (position, 0))[0], position)
-    return spans
+        for regions in (op.reads, op.writes):
+            for region in regions:
+                firsts.setdefault(region.buffer, position)
+                lasts[region.buffer] = position
+    return {buffer: (first, lasts[buffer]) for buffer, first in firsts.items()}
 
 
 def _take_turns(alive: list[tuple[int, int, int]]) -> dict[int, int]:
@@ -85,3 +143,49 @@ def _take_turns(alive: list[tuple[int, int, int]]) -> dict[int, int]:
         slots[index] = slot
         heapq.heappush(busy, (last, slot))
     return slots
+
+
+# Bytes: slots of different stages share them.
+
+
+def _pack(slots: Sequence[_Slot], start: int) -> tuple[list[int], int]:
+    """An offset for each slot from `start` on, so that slots which are busy in one stage never overlap; and the end.
+
+    The largest first, each at the lowest offset that is free: equal slots of equal stages are placed as one.
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, slot in enumerate(slots):
+        alike.setdefault((slot.nbytes, slot.busy), []).append(number)
+    offsets = [0] * len(slots)
+    taken: list[tuple[int, int, int]] = []
+    """(first byte, end, busy), by first byte."""
+    end = start
+    for (nbytes, busy), members in sorted(alike.items(), key=lambda entry: (-entry[0][0], entry[1][0])):
+        total = nbytes * len(members)
+        offset = start
+        for first, stop, other in taken:
+            if busy & other:
+                if first - offset >= total:
+                    break
+                offset = max(offset, stop)
+        for position, number in enumerate(members):
+            offsets[number] = offset + position * nbytes
+        taken.append((offset, offset + total, busy))
+        taken.sort()
+        end = max(end, offset + total)
+    return offsets, end
+
+
+def _zones(slots: Sequence[_Slot], offsets: Iterable[int]) -> list[int]:
+    """For each slot the first byte of its zone: of the slots that it shares bytes with, directly or by others."""
+    spans = sorted(
+        (offset, offset + slot.nbytes, number) for number, (slot, offset) in enumerate(zip(slots, offsets, strict=True))
+    )
+    zones = [0] * len(spans)
+    zone = end = -1
+    for first, stop, number in spans:
+        if first >= end:
+            zone = first
+        zones[number] = zone
+        end = max(end, stop)
+    return zones

@@ -1,7 +1,7 @@
 """Plan: every decision of a run and what it predicts, as plain data. The planner writes it, all others read it.
 
 Owns the fields of plan.json (docs/plan-format.md) and the checks that make an edited plan safe to open. A plan alone is
-enough to build its schedule (`schedule.build_schedule`).
+enough to build its schedule (`build.build_schedule`).
 """
 
 from typing import Literal, Self
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
 from .errors import MismatchError
-from .profile import Machine, Model
+from .profile import NO_FP16, Machine, Model, OptimizerStates, Precision
 
 TOLERANCE = 1e-6
 
@@ -18,8 +18,9 @@ TOLERANCE = 1e-6
 class Placement(Part):
     """Where the states of one class live, as fractions of their elements (prompt or delayed, host or ssd).
 
-    optimizer_* and parameters_* each sum to 1; their delayed parts sum to the plan's delay ratio, as do the two
-    delayed_gradient_* fractions.
+    optimizer_* and parameters_* on host and ssd each sum to 1; their delayed parts sum to the plan's delay ratio, as do
+    the two delayed_gradient_* fractions. parameters_device and parameters_turn are fractions of the class's states,
+    each kept whole or not at all; parameters_* on host and ssd speak of the states that are not kept for the whole run.
     """
 
     optimizer_prompt_host: Fraction
@@ -32,15 +33,23 @@ class Placement(Part):
     parameters_delayed_ssd: Fraction
     delayed_gradient_host: Fraction
     delayed_gradient_ssd: Fraction
+    parameters_device: Fraction = 0.0
+    """The fraction of the class's states whose parameters stay on the device for the whole run."""
+    parameters_turn: Fraction = 0.0
+    """The fraction of the class's states, all of them blocks', whose parameters stay on the device from the forward to
+    the same layer's backward."""
 
 
 class Decision(Part):
     """What the run will do."""
 
-    schedule: Literal["vertical"]
+    schedule: Literal["vertical", "horizontal"]
     optimizer: Literal["adamw"]
-    optimizer_states: Literal["fp32"]
-    precision: Literal["bf16", "fp32"]
+    optimizer_states: OptimizerStates
+    """Masters are fp32; this is the format of both moments."""
+    clip_grad_norm: Positive | None = None
+    """The most that the norm of all gradients may be; larger ones are scaled down to it. None: no clipping."""
+    precision: Precision
     micro_batch_size: Count
     micro_batches: Count
     sequence_length: Count
@@ -72,9 +81,34 @@ class Decision(Part):
             for row, (total, wanted) in rows.items():
                 if abs(total - wanted) > TOLERANCE:
                     raise ValueError(f"placement.{name}.{row} sum to {total:g}, not {wanted:g} (delay_ratio {alpha:g})")
+            if p.parameters_device + p.parameters_turn > 1 + TOLERANCE:
+                kept = p.parameters_device + p.parameters_turn
+                raise ValueError(f"placement.{name}.parameters_device and parameters_turn sum to {kept:g}, more than 1")
+            if self.schedule == "horizontal" and p.parameters_turn:
+                raise ValueError(
+                    f"placement.{name}.parameters_turn = {p.parameters_turn:g}: the horizontal schedule keeps nothing "
+                    "from forward to backward; set it to 0, or schedule to vertical"
+                )
+        if self.schedule == "horizontal" and alpha:
+            raise ValueError(
+                f"delay_ratio = {alpha:g}: the horizontal schedule updates everything in its own step; "
+                "set it to 0, or schedule to vertical"
+            )
         if self.update_chunk_elements % 2048:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of 2048")
         return self
+
+
+def needs_all_gradients(precision: Precision, clip_grad_norm: float | None) -> str:
+    """Why no update may begin before a step's last gradient is there, so that every one of them is delayed.
+
+    Empty when updates may run as gradients come.
+    """
+    if clip_grad_norm is not None:
+        return "clipping by the global norm needs all gradients before any update"
+    if precision == "fp16":
+        return "skipping steps that overflow in fp16 needs all gradients before any update"
+    return ""
 
 
 class Prediction(Part):
@@ -100,6 +134,10 @@ class Prediction(Part):
     """Resource -> share of the step in which it works."""
     program_seconds: Seconds
     """The linear program's own optimum: a lower bound without fill and drain."""
+    critical_path: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
+    """Resource -> kind of work -> its seconds on the chain of operations that makes the step as long as it is."""
+    idle: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
+    """Resource -> cause -> seconds of the step in which it does nothing, by what it waits for."""
 
 
 class Alternative(Part):
@@ -126,6 +164,25 @@ class Sensitivity(Part):
     seconds_per_unit: float
     throughput_gain: float
     """Relative tokens/s gained by one more unit; 0.09 is +9%."""
+    words: str = ""
+    """What one more unit is, for people: a second drive."""
+
+
+class Least(Part):
+    """The least of one budget with which the plan's batch still works, the others as they are."""
+
+    budget: Literal["host memory", "device memory", "ssd space"]
+    least_bytes: Bytes
+    """No less than the true least, and close to it: rounded up where no whole schedule was built."""
+    tokens_per_second: Positive
+    """What the program reaches there: an upper bound, without fill and drain."""
+
+
+class Reason(Part):
+    """A true sentence or two on why the plan is as it is."""
+
+    topic: str
+    text: str
 
 
 class Plan(Document):
@@ -139,6 +196,8 @@ class Plan(Document):
     prediction: Prediction
     alternatives: tuple[Alternative, ...]
     sensitivity: tuple[Sensitivity, ...]
+    least: tuple[Least, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     @model_validator(mode="after")
     def _belongs(self) -> Self:
@@ -151,7 +210,23 @@ class Plan(Document):
             raise ValueError("decision.sequence_length differs from the one the model was profiled at")
         if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
             raise ValueError("decision.micro_batch_size was not profiled")
+        ends = {0, len(self.model.layers) - 1}
+        for index, state in enumerate(self.model.states):
+            turn = self.decision.placement[state.state_class].parameters_turn
+            if turn and ends & set(self.model.uses(index)):
+                raise ValueError(
+                    f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
+                    "of blocks alone; set it to 0"
+                )
+        reason = needs_all_gradients(self.decision.precision, self.decision.clip_grad_norm)
+        if reason and self.decision.delay_ratio != 1.0:
+            raise ValueError(f"decision.delay_ratio must be 1: {reason}")
         return self
+
+    def refuse_fp16(self) -> None:
+        """Raise MismatchError for a plan in fp16, which nothing runs."""
+        if self.decision.precision == "fp16":
+            raise MismatchError(f"this plan is in fp16 and can only be looked at: {NO_FP16}")
 
     def refuse_estimates(self) -> None:
         """Raise MismatchError for a what-if: nobody measured that machine or that model, so nothing can be run."""

@@ -4,10 +4,9 @@ Owns the comparison with the two habits that MemAscend finds: buffers of one siz
 page-locked memory in powers of two (III-B and IV-C). It counts the places that `memory.py` gave, and gives none itself.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 from .schedule import PAGE, Schedule, Tier
 from .usage import EITHER
@@ -36,6 +35,8 @@ class Blocks:
     that share their memory. Each is one block."""
     pools: tuple[Pool, ...]
     """Slots, by size and role; the largest first, as in `kept`."""
+    arena: int
+    """Bytes of all: less than the sum of blocks and slots where slots of different stages share bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,33 +56,46 @@ class Needs:
     """What the same blocks take as planned, and as others would allocate them."""
 
     planned: Need
-    """Slots by size class, all blocks in one arena of whole pages."""
+    """Slots by size class, sharing bytes where they are used in different stages, in one arena of whole pages."""
+    by_class: Need
+    """Slots by size class, each with bytes of its own (MemAscend's pool)."""
     one_size_each_role: Need
     """Slots as large as the largest of their role: a pool for parameters, one for optimizer states, and so on."""
     one_size: Need
     """Slots all as large as the largest (ZeRO-Infinity's swap buffers)."""
     powers_of_two: Need
-    """Slots by size class; each block is page-locked on its own, rounded up to a power of two (torch's allocator)."""
+    """As `by_class`; each block is page-locked on its own, rounded up to a power of two (torch's allocator)."""
     both: Need
     """Slots all as large as the largest, and each block rounded up to a power of two."""
 
 
 def blocks(schedule: Schedule, tier: Tier = "host") -> Blocks:
     """What the arena of `tier` is made of. Sizes are whole pages and sum to the arena exactly."""
-    roles: dict[int, set[str]] = defaultdict(set)
-    shared: set[int] = set()
+    kept: dict[int, tuple[int, set[str]]] = {}
+    slots: dict[tuple[str, int], tuple[int, set[str]]] = {}
     for buffer in schedule.buffers:
         if buffer.tier == tier:
-            roles[buffer.slot].add(buffer.role)
+            end = -(-(buffer.offset + buffer.nbytes) // PAGE) * PAGE
             if buffer.pool:
-                shared.add(buffer.slot)
-    counts: Counter[tuple[bool, int, str]] = Counter(
-        (start in shared, stop - start, EITHER.join(sorted(roles[start])))
-        for start, stop in pairwise([*sorted(roles), schedule.arenas[tier]])
+                nbytes, roles = slots.setdefault((buffer.pool, buffer.offset), (0, set()))
+                slots[buffer.pool, buffer.offset] = max(nbytes, end - buffer.offset), roles | {buffer.role}
+            else:
+                nbytes, roles = kept.setdefault(buffer.zone, (0, set()))
+                kept[buffer.zone] = max(nbytes, end - buffer.zone), roles | {buffer.role}
+    largest: dict[str, int] = {}
+    for (pool, _), (nbytes, _) in slots.items():
+        largest[pool] = max(largest.get(pool, 0), nbytes)
+    return Blocks(
+        kept=_pools((nbytes, roles) for nbytes, roles in kept.values()),
+        pools=_pools((largest[pool], roles) for (pool, _), (_, roles) in slots.items()),
+        arena=schedule.arenas[tier],
     )
-    pools = [(pooled, Pool(role, nbytes, count)) for (pooled, nbytes, role), count in counts.items()]
-    pools.sort(key=lambda entry: (-entry[1].slot_bytes, entry[1].role))
-    return Blocks(tuple(pool for pooled, pool in pools if not pooled), tuple(pool for pooled, pool in pools if pooled))
+
+
+def _pools(each: Iterable[tuple[int, set[str]]]) -> tuple[Pool, ...]:
+    """Equal blocks together, the largest first."""
+    counts = Counter((-nbytes, EITHER.join(sorted(roles))) for nbytes, roles in each)
+    return tuple(Pool(role, -nbytes, counts[nbytes, role]) for nbytes, role in sorted(counts))
 
 
 def needs(found: Blocks) -> Needs:
@@ -92,7 +106,8 @@ def needs(found: Blocks) -> Needs:
     alike = [Pool("", largest, sum(pool.slots for pool in found.pools))] if found.pools else []
     each_role = sum(one_size(pool for pool in found.pools if pool.role == role) for role in roles)
     return Needs(
-        planned=Need(kept, by_class(found.pools)),
+        planned=Need(kept, found.arena - kept),
+        by_class=Need(kept, by_class(found.pools)),
         one_size_each_role=Need(kept, each_role),
         one_size=Need(kept, by_class(alike)),
         powers_of_two=Need(doubled, powers_of_two(found.pools)),

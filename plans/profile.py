@@ -9,8 +9,12 @@ from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Index, Name, Part, Positive, Seconds
 
-Precision = Literal["bf16", "fp32"]
-ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4}
+Precision = Literal["bf16", "fp16", "fp32"]
+ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+NO_FP16 = "fp16 needs dynamic loss scaling, which ssdplan does not have yet; use bf16 or fp32"
+"""Why fp16 is for what-ifs only."""
+OptimizerStates = Literal["fp32", "bf16"]
+"""The format of both moments; masters are fp32 in each."""
 Origin = Literal["measured", "estimated"]
 LOGITS_CHUNK_BYTES = 512 << 20
 """The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
@@ -40,6 +44,8 @@ class Volume(Part):
     engine: Literal["io_uring", "threads"]
     frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
     """From reads only to writes only; the two ends are required, points between them are optional."""
+    endurance_bytes: Bytes | None = None
+    """What may be written to the drive in its life, by its maker's rating; None when nobody said."""
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -66,11 +72,20 @@ class Machine(Part):
     d2h_bandwidth: Positive
     update_rate: Positive
     """Elements a second of the fused optimizer on all threads, fp32 states, low-precision copy included."""
+    update_rate_bf16: Positive | None = None
+    """The same with both moments in bf16. None: nobody measured it, and plans count on `update_rate`."""
     update_threads: Count
     compute_threads: Count
     volumes: tuple[Volume, ...] = Field(min_length=1)
     figures: Origin = "measured"
     """Estimated: from data sheets, for a machine that was not there."""
+
+
+def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
+    """Elements a second that `machine` updates with optimizer states of that format."""
+    if optimizer_states == "bf16" and machine.update_rate_bf16 is not None:
+        return machine.update_rate_bf16
+    return machine.update_rate
 
 
 class State(Part):

@@ -1,17 +1,20 @@
 """Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
 
-Owns the vocabulary (buffers, regions, operations) and nothing else: `vertical.py` emits the operations, `memory.py`
+Owns the vocabulary (buffers, regions, operations) and nothing else: `build.py` has them emitted, `memory.py`
 gives buffers their places, `waits.py` derives what waits for what, `verify.py` refuses a graph that is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
 
+from .profile import OptimizerStates
+
 Tier = Literal["device", "host", "ssd"]
+TIERS: tuple[Tier, ...] = ("device", "host", "ssd")
 Resource = Literal["read", "write", "h2d", "d2h", "compute", "cpu"]
 RESOURCES: tuple[Resource, ...] = ("read", "write", "h2d", "d2h", "compute", "cpu")
 """One worker each in the executor, one lane each in the simulator; read and write share the drive."""
@@ -38,8 +41,8 @@ class Buffer:
     -1."""
     offset: int = -1
     """Byte offset in the tier's arena (or store); -1 before assignment."""
-    slot: int = -1
-    """Byte offset of the slot or block that the buffer lies in: only buffers of one slot can overlap."""
+    zone: int = -1
+    """Byte offset of the bytes that the buffer shares with others: only buffers of one zone can overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +177,9 @@ class Backward(Op):
 class Update(Op):
     """The fused optimizer on elements [start, stop) of a state.
 
-    `optimizer` holds master, first and second moment one after the other (fp32), `gradient` fp32; `parameters` takes
-    the low-precision copy. `delayed`: the gradient is the previous step's.
+    `optimizer` holds fp32 master, first and second moment one after the other, the moments in the format
+    `optimizer_states`; `gradient` is fp32; `parameters` takes the low-precision copy. `delayed`: the gradient is the
+    previous step's.
     """
 
     state: int
@@ -185,6 +189,7 @@ class Update(Op):
     optimizer: Region
     gradient: Region
     parameters: Region
+    optimizer_states: OptimizerStates
 
     @property
     def resource(self) -> Resource:
@@ -215,8 +220,9 @@ class Home:
     stop: int
     delayed: bool
     optimizer: Region
-    """12 bytes an element: master, first moment, second moment, each contiguous."""
+    """Master, first moment, second moment, each contiguous: `homes.OPTIMIZER_BYTES` an element."""
     parameters: Region
+    """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None
     """Where a delayed gradient waits for the next step; None for the prompt part."""
 
@@ -242,6 +248,8 @@ class Schedule:
     """Tier -> bytes; for ssd, the size of the store."""
     homes: tuple[Home, ...]
     make_graph: Callable[[GraphName], Graph]
+    emitted: Callable[[GraphName], Sequence[Op]]
+    """The operations of a graph in their order, before their waits are known: enough to count what they move."""
 
     @cached_property
     def first(self) -> Graph:
@@ -263,10 +271,10 @@ class Schedule:
         """Forward of all layers and the loss; nothing may be pending."""
         return self.make_graph("evaluate")
 
-    def traffic(self, graph: Graph) -> dict[Resource, int]:
-        """Bytes moved by each of read, write, h2d and d2h in one run of `graph`."""
+    def traffic(self, name: GraphName) -> dict[Resource, int]:
+        """Bytes moved by each of read, write, h2d and d2h in one run of a graph."""
         total: dict[Resource, int] = {"read": 0, "write": 0, "h2d": 0, "d2h": 0}
-        for op in graph.ops:
+        for op in self.emitted(name):
             if isinstance(op, Transfer):
                 total[op.kind] += op.nbytes
         return total

@@ -4,24 +4,25 @@ Owns words and layout. Every figure comes from the document or its schedule; not
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from .plan import Alternative, Decision, Placement, Plan, Sensitivity
+from .plan import Alternative, Decision, Placement, Plan, Prediction, Reason, Sensitivity, needs_all_gradients
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .schedule import RESOURCES, Region, Schedule, Tier
 from .units import format_bytes, format_seconds
 from .usage import label, reserved
+from .wear import Wear, lifetime, wear
 
 COLUMNS = 100
 LIVES: tuple[Tier, Tier] = ("host", "ssd")
 NAME_COLUMNS = 24
 """The most of a name that a table shows."""
-BAR_COLUMNS = 30
+BAR_COLUMNS, BUSY_COLUMNS = 30, 20
 MOST_ROWS = 8
 """Alternatives shown of one micro-batch size; all are in plan.json."""
 RESOURCE_LABELS = {
@@ -32,7 +33,14 @@ RESOURCE_LABELS = {
     "compute": "compute",
     "cpu": "cpu updates",
 }
-_DAY_SECONDS = 86400
+CAUSES = {
+    **{resource: f"for {words}" for resource, words in RESOURCE_LABELS.items()},
+    "host buffer": "for a free host buffer",
+    "device buffer": "for a free device buffer",
+    "no work": "without any work",
+}
+LEAST_SHARE = 0.005
+"""Of a step: what is shorter is no cause worth a word."""
 
 Row = Sequence[str]
 
@@ -46,16 +54,19 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     return page(
         title,
         [bound, *wrapped(f"What bounds it: {_clean(prediction.bound_by)}."), *_estimated(plan.machine, model)],
+        ("Why", _reasons(plan.reasons)),
         ("What it decides", _decision(plan.decision)),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan)),
-        ("How busy each resource is", _busy(plan)),
+        ("The least budgets that this batch would still fit, each alone", _least(plan)),
+        ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
+        ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),
         ("Host memory, by what it is reserved for", _split(schedule, "host")),
         ("Host memory in slots, by what takes turns in them", _pools(found)),
         ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
         ("Device memory, by what it is reserved for", _device(plan, schedule)),
         ("What else was looked at (* is this plan)", _alternatives(plan)),
-        ("What one unit more of something would bring", _sensitivity(plan.sensitivity)),
+        ("What more of something would bring, at this batch", _sensitivity(plan.sensitivity)),
     )
 
 
@@ -85,20 +96,45 @@ def _estimated(machine: Machine, model: Model) -> list[str]:
 # A plan's parts.
 
 
+def _reasons(reasons: Sequence[Reason]) -> list[str]:
+    lines = []
+    for reason in reasons:
+        body = wrap(_clean(reason.text), COLUMNS - 18) or [""]
+        lines += _labelled(_short(reason.topic, 14), body, 14)
+    return lines
+
+
+def _labelled(name: str, body: Sequence[str], columns: int) -> list[str]:
+    """`body` beside a name that stands once."""
+    return [f"  {set_cell_size(name if row == 0 else '', columns)}  {line}" for row, line in enumerate(body)]
+
+
 def _decision(decision: Decision) -> list[str]:
     n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
     alpha = exact_percent(decision.delay_ratio)
     delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
+    reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
     return facts(
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
         ("precision", decision.precision),
         ("batch", f"{_times(n, 'micro-batch', 'micro-batches')} of {_times(size, 'sequence')} of {length:,} tokens"),
         ("", f"{n * size * length:,} tokens a step"),
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
+        *([("", reason)] if reason else []),
         ("checkpoints on host", exact_percent(decision.checkpoint_host)),
+        *_kept("parameters on device", decision, "parameters_device", "for the whole run"),
+        *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
         ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
     )
+
+
+def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:
+    """A line on what of each class's parameters the device keeps, if it keeps any."""
+    shares = [(name, getattr(placement, field)) for name, placement in decision.placement.items()]
+    kept = ", ".join(f"{_short(name, 14)} {exact_percent(share)}" for name, share in shares if share)
+    return [(words, f"{kept} of the states, {when}")] if kept else []
 
 
 def _residency(plan: Plan, schedule: Schedule) -> list[str]:
@@ -134,8 +170,9 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
 
 def _shares(p: Placement) -> list[tuple[str, str, tuple[float, float, float, float]]]:
     """(key, words, (prompt on host, prompt on ssd, delayed on host, delayed on ssd)) of each state."""
-    prompt = (p.parameters_prompt_host, p.parameters_prompt_ssd)
-    delayed = (p.parameters_delayed_host, p.parameters_delayed_ssd)
+    others = 1.0 - p.parameters_device
+    prompt = (others * p.parameters_prompt_host, others * p.parameters_prompt_ssd)
+    delayed = (others * p.parameters_delayed_host, others * p.parameters_delayed_ssd)
     optimizer_prompt = (p.optimizer_prompt_host, p.optimizer_prompt_ssd)
     optimizer_delayed = (p.optimizer_delayed_host, p.optimizer_delayed_ssd)
     return [
@@ -150,13 +187,15 @@ def _prediction(plan: Plan) -> list[str]:
     lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
     free = sum(volume.free_bytes for volume in plan.machine.volumes)
     volumes = _times(len(plan.machine.volumes), "volume")
-    a_day = _decimal(p.ssd_write_bytes / p.step_seconds * _DAY_SECONDS)
+    worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
+    a_day = _decimal(worn.bytes_a_day)
     written = f"{format_bytes(p.ssd_write_bytes)}, or {a_day} a day" if p.ssd_write_bytes else "nothing"
     figures = facts(
         ("step", f"{duration(p.step_seconds)} ({lower})"),
         ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
         ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
         ("written to ssd", written),
+        *([("drive wear", _wear(worn))] if p.ssd_write_bytes else []),
         ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
     )
     budgets = [
@@ -173,16 +212,54 @@ def _prediction(plan: Plan) -> list[str]:
     )
 
 
+def _wear(found: Wear) -> str:
+    if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
+        return "ssdplan profile --endurance SIZE, the drive's rating, shows how long it lasts"
+    rated = _decimal(found.volume.endurance_bytes)
+    rest = f"; {_times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
+    return f"{lifetime(found.days)} without a pause, to the {rated} of {_short(found.volume.path, 24)}{rest}"
+
+
+def _least(plan: Plan) -> list[str]:
+    rows: list[Row] = [
+        (row.budget, format_bytes(row.least_bytes), f"at most {number(row.tokens_per_second)} tokens/s")
+        for row in plan.least
+    ]
+    return table([], rows, left=(0, 2))
+
+
 def _busy(plan: Plan) -> list[str]:
-    busy = plan.prediction.busy
+    busy, step = plan.prediction.busy, plan.prediction.step_seconds
     names = [*(name for name in RESOURCES if name in busy), *sorted(set(busy) - set(RESOURCES))]
-    return _aligned(
-        [
-            (f"  {_short(RESOURCE_LABELS.get(name, name), NAME_COLUMNS)}", f"{bar(busy[name], 1)} {busy[name]:4.0%}")
-            for name in names
-        ],
-        least=20,
-    )
+    lines = []
+    for name in names:
+        share = f"{bar(busy[name], 1, BUSY_COLUMNS)} {busy[name]:4.0%}"
+        causes = wrap(_idle(plan.prediction.idle.get(name, {}), step), COLUMNS - 24 - cell_len(share)) or [""]
+        rows = [f"{share if row == 0 else ' ' * cell_len(share)}  {line}" for row, line in enumerate(causes)]
+        lines += _labelled(_short(RESOURCE_LABELS.get(name, name), 18), rows, 18)
+    return lines
+
+
+def _idle(causes: Mapping[str, float], step: float) -> str:
+    """Where a resource's idle seconds go, the most first, in percent of the step."""
+    shares = {name: seconds / step for name, seconds in causes.items() if seconds >= LEAST_SHARE * step}
+    ends = [shares.pop(name) for name in ("fill", "drain") if name in shares]
+    parts = [(share, CAUSES.get(name, f"for {_short(name, NAME_COLUMNS)}")) for name, share in shares.items()]
+    if ends:
+        parts.append((sum(ends), "fill and drain"))
+    words = ", ".join(f"{share:.0%} {words}" for share, words in sorted(parts, reverse=True))
+    return f"idles {words}" if words else ""
+
+
+def _critical_path(prediction: Prediction) -> list[str]:
+    totals = {resource: sum(kinds.values()) for resource, kinds in prediction.critical_path.items()}
+    rows: list[Row] = []
+    for resource in sorted(totals, key=lambda name: -totals[name]):
+        kinds = sorted(prediction.critical_path[resource].items(), key=lambda entry: -entry[1])
+        told = ", ".join(f"{_short(kind, NAME_COLUMNS)} {duration(seconds)}" for kind, seconds in kinds)
+        share = f"{totals[resource] / prediction.step_seconds:.0%}"
+        rows.append((_short(RESOURCE_LABELS.get(resource, resource), 18), duration(totals[resource]), share, told))
+    return table([], rows, left=(0, 3))
 
 
 def _split(schedule: Schedule, tier: Tier) -> list[str]:
@@ -202,8 +279,14 @@ def _pools(found: Blocks) -> list[str]:
     ]
     left_out = len(rows) - MOST_ROWS
     rest = [f"  and {left_out} smaller sizes"] if left_out > 0 else []
-    total: Row = ("all", f"{sum(pool.slots for pool in found.pools):,}", "", format_bytes(by_class(found.pools)))
-    return [*table([("", "slots", "each", "together")], [*rows[:MOST_ROWS], total], left=(0,)), *rest] if rows else []
+    if not rows:
+        return []
+    total = [("all", f"{sum(pool.slots for pool in found.pools):,}", "", format_bytes(by_class(found.pools)))]
+    need = needs(found)
+    if need.planned.slots < need.by_class.slots:
+        saving = format_bytes(need.by_class.slots - need.planned.slots)
+        total.append(("less what is never used at once", "", "", f"-{saving}"))
+    return [*table([("", "slots", "each", "together")], [*rows[:MOST_ROWS], *total], left=(0,)), *rest]
 
 
 def _otherwise(found: Blocks) -> list[str]:
@@ -212,7 +295,8 @@ def _otherwise(found: Blocks) -> list[str]:
     if not need.planned.total:
         return []
     ways = (
-        ("as planned: slots by size, one arena", need.planned),
+        ("as planned: one arena, shared over time", need.planned),
+        ("slots by size, each its own", need.by_class),
         ("slots of one size for each role", need.one_size_each_role),
         ("slots of one size for all", need.one_size),
         ("each block a power of two", need.powers_of_two),
@@ -297,13 +381,14 @@ def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
     changes: list[Row] = []
     for row in sorted(rows, key=lambda row: -row.throughput_gain):
         unit = row.unit if row.unit[:1].isdigit() else f"1 {row.unit}"
+        words = row.words or f"{unit} more of {row.resource}"
         change, step = "nothing", ""
-        if abs(row.throughput_gain) >= 5e-5:
+        if abs(row.throughput_gain) >= 5e-4:
             change = f"{_signed(100 * row.throughput_gain)}% tokens/s"
             longer = "shorter" if row.throughput_gain > 0 else "longer"
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
-        changes.append((f"{_short(unit, 16)} more of", _short(row.resource, NAME_COLUMNS), change, step))
-    return table([], changes, left=(0, 1, 2, 3))
+        changes.append((_short(words, 44), change, step))
+    return table([], changes, left=(0, 1, 2))
 
 
 # A profile's parts.
@@ -320,6 +405,7 @@ def _machine(machine: Machine) -> list[str]:
         ("device", device + share),
         ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {_times(machine.update_threads, 'thread')}"),
+        *([("", f"{number(machine.update_rate_bf16)} with states in bf16")] if machine.update_rate_bf16 else []),
     )
 
 
@@ -337,7 +423,7 @@ def _volumes(volumes: Sequence[Volume]) -> list[str]:
 def _model(model: Model) -> list[str]:
     element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
-    whole = elements * (element + OPTIMIZER_BYTES)
+    whole = elements * (element + OPTIMIZER_BYTES["fp32"])
     chunk = model.head_chunk_tokens
     return facts(
         ("architecture", _short(model.architecture, 60)),
@@ -365,7 +451,7 @@ def _layers(model: Model) -> list[str]:
                     f"{counts[entry.name]:,}",
                     f"{elements:,}",
                     format_bytes(elements * element),
-                    format_bytes(elements * OPTIMIZER_BYTES),
+                    format_bytes(elements * OPTIMIZER_BYTES["fp32"]),
                     "tied" if shared else "",
                 )
             )

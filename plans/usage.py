@@ -63,27 +63,38 @@ def label(role: str) -> str:
 def reserved(schedule: Schedule) -> dict[Tier, dict[str, int]]:
     """Tier -> role -> bytes of the arena that are set aside for it; each tier's roles sum exactly to its arena.
 
-    Where roles take turns in one block (checkpoints, then delayed gradients), the part that both use is a role of its
-    own, "checkpoints or delayed gradient", and the rest belongs to the larger.
+    Bytes in which roles take turns (checkpoints, then delayed gradients; what the head needs, then the embedding) are
+    a role of their own: "checkpoints or delayed gradient".
     """
     split: dict[Tier, dict[str, int]] = {}
     for tier, arena in schedule.arenas.items():
-        slots: dict[int, dict[str, int]] = {}
+        zones: dict[int, dict[str, set[tuple[int, int]]]] = {}
         for buffer in schedule.buffers:
             if buffer.tier == tier:
-                extents = slots.setdefault(buffer.slot, {})
-                extents[buffer.role] = max(extents.get(buffer.role, 0), buffer.offset + buffer.nbytes - buffer.slot)
+                spans = zones.setdefault(buffer.zone, {}).setdefault(buffer.role, set())
+                spans.add((buffer.offset, buffer.offset + buffer.nbytes))
         total: dict[str, int] = defaultdict(int)
-        for slot, stop in pairwise([*sorted(slots), arena]):
-            by_extent = sorted(slots[slot].items(), key=lambda entry: (-entry[1], entry[0]))
-            shared = by_extent[1][1] if len(by_extent) > 1 else 0
-            if shared:
-                total[EITHER.join(sorted(slots[slot]))] += shared
-            if stop - slot > shared:
-                total[by_extent[0][0]] += stop - slot - shared
+        for zone, stop in pairwise([*sorted(zones), arena]):
+            for role, nbytes in _by_roles(zones[zone], stop).items():
+                total[role] += nbytes
         assert sum(total.values()) == arena, f"the {tier} arena has bytes that belong to no buffer"
         split[tier] = dict(total)
     return split
+
+
+def _by_roles(spans: dict[str, set[tuple[int, int]]], stop: int) -> dict[str, int]:
+    """Roles, joined, -> bytes of a zone that they share. What rounding to pages leaves belongs to what is before it."""
+    if len(spans) == 1:
+        ((role, mine),) = spans.items()
+        return {role: stop - min(start for start, _ in mine)}
+    cuts = sorted({cut for mine in spans.values() for span in mine for cut in span})
+    total: dict[str, int] = defaultdict(int)
+    name = ""
+    for start, end in pairwise([*cuts, stop]):
+        roles = [role for role in sorted(spans) if any(a <= start and end <= b for a, b in spans[role])]
+        name = EITHER.join(roles) or name
+        total[name] += end - start
+    return {role: nbytes for role, nbytes in total.items() if nbytes}
 
 
 def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:

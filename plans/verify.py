@@ -1,6 +1,6 @@
 """Verification: refuses a schedule that could read the wrong bytes, in any order that its waits allow.
 
-Owns an independent check of what `vertical.py`, `memory.py` and `waits.py` made; it shares no code with them. A
+Owns an independent check of what `build.py` and all that it calls made; it shares no code with them. A
 failure is a defect of ours, never of the user's, so it is an AssertionError that names the op.
 """
 
@@ -15,7 +15,7 @@ def verify(schedule: Schedule, budgets: dict[Tier, int] | None = None) -> None:
     """
     for buffer in schedule.buffers:
         end = buffer.offset + buffer.nbytes
-        assert 0 <= buffer.slot <= buffer.offset and end <= schedule.arenas[buffer.tier], f"{buffer.name} has no place"
+        assert 0 <= buffer.zone <= buffer.offset and end <= schedule.arenas[buffer.tier], f"{buffer.name} has no place"
     for tier, most in (budgets or {}).items():
         assert schedule.arenas[tier] <= most, f"the {tier} arena of {schedule.arenas[tier]} bytes exceeds {most}"
     for graph in (schedule.first, schedule.steady, schedule.flush, schedule.evaluate):

@@ -4,92 +4,105 @@ Owns the rule (read after write, write after read, write after write, and so the
 each tier. Nothing else orders operations: not sleeping, not luck, not the order of a queue.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from .schedule import Buffer, Op
+from .schedule import Buffer, Op, Region
 
-
-@dataclass(slots=True)
-class _Segment:
-    """Bytes of a slot with one history: who wrote them last, and who has read them since."""
-
-    start: int
-    stop: int
-    writer: int
-    readers: list[int] = field(default_factory=list)
+NOBODY = -1
 
 
 def with_waits(program: Sequence[Op], buffers: Sequence[Buffer]) -> tuple[Op, ...]:
     """Number the ops of `program` in order and fill in their waits; `buffers` must be placed."""
-    slots: dict[tuple[str, int], list[_Segment]] = {}
+    zones: dict[tuple[str, int], _Zone] = {}
+    zone_of: dict[int, tuple[_Zone, int]] = {}
+
+    def locate(region: Region) -> tuple[_Zone, int, int]:
+        found = zone_of.get(region.buffer)
+        if found is None:
+            buffer = buffers[region.buffer]
+            zone = zones.setdefault((buffer.tier, buffer.zone), _Zone())
+            found = zone_of[region.buffer] = zone, buffer.offset - buffer.zone
+        zone, shift = found
+        assert 0 <= region.start < region.stop <= buffers[region.buffer].nbytes, (
+            f"region [{region.start}, {region.stop}) outside {buffers[region.buffer]}"
+        )
+        return zone, region.start + shift, region.stop + shift
+
     placed: list[Op] = []
     for index, op in enumerate(program):
         waits: set[int] = set()
         for region in op.reads:
-            waits |= _read(*_locate(buffers, region.buffer, region.start, region.stop, slots), index)
+            zone, start, stop = locate(region)
+            zone.read(start, stop, index, waits)
         for region in op.writes:
-            waits |= _write(*_locate(buffers, region.buffer, region.start, region.stop, slots), index)
+            zone, start, stop = locate(region)
+            zone.write(start, stop, index, waits)
         waits.discard(index)
-        waits.discard(-1)
+        waits.discard(NOBODY)
         placed.append(op.placed(index, tuple(sorted(waits))))
     return tuple(placed)
 
 
-def _locate(
-    buffers: Sequence[Buffer], index: int, start: int, stop: int, slots: dict[tuple[str, int], list[_Segment]]
-) -> tuple[list[_Segment], int, int]:
-    buffer = buffers[index]
-    assert 0 <= start < stop <= buffer.nbytes, (
-        f"region [{start}, {stop}) outside {buffer.name} of {buffer.nbytes} bytes"
-    )
-    shift = buffer.offset - buffer.slot
-    return slots.setdefault((buffer.tier, buffer.slot), []), start + shift, stop + shift
+class _Zone:
+    """The history of bytes that buffers share: segments in order, each with one last writer, and its readers since."""
 
+    __slots__ = ("readers", "starts", "stops", "writers")
 
-def _read(segments: list[_Segment], start: int, stop: int, op: int) -> set[int]:
-    waits = set()
-    for segment in _cut(segments, start, stop):
-        waits.add(segment.writer)
-        segment.readers.append(op)
-    return waits
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+        self.writers: list[int] = []
+        self.readers: list[list[int]] = []
 
+    def read(self, start: int, stop: int, op: int, waits: set[int]) -> None:
+        """`op` reads [start, stop): it waits for who wrote there."""
+        for place in self._cut(start, stop):
+            waits.add(self.writers[place])
+            self.readers[place].append(op)
 
-def _write(segments: list[_Segment], start: int, stop: int, op: int) -> set[int]:
-    waits = set()
-    for segment in _cut(segments, start, stop):
-        waits.add(segment.writer)
-        waits.update(segment.readers)
-        segments.remove(segment)
-    segments.append(_Segment(start, stop, op))
-    return waits
+    def write(self, start: int, stop: int, op: int, waits: set[int]) -> None:
+        """`op` writes [start, stop): it waits for who wrote there and who has read it since."""
+        places = self._cut(start, stop)
+        for place in places:
+            waits.add(self.writers[place])
+            waits.update(self.readers[place])
+        self._replace(places, [(start, stop, op, [])])
 
+    def _cut(self, start: int, stop: int) -> range:
+        """The places of segments that make up [start, stop) exactly, after splitting those that straddle its ends and
+        filling gaps with bytes of before."""
+        starts, stops = self.starts, self.stops
+        first = bisect_left(starts, start)
+        if first < len(starts) and starts[first] == start and stops[first] == stop:
+            return range(first, first + 1)
+        if first and stops[first - 1] > start:
+            first -= 1
+        last = bisect_right(starts, stop - 1, first)
+        made: list[tuple[int, int, int, list[int]]] = []
+        position = start
+        begin = end = 0
+        for place in range(first, last):
+            low, high, writer, readers = starts[place], stops[place], self.writers[place], self.readers[place]
+            if low < start:
+                made.append((low, start, writer, list(readers)))
+                begin += 1
+                low = start
+            if position < low:
+                made.append((position, low, NOBODY, []))
+            made.append((low, min(high, stop), writer, readers))
+            position = min(high, stop)
+            if high > stop:
+                made.append((stop, high, writer, list(readers)))
+                end += 1
+        if position < stop:
+            made.append((position, stop, NOBODY, []))
+        self._replace(range(first, last), made)
+        return range(first + begin, first + len(made) - end)
 
-def _cut(segments: list[_Segment], start: int, stop: int) -> list[_Segment]:
-    """The segments within [start, stop), after splitting those that straddle its ends; gaps are bytes of before."""
-    inside: list[_Segment] = []
-    covered: list[tuple[int, int]] = []
-    for segment in list(segments):
-        if segment.stop <= start or segment.start >= stop:
-            continue
-        for cut in (start, stop):
-            if segment.start < cut < segment.stop:
-                rest = _Segment(cut, segment.stop, segment.writer, list(segment.readers))
-                segment.stop = cut
-                segments.append(rest)
-                if segment.start < start:
-                    segment = rest
-        inside.append(segment)
-        covered.append((segment.start, segment.stop))
-    position = start
-    for first, last in sorted(covered):
-        if position < first:
-            gap = _Segment(position, first, -1)
-            segments.append(gap)
-            inside.append(gap)
-        position = max(position, last)
-    if position < stop:
-        gap = _Segment(position, stop, -1)
-        segments.append(gap)
-        inside.append(gap)
-    return inside
+    def _replace(self, places: range, segments: list[tuple[int, int, int, list[int]]]) -> None:
+        here = slice(places.start, places.stop)
+        self.starts[here] = [segment[0] for segment in segments]
+        self.stops[here] = [segment[1] for segment in segments]
+        self.writers[here] = [segment[2] for segment in segments]
+        self.readers[here] = [segment[3] for segment in segments]

@@ -30,7 +30,7 @@ class ProfileLimits:
 
     volume_seconds: float = 6.0
     link_seconds: float = 2.0
-    update_seconds: float = 2.0
+    update_seconds: float = 4.0
     model_seconds: float = 20.0
 
 
@@ -45,15 +45,17 @@ def profile(
     sequence_length: int,
     micro_batch_sizes: Sequence[int],
     progress: Progress,
+    endurance: Sequence[int] = (),
     limits: ProfileLimits = ProfileLimits(),
     open_engine: Callable[[], Engine] = Engine,
 ) -> document.Profile:
-    """Measure everything; about half a minute for a small model.
+    """Measure everything; about half a minute for a small model. `endurance` is what drives are rated to have written
+    in their lives, in bytes, which nobody can measure: one for all volumes, one for each, or none.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
     """
-    _check(volumes, sequence_length, micro_batch_sizes)
+    _check(volumes, endurance, sequence_length, micro_batch_sizes)
     chunk = document.logits_chunk_tokens(model.vocab_size) if model.head_is_position_wise else None
     layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
     layers.begin_step(0, [make_micro_batch(ids, ids, None)])  # refuses what the model cannot take, before all the rest
@@ -67,7 +69,8 @@ def profile(
         part = portion(progress, 0.3 * index / len(volumes), 0.3 * (index + 1) / len(volumes))
         time_limit = Limits(limits.volume_seconds)
         volume, remarks = measure_volume(directory.resolve(), time_limit, part, open_engine=open_engine)
-        measured_volumes.append(volume)
+        rating = endurance[index if len(endurance) > 1 else 0] if endurance else None
+        measured_volumes.append(volume.model_copy(update={"endurance_bytes": rating}))
         notes += remarks
     for one, other in combinations(volumes, 2):
         if one.stat().st_dev == other.stat().st_dev:
@@ -76,7 +79,7 @@ def profile(
     h2d, d2h, remarks = measure_link(device, Limits(limits.link_seconds), portion(progress, 0.3, 0.35))
     notes += remarks
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
-    update, remarks = measure_update(precision, threads, memory.available, time_limit, part)
+    updates, remarks = measure_update(precision, threads, memory.available, time_limit, part)
     notes += remarks
     costs = measure_model(
         model,
@@ -103,7 +106,8 @@ def profile(
             compute_shares_cpu=device.kind == "cpu",
             h2d_bandwidth=h2d.median,
             d2h_bandwidth=d2h.median,
-            update_rate=update.median,
+            update_rate=updates["fp32"].median,
+            update_rate_bf16=updates["bf16"].median,
             update_threads=threads,
             compute_threads=torch.get_num_threads(),
             volumes=tuple(measured_volumes),
@@ -154,11 +158,17 @@ def state_classes(model: Model) -> list[str]:
     return classes
 
 
-def _check(volumes: Sequence[Path], sequence_length: int, micro_batch_sizes: Sequence[int]) -> None:
+def _check(
+    volumes: Sequence[Path], endurance: Sequence[int], sequence_length: int, micro_batch_sizes: Sequence[int]
+) -> None:
     if not volumes:
         raise UsageError("no volume to measure; name a directory on the drive to use (--volume)")
     if len({volume.resolve() for volume in volumes}) < len(volumes):
         raise UsageError(f"a volume is named twice: {', '.join(map(str, volumes))}")
+    if len(endurance) not in (0, 1, len(volumes)):
+        raise UsageError(
+            f"{len(endurance)} endurances for {len(volumes)} volumes: give --endurance once for each, or once for all"
+        )
     if sequence_length < 2:
         raise UsageError(f"sequence length {sequence_length}: there is a token to predict only from 2 on")
     if not micro_batch_sizes or min(micro_batch_sizes) < 1 or len(set(micro_batch_sizes)) < len(micro_batch_sizes):

@@ -20,6 +20,9 @@ class AdamW:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
+    clip_grad_norm: float | None = None
+    bf16_moments: bool = False
+    """Both moments are rounded to bf16 after each update."""
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -42,13 +45,17 @@ def step_loss(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], *, ba
 
 
 def train(
-    path: Path, steps: Sequence[Sequence[MicroBatch]], optimizer: AdamW = AdamW(), dtype: torch.dtype = torch.float32
+    path: Path,
+    steps: Sequence[Sequence[MicroBatch]],
+    optimizer: AdamW = AdamW(),
+    dtype: torch.dtype = torch.float32,
+    norms: list[float] | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Trains the model in `path` on `steps` (the micro-batches of each); its losses and its final state dict.
 
     The weights, the optimizer and its states are in fp32; with another `dtype` forward and backward run in a model of
     that dtype, which gets a copy of the weights before each step, and its gradients go to the fp32 weights summed over
-    micro-batches in fp32.
+    micro-batches in fp32. `norms` takes the norm of all gradients of each step, before clipping.
     """
     model = load(path, dtype).train()
     masters = {name: p.detach().float().clone().requires_grad_() for name, p in load(path).named_parameters()}
@@ -72,6 +79,14 @@ def train(
             for name, parameter in parameters.items():
                 gradient = parameter.grad.float()
                 masters[name].grad = gradient if masters[name].grad is None else masters[name].grad + gradient
+        most = float("inf") if optimizer.clip_grad_norm is None else optimizer.clip_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(masters.values(), most)
+        if norms is not None:
+            norms.append(float(norm))
         update.step()
+        if optimizer.bf16_moments:
+            for states in update.state.values():
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    states[moment].copy_(states[moment].bfloat16().float())
         losses.append(total)
     return losses, {name: master.detach() for name, master in masters.items()}

@@ -89,6 +89,21 @@ def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
     assert one == other
 
 
+def test_moments_in_bf16_and_clipping_are_planned_and_run(home, tmp_path):
+    plan = tmp_path / "plan.json"
+    ssdplan(
+        "solve", "profile.json", "--host-memory", "64MiB", "--global-batch", 4, "--optimizer-states", "bf16",
+        "--clip-grad-norm", 0.01, "--residency", "optimizer=0.5", "-o", plan, cwd=home,
+    )  # fmt: skip
+    out = tmp_path / "run"
+    ssdplan("run", plan, "--data", "text.txt", "--steps", 3, "--lr", "3e-3", "--out", out, cwd=home)
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 3 and all(line["grad_norm"] > 0.01 for line in metrics), "the norm before clipping"
+    report = json.loads((out / "report.json").read_text())
+    exact = {row["quantity"]: row["relative_error"] for row in report["predictions"]}
+    assert exact["ssd_write_bytes"] == exact["host_arena_bytes"] == 0.0
+
+
 def test_json_is_what_the_file_says(home):
     for command in ("show", "plan.json"), ("show", "profile.json"):
         shown = ssdplan(*command, "--json", cwd=home)
@@ -219,8 +234,10 @@ def test_the_command_line_is_this():
         for command in ("profile", "solve", "show", "run", "volume", "bench")
     }
     for command, options in {
-        "profile": "--model --device --volume --sequence-length --micro-batch-sizes --precision --json --output",
+        "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
+        "--json --output",
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
+        "--optimizer-states --clip-grad-norm "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
         "show": "--plots --trace --json",

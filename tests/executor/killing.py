@@ -24,7 +24,7 @@ from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.records import Records
 from ssdplan.executor.store import Store, check
 from ssdplan.executor.train import Recipe, Watch, train
-from ssdplan.plans.vertical import build_schedule
+from ssdplan.plans.build import build_schedule
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 

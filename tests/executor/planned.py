@@ -3,9 +3,19 @@
 from typing import Literal
 
 from ssdplan.executor.model import StreamedModel
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan, Prediction
-from ssdplan.plans.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
-from ssdplan.plans.vertical import build_schedule
+from ssdplan.plans.profile import (
+    Layer,
+    LayerClass,
+    Machine,
+    MixedBandwidth,
+    Model,
+    OptimizerStates,
+    State,
+    Timing,
+    Volume,
+)
 from tests.plans.decided import decide
 
 GIB = 1 << 30
@@ -83,9 +93,14 @@ def make_plan(
     gradient: float = 1.0,
     chunk: int = 1 << 14,
     lookahead: int = 2,
+    on_device: float = 0.0,
+    across_turn: float = 0.0,
+    schedule: Literal["vertical", "horizontal"] = "vertical",
     device: Literal["cpu", "cuda"] = "cpu",
+    optimizer_states: OptimizerStates = "fp32",
+    clip_grad_norm: float | None = None,
 ) -> Plan:
-    """A plan with these fractions on host."""
+    """A plan with these fractions on host, `on_device` and `across_turn` on the device."""
     shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
     decision = decide(
         shape,
@@ -98,17 +113,22 @@ def make_plan(
         micro_batch_size=micro_batch_size,
         chunk=chunk,
         lookahead=lookahead,
+        on_device=on_device,
+        across_turn=across_turn,
+        schedule=schedule,
+        optimizer_states=optimizer_states,
+        clip_grad_norm=clip_grad_norm,
     )
-    schedule = build_schedule(shape, decision)
-    traffic = schedule.traffic(schedule.steady)
+    built = build_schedule(shape, decision)
+    traffic = built.traffic("steady")
     prediction = Prediction(
         step_seconds=1.0,
         tokens_per_second=1.0,
-        peak_host_bytes=schedule.arenas["host"],
-        peak_device_bytes=schedule.arenas["device"],
-        host_arena_bytes=schedule.arenas["host"],
-        device_arena_bytes=schedule.arenas["device"],
-        ssd_bytes=schedule.arenas["ssd"],
+        peak_host_bytes=built.arenas["host"],
+        peak_device_bytes=built.arenas["device"],
+        host_arena_bytes=built.arenas["host"],
+        device_arena_bytes=built.arenas["device"],
+        ssd_bytes=built.arenas["ssd"],
         ssd_read_bytes=traffic["read"],
         ssd_write_bytes=traffic["write"],
         h2d_bytes=traffic["h2d"],

@@ -15,10 +15,7 @@ WORKSTATION = ("--gpu", "rtx-4090", "--host-memory", "64GiB", "--ssd", "samsung-
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "llama-3.1-8b-rtx-4090-64gib": ("--model", "llama-3.1-8b", *WORKSTATION, *ROWS, "4"),
-    "llama-3.1-70b-rtx-5090-64gib": (
-        "--model", "llama-3.1-70b", "--gpu", "rtx-5090", "--host-memory", "64GiB", "--ssd", "samsung-990-pro*2",
-        *ROWS, "2",
-    ),
+    "llama-3.1-70b-rtx-4090-64gib": ("--model", "llama-3.1-70b", *WORKSTATION, *ROWS, "2"),
     "gpt-175b-a100-40gb-400gb": (
         "--model", "gpt-175b", "--gpu", "a100-40gb", "--cpu", "xeon-8462y", "--host-memory", "400GB",
         "--ssd", "samsung-pm9a3", *ROWS, "2",
@@ -28,10 +25,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--sequence-length", "1024", "--micro-batch-sizes", "1",
     ),
 }  # fmt: skip
-REFUSED: dict[str, tuple[str, ...]] = {
-    "llama-3.1-70b-rtx-4090-64gib": ("--model", "llama-3.1-70b", *WORKSTATION, *ROWS, "1"),
-}
-"""Well-known pairs that no plan fits yet, by the planner's own words."""
 
 
 def file_of(name: str) -> Path:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from ssdplan import cli
-from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.vertical import build_schedule
-from tests.planner.examples import DIRECTORY, EXAMPLES, REFUSED, file_of
+from tests.planner.examples import DIRECTORY, EXAMPLES, file_of
 
 LARGEST = 200 << 10
 
@@ -50,12 +49,3 @@ def test_an_example_keeps_its_budgets(name: str) -> None:
 
 def test_every_file_has_its_command() -> None:
     assert {path.name for path in DIRECTORY.iterdir()} == {file_of(name).name for name in EXAMPLES}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_yet_is_refused_with_the_least_that_would(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["solve", *REFUSED[name]]) == InfeasibleError.exit_code
-    assert "device memory of 23.000 GiB is too little; the least that would do is" in capsys.readouterr().err

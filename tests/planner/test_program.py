@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.drive import combined_frontier
 from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, footprint, program_bound, solve_program
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, made_machine, made_model, made_volume
 from tests.planner.test_drive import seconds_by_turns
@@ -232,7 +232,7 @@ def test_counts_what_the_graph_moves(model: Model, machine: Machine, b: int, n: 
     assert result is not None
     decision = decision_of(model, result, b, n)
     schedule = build_schedule(model, decision)
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     layers = len(model.layers)
     grain = 2 * layers * (2048 * 18 + n * 4096)
     assert traffic["read"] == pytest.approx(result.ssd_read_bytes, abs=2 * grain)
@@ -247,7 +247,7 @@ def test_counts_what_the_graph_moves(model: Model, machine: Machine, b: int, n: 
 def _stages_of(model: Model, b: int, n: int):
     from ssdplan.planner.traffic import layer_groups, stages
 
-    return stages(model, layer_groups(model), b, n)
+    return stages(model, layer_groups(model), b, n, "fp32")
 
 
 @RELAXED

@@ -32,7 +32,7 @@ def backward(index: int, waits: tuple[int, ...] = ()) -> Backward:
 
 def update(index: int, elements: int, waits: tuple[int, ...] = ()) -> Update:
     nowhere = Region(0, 0, 1)
-    return Update(index, 0, waits, 0, 0, elements, False, nowhere, nowhere, nowhere)
+    return Update(index, 0, waits, 0, 0, elements, False, nowhere, nowhere, nowhere, "fp32")
 
 
 def seconds(machine: Machine, *ops: Op) -> float:

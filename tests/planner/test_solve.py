@@ -15,10 +15,10 @@ from ssdplan.planner.fit import shortened
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
 
@@ -51,7 +51,7 @@ def check(profile: Profile, request: SolveRequest, plan: Plan) -> None:
     assert prediction.peak_host_bytes == schedule.arenas["host"] == peaks.host <= request.host_memory_bytes
     assert prediction.peak_device_bytes == peaks.device <= decision.device_budget_bytes
     assert prediction.ssd_bytes == schedule.arenas["ssd"]
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     assert (prediction.ssd_read_bytes, prediction.ssd_write_bytes) == (traffic["read"], traffic["write"])
     assert (prediction.h2d_bytes, prediction.d2h_bytes) == (traffic["h2d"], traffic["d2h"])
     timeline = simulate(schedule.steady, plan.model, plan.machine, decision.micro_batch_size)
@@ -289,6 +289,7 @@ def test_names_what_bounds_the_run(machine: Machine, words: str) -> None:
     assert plan.prediction.bound_by == words
     gains = {row.resource: row.throughput_gain for row in plan.sensitivity if row.resource != "host memory"}
     helps = {"compute and updates (shared cores)": "compute", "cpu updates": "update rate", "ssd": "ssd bandwidth"}
+    helps |= {"link to device": "link", "link from device": "link"}
     assert max(gains, key=lambda name: gains[name]) == helps.get(words, words)
 
 

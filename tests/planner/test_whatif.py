@@ -206,9 +206,11 @@ def test_the_machine_is_what_the_catalogue_says() -> None:
     assert machine.device == "cuda" and not machine.compute_shares_cpu
     assert machine.device_memory_bytes == 23 * GIB
     assert machine.update_rate == pytest.approx(204.8e9 * 0.8 / 30)
+    assert machine.update_rate_bf16 == pytest.approx(204.8e9 * 0.8 / 22)
     assert [volume.free_bytes for volume in machine.volumes] == [4 * 10**12, 4 * 10**12, 1.6e12]
     assert [volume.frontier[0].read for volume in machine.volumes] == [7.45e9, 7.45e9, 7.2e9]
     assert [volume.frontier[-1].write for volume in machine.volumes] == [1.5e9, 1.5e9, 6.2e9]
+    assert [volume.endurance_bytes for volume in machine.volumes] == [24 * 10**14, 24 * 10**14, 292 * 10**15]
     assert len({volume.path for volume in machine.volumes}) == 3
     assert estimate(what_if(precision="fp32")).machine.update_rate == pytest.approx(83.2e9 * 0.8 / 32)
 
@@ -225,12 +227,14 @@ def test_without_a_gpu_the_device_is_emulated() -> None:
 
 
 def test_figures_can_be_given_and_the_notes_say_which_were() -> None:
-    given = {"gpu.flops": 1e14, "ssd.write": 3e9, "link.h2d": 5e9, "ssd.capacity": 10.0**12}
+    given = {"gpu.flops": 1e14, "ssd.write": 3e9, "link.h2d": 5e9, "ssd.capacity": 10.0**12, "ssd.endurance": 5e14}
     profile, usual = estimate(what_if(figures=given)), estimate(what_if())
     ratio = profile.model.timing("block", 1).forward_seconds / usual.model.timing("block", 1).forward_seconds
     assert ratio == pytest.approx(1.652, rel=1e-6)
     assert profile.machine.h2d_bandwidth == 5e9
     assert {volume.frontier[-1].write for volume in profile.machine.volumes} == {3e9}
+    assert {volume.endurance_bytes for volume in profile.machine.volumes} == {500 * 10**12}
+    assert any("ssd.endurance" in note and note.endswith("bytes: given") for note in profile.notes)
     assert {volume.free_bytes for volume in profile.machine.volumes} == {10**12}
     notes = "\n".join(profile.notes)
     assert "gpu.flops = 1e+14 FLOP/s: given" in notes and "ssd.write of samsung-990-pro:2TB = 3e+09" in notes

@@ -1,7 +1,9 @@
 """Decisions with any fractions, for tests of the schedule."""
 
+from typing import Literal
+
 from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Model
+from ssdplan.plans.profile import Model, OptimizerStates
 
 
 def decide(
@@ -16,9 +18,20 @@ def decide(
     micro_batch_size: int = 1,
     chunk: int = 1 << 14,
     lookahead: int = 2,
+    on_device: float = 0.0,
+    across_turn: float = 0.0,
+    schedule: Literal["vertical", "horizontal"] = "vertical",
+    optimizer_states: OptimizerStates = "fp32",
+    clip_grad_norm: float | None = None,
 ) -> Decision:
-    """The same fractions on host for every class, prompt and delayed part alike."""
+    """The same fractions on host for every class, prompt and delayed part alike.
+
+    `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
+    states, those kept there from forward to backward.
+    """
     prompt = 1.0 - alpha
+    ends = {*model.layers[0].states, *model.layers[-1].states}
+    at_ends = {model.states[index].state_class for index in ends}
     placement = Placement(
         optimizer_prompt_host=prompt * optimizer,
         optimizer_prompt_ssd=prompt * (1 - optimizer),
@@ -30,17 +43,24 @@ def decide(
         parameters_delayed_ssd=alpha * (1 - parameters),
         delayed_gradient_host=alpha * gradient,
         delayed_gradient_ssd=alpha * (1 - gradient),
+        parameters_device=on_device,
     )
     return Decision(
-        schedule="vertical",
+        schedule=schedule,
         optimizer="adamw",
-        optimizer_states="fp32",
+        optimizer_states=optimizer_states,
+        clip_grad_norm=clip_grad_norm,
         precision=model.precision,
         micro_batch_size=micro_batch_size,
         micro_batches=micro_batches,
         sequence_length=model.sequence_length,
         delay_ratio=alpha,
-        placement={state.state_class: placement for state in model.states},
+        placement={
+            state.state_class: placement.model_copy(
+                update={"parameters_turn": 0.0 if state.state_class in at_ends else across_turn}
+            )
+            for state in model.states
+        },
         checkpoint_host=checkpoints,
         recompute="all",
         update_chunk_elements=chunk,

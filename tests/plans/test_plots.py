@@ -12,12 +12,12 @@ from matplotlib.image import imread
 
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans import plots
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Alternative, Plan, Prediction
 from ssdplan.plans.plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.usage import Usage, memory_usage
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 
@@ -32,7 +32,7 @@ def _made(blocks: int, micro_batches: int, *, hidden: int = 64, name: str = "mad
     schedule = build_schedule(model, decision)
     machine = made_machine()
     timeline = simulate(schedule.steady, model, machine, 1)
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     seconds = timeline.seconds
     prediction = Prediction(
         step_seconds=seconds,

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.pools import (
     Blocks,
     Need,
@@ -18,7 +19,6 @@ from ssdplan.plans.pools import (
     saved,
 )
 from ssdplan.plans.schedule import PAGE, Buffer, Graph, Schedule
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 
@@ -67,28 +67,30 @@ def test_needs_by_hand() -> None:
             Pool("optimizer in transit", 9 * MIB, 2),
             Pool("parameters in transit", 6 * MIB, 3),
         ),
+        arena=52 * MIB,
     )
     assert needs(found) == Needs(
-        planned=Need(5 * MIB, (20 + 2 * 9 + 3 * 6) * MIB),
+        planned=Need(5 * MIB, 47 * MIB),
+        by_class=Need(5 * MIB, (20 + 2 * 9 + 3 * 6) * MIB),
         one_size_each_role=Need(5 * MIB, (4 * 20 + 2 * 9) * MIB),
         one_size=Need(5 * MIB, 6 * 20 * MIB),
         powers_of_two=Need(8 * MIB, (32 + 2 * 16 + 3 * 8) * MIB),
         both=Need(8 * MIB, 6 * 32 * MIB),
     )
-    assert needs(found).planned.total == 61 * MIB
+    assert needs(found).planned.total == 52 * MIB
     assert saved(61, 125) == pytest.approx(0.512)
 
 
 def test_all_states_may_stay() -> None:
-    found = Blocks(kept=(Pool("parameters", 3 * PAGE, 2),), pools=())
+    found = Blocks(kept=(Pool("parameters", 3 * PAGE, 2),), pools=(), arena=6 * PAGE)
     exact, rounded = Need(6 * PAGE, 0), Need(8 * PAGE, 0)
-    assert needs(found) == Needs(exact, exact, exact, rounded, rounded)
-    assert needs(Blocks((), ())) == Needs(*[Need(0, 0)] * 5)
+    assert needs(found) == Needs(exact, exact, exact, exact, rounded, rounded)
+    assert needs(Blocks((), (), 0)) == Needs(*[Need(0, 0)] * 6)
     assert saved(0, 0) == 0.0
 
 
-def _buffer(index: int, pages: int, role: str, pool: str, turn: int, offset: int, slot: int) -> Buffer:
-    return Buffer(index, f"buffer {index}", "host", pages * PAGE, role, pool, turn, offset * PAGE, slot * PAGE)
+def _buffer(index: int, pages: int, role: str, pool: str, turn: int, offset: int, zone: int) -> Buffer:
+    return Buffer(index, f"buffer {index}", "host", pages * PAGE, role, pool, turn, offset * PAGE, zone * PAGE)
 
 
 def test_an_arena_taken_apart_by_hand() -> None:
@@ -104,12 +106,13 @@ def test_an_arena_taken_apart_by_hand() -> None:
         Buffer(7, "on ssd", "ssd", PAGE, "parameters", "", -1, 0, 0),
     )
     empty = Graph("steady", (), 1)
-    schedule = Schedule(buffers, {"device": 0, "host": 13 * PAGE, "ssd": PAGE}, (), lambda name: empty)
+    schedule = Schedule(buffers, {"device": 0, "host": 13 * PAGE, "ssd": PAGE}, (), lambda name: empty, lambda name: ())
     assert blocks(schedule) == Blocks(
         kept=(Pool("checkpoints or delayed gradient", 5 * PAGE, 1), Pool("parameters", 2 * PAGE, 1)),
         pools=(Pool("gradients", 3 * PAGE, 2),),
+        arena=13 * PAGE,
     )
-    assert blocks(schedule, "device") == Blocks((), ())
+    assert blocks(schedule, "device") == Blocks((), (), 0)
 
 
 def test_an_arena_locks_less_than_a_page_beyond_itself() -> None:
@@ -155,12 +158,12 @@ def test_any_plan_is_its_blocks(
     need = needs(found)
     assert need.planned.total == schedule.arenas["host"]
     pooled = [buffer for buffer in schedule.buffers if buffer.tier == "host" and buffer.pool]
-    slots = {buffer.slot for buffer in pooled}
+    slots = {(buffer.pool, buffer.offset) for buffer in pooled}
     assert sum(pool.slots for pool in found.pools) == len(slots)
     assert need.one_size.slots == len(slots) * max((buffer.nbytes for buffer in pooled), default=0)
-    ways = (need.planned, need.one_size_each_role, need.one_size, need.powers_of_two, need.both)
-    planned, each_role, alike, rounded, both = (way.total for way in ways)
-    assert planned <= each_role <= alike <= both
-    assert planned <= rounded <= both
-    assert rounded < 2 * planned
+    ways = (need.planned, need.by_class, need.one_size_each_role, need.one_size, need.powers_of_two, need.both)
+    planned, own, each_role, alike, rounded, both = (way.total for way in ways)
+    assert planned <= own <= each_role <= alike <= both
+    assert own <= rounded <= both
+    assert rounded < 2 * own
     assert page_lock_waste(planned) == 0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.schedule import Backward, Forward, Graph, Schedule, Transfer, Update
 from ssdplan.plans.verify import verify
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 
@@ -29,10 +29,13 @@ fractions = st.sampled_from([0.0, 0.37, 1.0]) | st.floats(0, 1)
     micro_batches=st.integers(1, 4),
     chunk=st.integers(1, 16).map(lambda grains: grains * 2048),
     lookahead=st.integers(1, 4),
+    on_device=fractions,
+    across_turn=fractions,
 )
-def test_every_schedule_verifies(blocks, tied, precision, **choices):
+def test_every_schedule_verifies(blocks, tied, precision, on_device, across_turn, **choices):
     model = made_model(blocks=blocks, tied=tied, precision=precision)
-    schedule = build_schedule(model, decide(model, **choices))
+    across_turn *= 1 - on_device
+    schedule = build_schedule(model, decide(model, on_device=on_device, across_turn=across_turn, **choices))
     verify(schedule)
     assert_every_element_is_updated_once(schedule, model)
 
@@ -88,7 +91,7 @@ def test_traffic_is_that_of_the_design(alpha: float, n: int):
     down += blocks * n * c + (blocks + 1) * (n - 1) * c  # checkpoints, inter-layer gradients
     up = sum(4 * elements[i] for i in states)
     up += blocks * n * c + (n - 1) * c + (blocks + 1) * (n - 1) * c
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     assert traffic == {"read": read, "write": written, "h2d": down, "d2h": up}
 
 
@@ -172,7 +175,7 @@ def test_verify_finds_buffers_that_share_memory_while_both_are_needed():
     device = [b for b in schedule.buffers if b.tier == "device" and b.pool == "hidden"]
     a, b = device[0], next(other for other in device if other.offset != device[0].offset)
     buffers = list(schedule.buffers)
-    buffers[b.index] = replace(b, offset=a.offset, slot=a.slot)
+    buffers[b.index] = replace(b, offset=a.offset, zone=a.zone)
     with pytest.raises(AssertionError):
         verify(replace(schedule, buffers=tuple(buffers)))
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ssdplan.plans import text
-from ssdplan.plans.plan import Alternative, Decision, Placement, Plan, Prediction, Sensitivity
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.plan import Alternative, Decision, Least, Placement, Plan, Prediction, Reason, Sensitivity
 from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.text import bar, count, describe_plan, describe_profile, duration, exact_percent, number, percent
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
 from tests.plans.decided import decide
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def _prediction(schedule: Schedule, **changes: object) -> Prediction:
-    traffic = schedule.traffic(schedule.steady)
+    traffic = schedule.traffic("steady")
     prediction = Prediction(
         step_seconds=12.5,
         tokens_per_second=1311.0,
@@ -67,6 +67,13 @@ def _plan(model: Model, decision: Decision, schedule: Schedule, **changes: objec
         sensitivity=(
             Sensitivity(resource="compute", unit="10%", seconds_per_unit=0.0, throughput_gain=0.0),
             Sensitivity(resource="host memory", unit="GiB", seconds_per_unit=-0.5, throughput_gain=0.0923),
+            Sensitivity(
+                resource="drives",
+                unit="2x",
+                seconds_per_unit=-2.0,
+                throughput_gain=0.38,
+                words="a second SSD like the first",
+            ),
         ),
     )
     return plan.model_copy(update=changes)
@@ -142,9 +149,67 @@ def test_a_step_that_leaves_the_drive_alone() -> None:
 
 def test_busy_shares_are_bars() -> None:
     page = _page()
-    assert _line(page, "ssd read") == f"ssd read [{'#' * 28}..] 93%"
-    assert _line(page, "device to host") == f"device to host [#{'.' * 29}] 0%"  # a little is not nothing
-    assert _line(page, "cpu updates") == f"cpu updates [{'.' * 30}] 0%"
+    assert _line(page, "ssd read") == f"ssd read [{'#' * 19}.] 93%"
+    assert _line(page, "device to host") == f"device to host [#{'.' * 19}] 0%"  # a little is not nothing
+    assert _line(page, "cpu updates") == f"cpu updates [{'.' * 20}] 0%"
+
+
+def test_why_a_resource_idles() -> None:
+    """Of a step of 12.5 s; what is below half a percent is left out."""
+    idle = {
+        "read": {"compute": 4.75, "host buffer": 1.5, "fill": 0.625, "drain": 0.5, "h2d": 0.01},
+        "cpu": {"no work": 12.5},
+        "compute": {"device buffer": 0.25, "a new cause": 1.25},
+    }
+    page = " ".join(_page(prediction=_prediction(_made_schedule(), idle=idle)).split())
+    assert "93% idles 38% for compute, 12% for a free host buffer, 9% fill and drain ssd write" in page
+    assert "0% idles 100% without any work" in page
+    assert "61% idles 10% for a new cause, 2% for a free device buffer" in page
+    assert "% idles" not in " ".join(_page().split())
+
+
+def test_the_critical_path_by_resource_and_work() -> None:
+    path = {"read": {"parameters": 1.0, "optimizer states": 2.125}, "compute": {"backward": 9.375}}
+    section = _page(prediction=_prediction(_made_schedule(), critical_path=path)).split("The chain of operations")[1]
+    assert [" ".join(line.split()) for line in section.splitlines()[1:3]] == [
+        "compute 9.38 s 75% backward 9.38 s",
+        "ssd read 3.12 s 25% optimizer states 2.12 s, parameters 1 s",
+    ]
+
+
+def test_reasons_come_first() -> None:
+    told = (
+        Reason(topic="bound", text="word " * 40 + "end."),
+        Reason(topic="to be faster", text="a \x1b[2J second SSD"),
+    )
+    lines = _page(reasons=told).splitlines()
+    first = lines.index("Why")
+    assert lines[first - 2].startswith("What bounds it") and lines[first - 1] == ""
+    assert lines[first + 1].startswith("  bound           word word")
+    assert lines[first + 3].split()[-1] == "end." and lines[first + 3].startswith(" " * 18)
+    assert lines[first + 4] == "  to be faster    a ?[2J second SSD"
+    assert "\nWhy\n" not in _page()
+
+
+def test_the_least_budgets() -> None:
+    least = (
+        Least(budget="host memory", least_bytes=3 * GIB, tokens_per_second=700.0),
+        Least(budget="ssd space", least_bytes=12 * GIB, tokens_per_second=1311.0),
+    )
+    page = _page(least=least)
+    assert "host memory 3 GiB at most 700 tokens/s" in " ".join(page.split())
+    assert "ssd space 12 GiB at most 1,311 tokens/s" in " ".join(page.split())
+
+
+def test_how_long_the_drive_lasts() -> None:
+    """5 GiB in 12.5 s are 37.1 TB a day: 600 TB last 16.2 days."""
+    prediction = _prediction(_made_schedule(), ssd_write_bytes=5 * GIB)
+    assert "profile --endurance SIZE" in _line(_page(prediction=prediction), "drive wear")
+    (volume,) = made_machine().volumes
+    rated = made_machine(volumes=(volume.model_copy(update={"endurance_bytes": 600 * 10**12}),))
+    line = _line(_page(prediction=prediction, machine=rated), "drive wear")
+    assert line == f"drive wear 16.2 days without a pause, to the 600 TB of {volume.path}"
+    assert "drive wear" not in _page(prediction=_prediction(_made_schedule(), ssd_write_bytes=0), machine=rated)
 
 
 def test_alternatives_mark_the_plan() -> None:
@@ -167,9 +232,12 @@ def test_many_alternatives_are_thinned_but_never_the_plan() -> None:
 
 def test_sensitivity_in_words_best_first() -> None:
     page = _page()
-    gains = page.split("What one unit more")[1].splitlines()[1:3]
-    assert " ".join(gains[0].split()) == "1 GiB more of host memory +9.23% tokens/s a step 500 ms shorter"
-    assert " ".join(gains[1].split()) == "10% more of compute nothing"
+    gains = page.split("What more of something")[1].splitlines()[1:4]
+    assert [" ".join(line.split()) for line in gains] == [
+        "a second SSD like the first +38.00% tokens/s a step 2 s shorter",
+        "1 GiB more of host memory +9.23% tokens/s a step 500 ms shorter",
+        "10% more of compute nothing",
+    ]
 
 
 def test_reserved_memory_is_split() -> None:
@@ -182,6 +250,18 @@ def test_reserved_memory_is_split() -> None:
     assert "at most): 3 GiB" in page
 
 
+def test_parameters_on_the_device() -> None:
+    """Of four blocks two are on the device; the table's percentages are of the whole."""
+    model = made_model(blocks=4)
+    decision = decide(model, parameters=1.0, on_device=0.5, across_turn=0.25)
+    schedule = build_schedule(model, decision)
+    page = describe_plan(_plan(model, decision, schedule), schedule)
+    assert "embedding 50%, block 50%, head 50% of the states, for the whole run" in page
+    assert _line(page, "and across the turn").endswith("block 25% of the states, from forward to backward")
+    assert _line(page, "block x4 parameters") == "block x4 parameters 50% - 192 KiB -"
+    assert "on device" not in describe_plan(_plan(model, decide(model), schedule), schedule)
+
+
 def test_host_memory_by_pool_and_otherwise() -> None:
     """Six blocks of 786,432 elements, all on ssd: 1.5 MiB each in bf16, updated in chunks of 16,384 elements."""
     model = made_model(blocks=6, hidden=256)
@@ -189,22 +269,25 @@ def test_host_memory_by_pool_and_otherwise() -> None:
     schedule = build_schedule(model, decision)
     page = describe_plan(_plan(model, decision, schedule), schedule)
     slots = page.split("Host memory in slots")[1].split("\n\n")[0].splitlines()[2:]
-    assert [" ".join(line.split()) for line in slots[:1] + slots[3:5] + slots[-1:]] == [
+    assert [" ".join(line.split()) for line in slots[:1] + slots[3:5] + slots[-2:]] == [
         "parameters in transit 2 1.5 MiB 3 MiB",
         "optimizer states in transit 3 192 KiB 576 KiB",
         "gradients 3 64 KiB 192 KiB",
         "all 12 4.3 MiB",
+        "less what is never used at once -260 KiB",
     ]
     rows = page.split("What this plan would take")[1].split("\n\n")[0].splitlines()[2:]
-    assert " ".join(rows[0].split()).endswith("4.3 MiB - - 4.3 MiB - -")
+    # The head's parameters lie where the embedding's do at the other end of the step.
+    assert " ".join(rows[0].split()).endswith("4.05 MiB - - 4.05 MiB - -")
+    assert " ".join(rows[1].split()).endswith("4.3 MiB 260 KiB 5.9% 4.3 MiB 260 KiB 5.9%")
     # Twelve slots of 1.5 MiB; then of 2 MiB.
-    assert " ".join(rows[2].split()).endswith("18 MiB 13.7 MiB 76.1% 18 MiB 13.7 MiB 76.1%")
-    assert " ".join(rows[4].split()).endswith("24 MiB 19.7 MiB 82.1% 24 MiB 19.7 MiB 82.1%")
+    assert " ".join(rows[3].split()).endswith("18 MiB 14 MiB 77.5% 18 MiB 14 MiB 77.5%")
+    assert " ".join(rows[5].split()).endswith("24 MiB 20 MiB 83.1% 24 MiB 20 MiB 83.1%")
     assert rows[-1] == "  page-locking the arena as it is takes 0 B beyond it"
 
 
 def test_many_sizes_of_slots_are_thinned() -> None:
-    found = Blocks((), tuple(Pool("gradients", size << 20, 1) for size in range(20, 0, -1)))
+    found = Blocks((), tuple(Pool("gradients", size << 20, 1) for size in range(20, 0, -1)), arena=210 << 20)
     lines = text._pools(found)
     assert len(lines) == text.MOST_ROWS + 3 and lines[-1] == "  and 12 smaller sizes"
     assert lines[-2].split() == ["all", "20", "210", "MiB"]
@@ -296,15 +379,20 @@ def test_no_line_is_too_long(
         d2h_bytes=nbytes[4],
         bound_by=names[0],
         busy={names[0]: 1.0, names[1]: 0.5},
+        idle={names[1]: {names[2]: rates[3], "fill": rates[4], "read": rates[5]}},
+        critical_path={names[3]: {names[4]: rates[3], names[0]: rates[4]}},
         program_seconds=rates[2],
     )
     entry = _alternative(
         numbers[0], numbers[1], tokens_per_second=rates[3], io_tokens_per_second=rates[4], delay_ratio=1 / 3
     )
     row = Sensitivity(resource=names[1], unit=names[2], seconds_per_unit=-rates[5], throughput_gain=rates[4])
+    said = row.model_copy(update={"words": names[3]})
+    least = Least(budget="host memory", least_bytes=nbytes[0], tokens_per_second=rates[1])
     machine = made_machine(host_memory=nbytes[0], device_memory=nbytes[1], link=rates[0], update_rate=rates[1])
     machine = machine.model_copy(update={"name": names[2], "device_name": names[3], "cores": numbers[0]})
     volume = Volume(path=names[4], free_bytes=nbytes[2], engine="io_uring", frontier=machine.volumes[0].frontier)
+    volume = volume.model_copy(update={"endurance_bytes": data.draw(st.none() | sizes)})
     machine = machine.model_copy(update={"volumes": (volume,) * 3})
     plan = _plan(
         model,
@@ -313,7 +401,9 @@ def test_no_line_is_too_long(
         machine=machine,
         prediction=prediction,
         alternatives=(entry, entry),
-        sensitivity=(row, row),
+        sensitivity=(row, said),
+        least=(least,),
+        reasons=(Reason(topic=names[0], text=names[1]),),
     )
     profile = Profile(schema="ssdplan.profile/1", created=names[0], machine=machine, model=model, notes=names)
     for page in (describe_plan(plan, schedule), describe_profile(profile)):

@@ -1,14 +1,16 @@
 """Memory by role: what is reserved adds up to the arena, and what is alive fits in it at every moment."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.schedule import Buffer, Graph, Region, Schedule, Transfer
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.schedule import Buffer, Graph, Region, Schedule, Tier, Transfer
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.usage import Usage, label, memory_usage, reserved
-from ssdplan.plans.vertical import build_schedule
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 
@@ -18,7 +20,7 @@ GRAPHS = ("first", "steady", "flush", "evaluate")
 
 def _schedule(*buffers: Buffer, host: int) -> Schedule:
     empty = Graph("steady", (), 1)
-    return Schedule(buffers, {"device": 0, "host": host, "ssd": 0}, (), lambda name: empty)
+    return Schedule(buffers, {"device": 0, "host": host, "ssd": 0}, (), lambda name: empty, lambda name: ())
 
 
 def _buffer(index: int, pages: int, role: str, pool: str, turn: int, offset: int, slot: int) -> Buffer:
@@ -147,10 +149,9 @@ def test_any_decision(
     split = reserved(schedule)
     assert {tier: sum(roles.values()) for tier, roles in split.items()} == schedule.arenas
     assert all(nbytes > 0 for roles in split.values() for nbytes in roles.values())
+    assert split == {tier: _page_by_page(schedule, tier) for tier in split}
     for tier, roles in split.items():
         assert roles.get("parameters", 0) >= sum(b.nbytes for b in _staying(schedule) if b.tier == tier)
-        if tier == "host" and roles.get("hidden states"):
-            assert roles["hidden states"] == _pool_bytes(schedule, "hidden states")
     machine = made_machine(shared=shared)
     for name in GRAPHS:
         graph = getattr(schedule, name)
@@ -177,13 +178,20 @@ def _kept_gradients(schedule: Schedule) -> list[Buffer]:
     return [b for b in schedule.buffers if b.role == "delayed gradient" and b.tier == "host" and b.turn < 0]
 
 
-def _pool_bytes(schedule: Schedule, role: str) -> int:
-    """Slots times slot size, over the host's pools of a role: each counted from its own buffers."""
-    pools: dict[str, list[Buffer]] = {}
+def _page_by_page(schedule: Schedule, tier: Tier) -> dict[str, int]:
+    """Whose each page of an arena is, by asking every buffer; a page of none belongs to the one before it."""
+    roles: dict[int, set[str]] = {}
     for buffer in schedule.buffers:
-        if buffer.tier == "host" and buffer.role == role:
-            pools.setdefault(buffer.pool, []).append(buffer)
-    return sum(len({b.slot for b in mine}) * max(b.nbytes for b in mine) for mine in pools.values())
+        if buffer.tier == tier:
+            assert buffer.offset % PAGE == 0 == buffer.nbytes % PAGE
+            for page in range(buffer.offset // PAGE, (buffer.offset + buffer.nbytes) // PAGE):
+                roles.setdefault(page, set()).add(buffer.role)
+    total: Counter[str] = Counter()
+    name = ""
+    for page in range(schedule.arenas[tier] // PAGE):
+        name = " or ".join(sorted(roles.get(page, ()))) or name  # the end of a slot that was not filled
+        total[name] += PAGE
+    return dict(total)
 
 
 def test_labels() -> None:

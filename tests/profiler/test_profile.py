@@ -84,6 +84,7 @@ def made_profile(
     volumes: list[Path],
     sizes: list[int] | None = None,
     sequence_length: int = 8,
+    endurance: tuple[int, ...] = (),
     model: MadeModel | None = None,
     chunks: list[int | None] | None = None,
 ) -> Profile:
@@ -105,6 +106,7 @@ def made_profile(
         sequence_length=sequence_length,
         micro_batch_sizes=[1] if sizes is None else sizes,
         progress=silent,
+        endurance=endurance,
         limits=QUICK,
     )
 
@@ -113,7 +115,8 @@ def test_two_volumes_on_one_file_system_are_noted(tmp_path: Path) -> None:
     volumes = [tmp_path / "a", tmp_path / "b"]
     for volume in volumes:
         volume.mkdir()
-    found = made_profile(volumes)
+    found = made_profile(volumes, endurance=(6 * 10**14, 10**15))
+    assert [volume.endurance_bytes for volume in found.machine.volumes] == [6 * 10**14, 10**15]
     assert [volume.path for volume in found.machine.volumes] == [str(volume) for volume in volumes]
     assert any("are on one file system" in note for note in found.notes)
     assert found.model.parameters == 3 * 2 * 32 * 48 + 32 + 50 * 32
@@ -146,6 +149,8 @@ def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
     for sizes in ([], [0, 1], [2, 2]):
         with pytest.raises(UsageError, match="micro-batch sizes"):
             made_profile([tmp_path], sizes=sizes)
+    with pytest.raises(UsageError, match="2 endurances for 1 volumes"):
+        made_profile([tmp_path], endurance=(1, 2))
     with pytest.raises(UsageError, match="sequence length 1"):
         made_profile([tmp_path], sequence_length=1)
 

@@ -1,0 +1,307 @@
+"""Reasons: why a plan is as it is, in sentences that a person can check against its figures.
+
+Owns the words and what they may claim. Every sentence is computed from the plan and from what the search knew; none is
+written where its figures do not hold.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from ssdplan.plans.plan import Alternative, Plan, Reason
+from ssdplan.plans.profile import ELEMENT_BYTES
+from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.units import format_bytes
+from ssdplan.plans.wear import TB, YEAR_DAYS, lifetime, wear
+
+from .critical import DRAIN, FILL, NO_WORK, loads
+from .fit import Fitter, Solved
+from .program import Bound, ProgramResult, program_bound, solve_program
+from .traffic import checkpoint_bytes
+
+NOTHING = 5e-4
+"""A relative gain below this is none."""
+MANY = 3
+"""The most that a sentence lists."""
+WORDS = {
+    "read": "ssd reads",
+    "write": "ssd writes",
+    "h2d": "copies to the device",
+    "d2h": "copies from the device",
+    "compute": "compute",
+    "cpu": "updates",
+    "host buffer": "a free host buffer",
+    "device buffer": "a free device buffer",
+    FILL: "its first work",
+    DRAIN: "the end of the step",
+    NO_WORK: "any work",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the search knew of the chosen plan and plan.json does not hold."""
+
+    given: frozenset[str]
+    """What the user has decided: `batch`, `delay ratio`, `residency`."""
+    loads: dict[str, float]
+    """What could bound the step, in words -> seconds in which it works."""
+    resident_bytes: int
+    """What of the host arena states, checkpoints and waiting gradients keep for the whole run."""
+    free: Bound | None
+    """The program with the plan's own limits and whatever delay ratio is best; None where they leave no placement."""
+    prompt: ProgramResult | None
+    """The same with a delay ratio of 0."""
+
+
+def gather(fitter: Fitter, solved: Solved, timeline: Timeline, given: Collection[str]) -> Evidence:
+    """The evidence on a plan: its program solved twice more, and its timeline's loads."""
+    candidate, branch = solved.fitted.candidate, solved.branch
+    return Evidence(
+        given=frozenset(given),
+        loads=loads(timeline, fitter.machine),
+        resident_bytes=solved.fitted.peaks.residents,
+        free=program_bound(
+            fitter.model,
+            fitter.machine,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            limits=branch.limits,
+            fixed=branch.fixed,
+        ),
+        prompt=solve_program(
+            fitter.model,
+            fitter.machine,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            limits=branch.limits,
+            fixed=replace(branch.fixed, delay_ratio=0.0),
+        ),
+    )
+
+
+def explain(plan: Plan, evidence: Evidence) -> tuple[Reason, ...]:
+    """Why the plan is as it is: what bounds it, its batch, its delay ratio, its use of the ssd, what would help."""
+    told = (
+        ("bound", _bound(plan, evidence)),
+        ("batch", _batch(plan, evidence)),
+        ("delay ratio", _delay_ratio(plan, evidence)),
+        ("ssd", _ssd(plan, evidence)),
+        ("offloading", _offloading(plan)),
+        ("to be faster", _help(plan)),
+        ("wear", _wear(plan)),
+    )
+    return tuple(Reason(topic=topic, text=text) for topic, text in told if text)
+
+
+def _bound(plan: Plan, evidence: Evidence) -> str:
+    step = plan.prediction.step_seconds
+    ranked = sorted(evidence.loads.items(), key=lambda entry: -entry[1])
+    (first, most), (second, less) = ranked[:2]
+    text = (
+        f"The step is bound by {first}, busy for {most / step:.0%} of it; next comes {second} with {less / step:.0%}."
+    )
+    spent = {resource: sum(seconds.values()) / step for resource, seconds in plan.prediction.critical_path.items()}
+    chain = [f"{share:.0%} {WORDS.get(name, name)}" for name, share in _largest(spent)]
+    if chain:
+        text += f" The chain of operations that makes it so long is {_listed(chain)}."
+    waits = plan.prediction.idle.get(_RESOURCE.get(first, ""), {})
+    idle = {name: seconds / step for name, seconds in waits.items()}
+    if first == "compute and updates (shared cores)":
+        idle.pop("cpu", None)
+    if sum(idle.values()) >= 0.05:
+        each = [f"{share:.0%} for {WORDS.get(name, name)}" for name, share in _largest(idle)]
+        text += f" It still waits {_listed(each)}."
+    return text
+
+
+_RESOURCE = {
+    "compute and updates (shared cores)": "compute",
+    "compute": "compute",
+    "link to device": "h2d",
+    "link from device": "d2h",
+    "cpu updates": "cpu",
+}
+"""What can bound a step -> the resource whose idle seconds are its own; the drive has two."""
+
+
+def _batch(plan: Plan, evidence: Evidence) -> str:
+    """Its throughput among those looked at. Simulated figures are compared with simulated ones, bounds with bounds."""
+    size, n = plan.decision.micro_batch_size, plan.decision.micro_batches
+    own = next(entry for entry in plan.alternatives if (entry.micro_batch_size, entry.micro_batches) == (size, n))
+    best = max((e for e in plan.alternatives if e.simulated), key=lambda entry: entry.tokens_per_second)
+    top = best.tokens_per_second
+    smaller = [entry for entry in plan.alternatives if _batch_of(entry) < size * n]
+    larger = [entry for entry in plan.alternatives if _batch_of(entry) > size * n]
+    if "batch" in evidence.given and not (smaller or larger):
+        text = f"A batch of {_rows(own)} was asked for"
+        if best is not own:
+            share = own.tokens_per_second / top
+            text += f"; {n} x {size} reaches {share:.1%} of {best.micro_batches} x {best.micro_batch_size}"
+    elif own.tokens_per_second >= top:
+        text = f"A batch of {_rows(own)} ({n} x {size}) is the fastest that was simulated"
+    else:
+        share = own.tokens_per_second / top
+        text = (
+            f"A batch of {_rows(own)} ({n} x {size}) reaches {share:.1%} of what {_rows(best)} do, the best simulated"
+        )
+    tried = [entry for entry in smaller if entry.simulated]
+    if tried:
+        nearest = max(tried, key=lambda entry: entry.tokens_per_second)
+        text += f"; of smaller ones that of {_rows(nearest)} comes nearest, with {nearest.tokens_per_second / top:.1%}"
+    elif smaller:
+        nearest = min(smaller, key=_seconds_a_row)
+        fastest = min(plan.alternatives, key=_seconds_a_row)
+        share = _seconds_a_row(fastest) / _seconds_a_row(nearest)
+        text += f"; by the program alone smaller ones reach at most {share:.1%} of the best, without fill and drain"
+    compute, rest = own.compute_tokens_per_second, own.io_tokens_per_second
+    return f"{text}. Compute alone would allow {_number(compute)} tokens/s here, all else {_number(rest)}."
+
+
+def _batch_of(entry: Alternative) -> int:
+    return entry.micro_batch_size * entry.micro_batches
+
+
+def _seconds_a_row(entry: Alternative) -> float:
+    return entry.program_seconds / _batch_of(entry)
+
+
+def _rows(entry: Alternative) -> str:
+    batch = _batch_of(entry)
+    return f"{batch:,} row" if batch == 1 else f"{batch:,} rows"
+
+
+def _delay_ratio(plan: Plan, evidence: Evidence) -> str:
+    alpha, seconds = plan.decision.delay_ratio, plan.prediction.program_seconds
+    if "delay ratio" in evidence.given:
+        return f"The delay ratio of {alpha:g} was asked for."
+    if alpha == 0:
+        if evidence.free is None or evidence.free.seconds < seconds * (1 - 2 * NOTHING):
+            return "The budgets leave room for no delayed updates: of what fits, the leanest placement was taken."
+        return "No delayed update would make the program's step faster, so every update runs in its own step."
+    delays = f"{alpha:.1%} of each update runs during the next step's forward"
+    if evidence.prompt is None:
+        return f"{delays}: without that, no placement keeps the budgets."
+    longer = evidence.prompt.seconds / seconds - 1
+    if longer >= NOTHING:
+        return f"{delays}: without that, the program's step would take {longer:.1%} longer."
+    more = evidence.prompt.ssd_write_bytes - plan.prediction.ssd_write_bytes
+    if more > NOTHING * plan.prediction.ssd_write_bytes:
+        return f"{delays}: without that, a step as fast would write {format_bytes(more)} more to the ssd."
+    return f"{delays}, for next to nothing: without that, the program's step would take {max(longer, 0.0):.3%} longer."
+
+
+def _ssd(plan: Plan, evidence: Evidence) -> str:
+    decision, p = plan.decision, plan.prediction
+    states, checkpoints = _state_bytes(plan), _checkpoint_bytes(plan)
+    budget, buffers = decision.host_budget_bytes, p.host_arena_bytes - evidence.resident_bytes
+    what = f"{format_bytes(states)} of parameters and optimizer states and {format_bytes(checkpoints)} of checkpoints"
+    if not p.ssd_bytes:
+        left = format_bytes(budget - p.peak_host_bytes)
+        return f"The ssd is not used: {what} fit in the host budget of {format_bytes(budget)}, and leave {left} of it."
+    if "residency" in evidence.given:
+        why = "What stays on host was asked for"
+    elif states + checkpoints > budget:
+        why = f"{what} are more than the host budget of {format_bytes(budget)}"
+    elif states + checkpoints + buffers > budget:
+        beside = f"with the {format_bytes(buffers)} of buffers that this step needs"
+        why = f"{what} are, {beside}, more than the host budget of {format_bytes(budget)}"
+    else:
+        why = f"{what} do not all stay on host"
+    kept = [
+        f"{_share_of(plan, 'parameters')} of the parameters",
+        f"{_share_of(plan, 'optimizer')} of the optimizer states",
+        f"{_percent(decision.checkpoint_host)} of the checkpoints",
+    ]
+    return f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
+
+
+def _share_of(plan: Plan, what: str) -> str:
+    """How much of all states' parameters or optimizer states stays on host."""
+    kept = 0.0
+    for state in plan.model.states:
+        place = plan.decision.placement[state.state_class]
+        share = (
+            place.parameters_prompt_host + place.parameters_delayed_host
+            if what == "parameters"
+            else place.optimizer_prompt_host + place.optimizer_delayed_host
+        )
+        kept += share * state.elements
+    return _percent(kept / sum(state.elements for state in plan.model.states))
+
+
+def _offloading(plan: Plan) -> str:
+    """What training entirely in device memory would take at least, with this plan's micro-batch and recomputation."""
+    model, decision = plan.model, plan.decision
+    size = decision.micro_batch_size
+    elements = sum(state.elements for state in model.states)
+    timings = [model.timing(entry.name, size) for entry in model.classes]
+    needed = _state_bytes(plan) + GRADIENT_BYTES * elements + _checkpoint_bytes(plan) // decision.micro_batches
+    needed += max(timing.backward_workspace_bytes for timing in timings) + model.context_bytes[size]
+    budget = format_bytes(decision.device_budget_bytes)
+    if needed > decision.device_budget_bytes:
+        return (
+            f"To train on the device alone would take at least {format_bytes(needed)} of its memory, with gradients; "
+            f"it has {budget}, so layers pass through it."
+        )
+    return (
+        f"To train on the device alone would take about {format_bytes(needed)} of its memory, with gradients, and it "
+        f"has {budget}: this model can be trained there without offloading."
+    )
+
+
+def _help(plan: Plan) -> str:
+    rows = sorted(plan.sensitivity, key=lambda row: -row.throughput_gain)
+    useful = [f"{row.words}: {_gain(row.throughput_gain)}" for row in rows if row.throughput_gain >= NOTHING]
+    if useful:
+        useful[0] += " tokens/s"
+    useless = [row.words for row in rows if row.throughput_gain < NOTHING]
+    parts = useful + ([f"nothing from {_listed(useless, 'or')}"] if useless else [])
+    return f"At this batch, {'; '.join(parts)}."
+
+
+def _gain(share: float) -> str:
+    return f"+{100 * share:.2g}%" if share < 0.1 else f"+{share:.0%}"
+
+
+def _wear(plan: Plan) -> str:
+    p = plan.prediction
+    found = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
+    if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
+        return ""
+    rated = f"{found.volume.endurance_bytes / TB:,.0f} TB"
+    text = (
+        f"{format_bytes(p.ssd_write_bytes)} written a step are {found.bytes_a_day / TB:.3g} TB a day: "
+        f"{found.volume.path} reaches its rated {rated} after {lifetime(found.days)} of training without a pause"
+    )
+    return text + (", in less than a year." if found.days < YEAR_DAYS else ".")
+
+
+# Figures and lists.
+
+
+def _state_bytes(plan: Plan) -> int:
+    elements = sum(state.elements for state in plan.model.states)
+    return elements * (ELEMENT_BYTES[plan.decision.precision] + OPTIMIZER_BYTES[plan.decision.optimizer_states])
+
+
+def _checkpoint_bytes(plan: Plan) -> int:
+    blocks = len(plan.model.layers) - 2
+    return blocks * plan.decision.micro_batches * checkpoint_bytes(plan.model, plan.decision.micro_batch_size)
+
+
+def _percent(share: float) -> str:
+    return "all" if share >= 0.9995 else "none" if share < 0.0005 else f"{share:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _largest(shares: dict[str, float]) -> list[tuple[str, float]]:
+    """The largest few that are at least a percent."""
+    return sorted(((n, s) for n, s in shares.items() if s >= 0.01), key=lambda entry: -entry[1])[:MANY]
+
+
+def _listed(parts: Sequence[str], joined: str = "and") -> str:
+    return f" {joined} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)

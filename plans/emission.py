@@ -1,0 +1,90 @@
+"""Emission: the list of operations of a step while it is being made, and the buffers that they name.
+
+Owns what all verbs of a schedule share: a transfer, an operation and the steps it belongs to, a buffer by name. It
+knows no layer and no order: `streaming.py`, `activations.py` and `updates.py` are the verbs, `vertical.py` is the order
+in which they are said.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .homes import Buffers
+from .plan import Decision
+from .profile import ELEMENT_BYTES, Model
+from .schedule import Home, Op, Region, Resource, Tier, Transfer
+
+NOWHERE = -1
+"""The index of an op that has none yet; `waits.py` numbers them."""
+
+
+class When(Enum):
+    """Which steps an operation belongs to."""
+
+    ALWAYS = "always"
+    PENDING = "pending"
+    """Only after a step that left delayed updates."""
+    NOT_PENDING = "not pending"
+    """Only after a step that left none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    op: Op
+    when: When
+
+
+class Emission:
+    """Operations in an order in which they could run one by one."""
+
+    def __init__(
+        self, model: Model, decision: Decision, homes: tuple[Home, ...], buffers: Buffers, *, prefix: str = ""
+    ) -> None:
+        self.model, self.decision, self.homes, self.buffers = model, decision, homes, buffers
+        self.parameter_bytes = ELEMENT_BYTES[decision.precision]
+        self.stage = 0
+        """The stage that the operations to come belong to."""
+        self.emitted: list[Emitted] = []
+        self._prefix = prefix
+
+    def passing(self, name: str, tier: Tier, nbytes: int, role: str, pool: str) -> int:
+        """The buffer of that name in this program, which takes turns with the others of its pool."""
+        assert tier != "ssd"
+        return self.buffers.get(self._prefix + name, tier, nbytes, role, pool)
+
+    def tier(self, region: Region) -> Tier:
+        return self.buffers.all[region.buffer].tier
+
+    def name(self, state: int) -> str:
+        return self.model.states[state].name
+
+    def move(
+        self,
+        kind: Resource,
+        source: Region,
+        target: Region,
+        what: str,
+        when: When = When.ALWAYS,
+        *,
+        final_gradient: bool = False,
+    ) -> None:
+        assert source.nbytes == target.nbytes > 0
+        self.emit(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient), when)
+
+    def emit(self, op: Op, when: When = When.ALWAYS) -> None:
+        self.emitted.append(Emitted(op, when))
+
+
+def parts(nbytes: int, most: int) -> list[tuple[int, int]]:
+    """[0, nbytes) in ranges of `most` bytes, the last of what is left."""
+    return [(start, min(start + most, nbytes)) for start in range(0, nbytes, most)]
+
+
+def cut(region: Region, part: tuple[int, int]) -> Region:
+    """The bytes [start, stop) of a region."""
+    assert 0 <= part[0] < part[1] <= region.nbytes
+    return Region(region.buffer, region.start + part[0], region.start + part[1])
+
+
+def bytes_of(home: Home, each: int) -> tuple[int, int]:
+    """Where a home's elements lie in a buffer of its whole state, `each` bytes an element."""
+    return home.start * each, home.stop * each

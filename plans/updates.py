@@ -1,0 +1,160 @@
+"""Updates: the verbs that take a layer's gradient off the device and run the optimizer on it.
+
+Owns the chunks in which optimizer states, gradients and updated parameters pass through host memory, a few of them
+ahead of the update that needs them; and what is prompt and what waits for the next step (GreedySnake 4.4).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+from .emission import NOWHERE, Emission, When, bytes_of, cut
+from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from .schedule import Home, Region, Update
+from .streaming import Parameters
+
+Piece = partial[None]
+"""A part of what a layer's update emits, to be called when its turn has come."""
+
+
+class Updates:
+    """Gradients on the device, and the updates that they are for."""
+
+    def __init__(self, emission: Emission, parameters: Parameters) -> None:
+        self._emission, self._parameters = emission, parameters
+        self._homes: dict[int, list[Home]] = {}
+        for home in emission.homes:
+            self._homes.setdefault(home.state, []).append(home)
+
+    def gradient(self, stage: int, state: int) -> Region:
+        """Where on the device a stage's backward adds to a state's gradient."""
+        nbytes = self._emission.model.states[state].elements * GRADIENT_BYTES
+        name, pool = f"gradient/{stage}/{state}", f"gradient/{nbytes}"
+        return Region(self._emission.passing(name, "device", nbytes, "gradients", pool), 0, nbytes)
+
+    def finish(self, stage: int, state: int) -> Iterator[Piece]:
+        """What follows the last backward that adds to a state's gradient: it leaves the device, its prompt part is
+        updated, and its delayed part goes to where it waits."""
+        gradient = self.gradient(stage, state)
+        prompt = [home for home in self._homes[state] if not home.delayed]
+        loaded: dict[int, tuple[Region, Region]] = {}
+        for number in range(len(prompt)):
+            yield partial(self._update_prompt, gradient, prompt, number, loaded)
+        for home in self._homes[state]:
+            if home.delayed:
+                yield partial(self._leave_delayed_gradient, gradient, home)
+
+    def finish_delayed(self, use: int) -> None:
+        """Finish the previous step's updates of the states whose first use is stage `use` of this step."""
+        model = self._emission.model
+        delayed = [
+            home
+            for state in model.layers[use].states
+            if model.uses(state)[0] == use
+            for home in self._homes[state]
+            if home.delayed
+        ]
+        loaded: dict[int, tuple[Region, Region]] = {}
+        for number, home in enumerate(delayed):
+            for ahead in self._ahead(number, delayed):
+                if ahead not in loaded:
+                    loaded[ahead] = self._load_delayed(delayed[ahead])
+            if self._emission.tier(home.parameters) == "ssd":
+                parameters = self._parameters.staged(use, home)
+            else:
+                parameters = self._updated(home)
+            self._update(home, *loaded[number], parameters, When.PENDING)
+
+    def _ahead(self, number: int, homes: list[Home]) -> range:
+        """The updates whose states are on their way, or there, while that of `number` runs."""
+        return range(number, min(number + 1 + self._emission.decision.update_lookahead, len(homes)))
+
+    def _update_prompt(
+        self, gradient: Region, homes: list[Home], number: int, loaded: dict[int, tuple[Region, Region]]
+    ) -> None:
+        emission = self._emission
+        for ahead in self._ahead(number, homes):
+            if ahead not in loaded:
+                home = homes[ahead]
+                optimizer = self._load_optimizer(home, When.ALWAYS)
+                target = self._gradient_chunk(home)
+                source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
+                emission.move("d2h", source, target, f"gradient of {emission.name(home.state)}", final_gradient=True)
+                loaded[ahead] = (optimizer, target)
+        self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
+
+    def _leave_delayed_gradient(self, gradient: Region, home: Home) -> None:
+        """A delayed gradient goes to where it waits for the next step's forward."""
+        assert home.gradient is not None
+        emission = self._emission
+        what = f"gradient of {emission.name(home.state)}"
+        source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
+        if emission.tier(home.gradient) == "ssd":
+            target = self._gradient_chunk(home)
+            emission.move("d2h", source, target, what, final_gradient=True)
+            emission.move("write", target, home.gradient, what)
+        else:
+            emission.move("d2h", source, home.gradient, what, final_gradient=True)
+
+    def _load_delayed(self, home: Home) -> tuple[Region, Region]:
+        """Optimizer states and gradient of a delayed update, on host."""
+        assert home.gradient is not None
+        emission = self._emission
+        waiting = home.gradient
+        optimizer = self._load_optimizer(home, When.PENDING)
+        if emission.tier(waiting) == "ssd":
+            target = self._gradient_chunk(home, "again/")
+            emission.move("read", waiting, target, f"gradient of {emission.name(home.state)}", When.PENDING)
+            waiting = target
+        return optimizer, waiting
+
+    def _load_optimizer(self, home: Home, when: When) -> Region:
+        emission = self._emission
+        if emission.tier(home.optimizer) != "ssd":
+            return home.optimizer
+        chunk = self._chunk(
+            "optimizer", home, OPTIMIZER_BYTES[emission.decision.optimizer_states], "optimizer in transit"
+        )
+        emission.move("read", home.optimizer, chunk, f"optimizer states of {emission.name(home.state)}", when)
+        return chunk
+
+    def _update(self, home: Home, optimizer: Region, gradient: Region, parameters: Region, when: When) -> None:
+        """Update a home, and send on what lives on ssd or on the device."""
+        emission = self._emission
+        emission.emit(
+            Update(
+                NOWHERE,
+                emission.stage,
+                (),
+                home.state,
+                home.start,
+                home.stop,
+                home.delayed,
+                optimizer,
+                gradient,
+                parameters,
+                emission.decision.optimizer_states,
+            ),
+            when,
+        )
+        if emission.tier(home.optimizer) == "ssd":
+            emission.move("write", optimizer, home.optimizer, f"optimizer states of {emission.name(home.state)}", when)
+        if emission.tier(home.parameters) == "ssd":
+            emission.move("write", parameters, home.parameters, emission.name(home.state), when)
+        elif emission.tier(home.parameters) == "device":
+            emission.move("h2d", parameters, home.parameters, emission.name(home.state), when)
+
+    def _gradient_chunk(self, home: Home, use: str = "") -> Region:
+        return self._chunk("gradient", home, GRADIENT_BYTES, "gradients", use)
+
+    def _updated(self, home: Home) -> Region:
+        """Where on host an update leaves a home's parameters: where they live, or on their way there."""
+        if self._emission.tier(home.parameters) == "host":
+            return home.parameters
+        return self._chunk("updated", home, self._emission.parameter_bytes, "parameters in transit")
+
+    def _chunk(self, kind: str, home: Home, each: int, role: str, use: str = "") -> Region:
+        """A host buffer for one home's optimizer states, gradient or updated parameters. What a step uses twice, with
+        nothing of worth in between, is a buffer for each `use`."""
+        nbytes = (home.stop - home.start) * each
+        name = f"{kind} chunk/{use}{home.state}/{home.start}"
+        return Region(self._emission.passing(name, "host", nbytes, role, f"{kind} chunk"), 0, nbytes)

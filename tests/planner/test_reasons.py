@@ -1,0 +1,324 @@
+"""Why a plan is as it is: on machines where the answer is known, and every sentence against its own figures."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdplan.planner.reasons import Evidence, explain
+from ssdplan.planner.sensitivity import more_host_memory
+from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.plan import Least, Plan, Sensitivity
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.wear import lifetime, wear
+from tests.planner.machines import machines, models
+from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
+
+BATCH = SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2)
+FAST = made_volume(read=2e10, write=2e10)
+
+
+def model_of(flops: float = 2e12) -> Model:
+    """26 MB of states in 12 blocks, and little to compute."""
+    return made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=flops, tied=True)
+
+
+def plan_for(machine: Machine, request: SolveRequest = BATCH, model: Model | None = None) -> Plan:
+    return solve(made_profile(machine=machine, model=model or model_of()), request)
+
+
+def told(plan: Plan, topic: str) -> str:
+    """The one text on a topic; empty when there is none."""
+    texts = [reason.text for reason in plan.reasons if reason.topic == topic]
+    assert len(texts) <= 1
+    return "".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flops", "bound", "chain", "helps"),
+    [
+        (made_machine(volumes=(FAST,)), 5e10, "compute", "compute", "a GPU twice as fast"),
+        (made_machine(volumes=(made_volume(read=1e7, write=1e7),)), 2e12, "ssd", "ssd", "an SSD 1 GB/s faster"),
+        (made_machine(link=1e7, d2h=1e9), 2e12, "link to device", "copies to the device", "a link twice as fast"),
+        (made_machine(link=1e9, d2h=1e7), 2e12, "link from device", "copies from the device", "a link twice as fast"),
+        (made_machine(update_rate=1e6), 2e12, "cpu updates", "updates", "twice the cores for updates"),
+        (
+            made_machine(shared=True, volumes=(FAST,)),
+            5e10,
+            "compute and updates (shared cores)",
+            "compute",
+            "a device twice as fast",
+        ),
+    ],
+)
+def test_what_bounds_a_step_and_what_would_help(
+    machine: Machine, flops: float, bound: str, chain: str, helps: str
+) -> None:
+    plan = plan_for(machine, model=model_of(flops))
+    text = told(plan, "bound")
+    busy = re.match(
+        rf"The step is bound by {re.escape(bound)}, busy for (\d+)% of it; next comes .* with (\d+)%\.", text
+    )
+    assert busy, text
+    assert int(busy[1]) >= int(busy[2])
+    first = re.search(r"so long is (\d+)% ([^,.]+?)(,| and|\.)", text)
+    assert first and chain in first[2], text
+    assert re.match(rf"At this batch, {re.escape(helps)}: \+[\d.]+% tokens/s(;|\.)", told(plan, "to be faster"))
+    best = max(plan.sensitivity, key=lambda row: row.throughput_gain)
+    assert best.words == helps
+
+
+def test_what_bounds_it_is_as_busy_as_the_plan_says() -> None:
+    plan = plan_for(made_machine(volumes=(FAST,)), model=model_of(5e10))
+    assert f"busy for {plan.prediction.busy['compute']:.0%} of it" in told(plan, "bound")
+    waits = {
+        cause: seconds / plan.prediction.step_seconds for cause, seconds in plan.prediction.idle["compute"].items()
+    }
+    assert ("It still waits" in told(plan, "bound")) == (sum(waits.values()) >= 0.05)
+
+
+def test_everything_fits_in_host_memory() -> None:
+    plan = plan_for(made_machine(), SolveRequest(GIB, micro_batch_size=1, micro_batches=2))
+    p = plan.prediction
+    assert p.ssd_bytes == p.ssd_read_bytes == p.ssd_write_bytes == 0
+    text = told(plan, "ssd")
+    assert text.startswith("The ssd is not used: ") and "fit in the host budget of 1 GiB" in text
+    left = re.search(r"leave ([\d.]+) MiB of it", text)
+    assert left and float(left[1]) * MIB == pytest.approx(GIB - p.peak_host_bytes, rel=0.01)
+    assert told(plan, "wear") == ""
+    # The link and the drive bring nothing to what they do not hold up.
+    assert "an SSD 1 GB/s faster" in told(plan, "to be faster").split("nothing from")[1]
+
+
+def test_a_tight_host_memory_sends_states_to_the_ssd() -> None:
+    model = model_of()
+    plan = plan_for(made_machine(), model=model)
+    states = 14 * sum(state.elements for state in model.states)
+    text = told(plan, "ssd")
+    assert f"{states / MIB:.3g} MiB of parameters and optimizer states" in text
+    assert "are more than the host budget of 12 MiB, so " in text
+    share = re.search(r"On host stay (.*) of the parameters, (.*) of the optimizer states and", text)
+    assert share
+    kept = sum(
+        state.elements
+        * (
+            plan.decision.placement[state.state_class].optimizer_prompt_host
+            + plan.decision.placement[state.state_class].optimizer_delayed_host
+        )
+        for state in model.states
+    ) / sum(state.elements for state in model.states)
+    words = {"all": 1.0, "none": 0.0}
+    assert words.get(share[2]) or float(share[2].rstrip("%")) / 100 == pytest.approx(kept, abs=0.001)
+
+
+def test_a_residency_that_was_asked_for_is_its_own_reason() -> None:
+    request = SolveRequest(GIB, micro_batch_size=1, micro_batches=2, residency={"optimizer": 0.0})
+    text = told(plan_for(made_machine(), request), "ssd")
+    assert text.startswith("What stays on host was asked for, so ") and "none of the optimizer states" in text
+
+
+def test_offloading_when_the_device_holds_all_and_when_it_does_not() -> None:
+    """26 MB of states in bf16 take 14 bytes a parameter, and 4 of gradient."""
+    model = model_of()
+    states = 18 * sum(state.elements for state in model.states)
+    small = made_machine(device_memory=24 * MIB)
+    for machine, words in ((made_machine(), "can be trained there without offloading"), (small, "layers pass through")):
+        text = told(plan_for(machine, SolveRequest(GIB, micro_batch_size=1, micro_batches=2)), "offloading")
+        assert words in text
+        named = re.search(r"take (?:about|at least) ([\d.]+) MiB", text)
+        assert named and states < float(named[1]) * MIB < 1.5 * states
+
+
+def test_a_batch_that_was_asked_for_and_one_that_was_found() -> None:
+    assert told(plan_for(made_machine()), "batch").startswith("A batch of 2 rows was asked for. Compute alone")
+    plan = plan_for(made_machine(volumes=(FAST,)), SolveRequest(16 * MIB), model_of(5e10))
+    batch = plan.decision.micro_batch_size * plan.decision.micro_batches
+    text = told(plan, "batch")
+    assert text.startswith(
+        f"A batch of {batch} rows ({plan.decision.micro_batches} x {plan.decision.micro_batch_size})"
+    )
+    simulated = [row.tokens_per_second for row in plan.alternatives if row.simulated]
+    reach = re.search(r"reaches ([\d.]+)% of what", text)
+    if plan.prediction.tokens_per_second < max(simulated):
+        assert reach and float(reach[1]) >= 99.0
+        assert float(reach[1]) == pytest.approx(100 * plan.prediction.tokens_per_second / max(simulated), abs=0.06)
+    else:
+        assert "is the fastest that was simulated" in text
+    smaller = re.search(r"(?:comes nearest, with|reach at most) ([\d.]+)%", text)
+    assert smaller and float(smaller[1]) <= 99.05
+
+
+def test_the_delay_ratio_and_what_it_saves() -> None:
+    """A drive that updates keep busy in backward alone: delayed ones fill its forward."""
+    drive = made_machine(volumes=(made_volume(read=2e8, write=2e8),))
+    request = SolveRequest(12 * MIB, micro_batch_size=4, micro_batches=8)
+    plan = plan_for(drive, request, model_of(1e11))
+    assert plan.decision.delay_ratio > 0
+    text = told(plan, "delay ratio")
+    longer = re.search(r"the program's step would take ([\d.]+)% longer", text)
+    assert longer, text
+    prompt = plan_for(
+        drive, SolveRequest(12 * MIB, micro_batch_size=4, micro_batches=8, delay_ratio=0.0), model_of(1e11)
+    )
+    assert told(prompt, "delay ratio") == "The delay ratio of 0 was asked for."
+    slower = prompt.prediction.program_seconds / plan.prediction.program_seconds - 1
+    assert float(longer[1]) / 100 == pytest.approx(slower, abs=0.02)  # it has its own buffers
+    nothing_to_wait_for = plan_for(made_machine(volumes=(FAST,)), model=model_of(1e9))
+    assert nothing_to_wait_for.decision.delay_ratio == 0
+    assert told(nothing_to_wait_for, "delay ratio").startswith("No delayed update would make")
+
+
+def test_wear_is_warned_of_and_only_where_it_is_near() -> None:
+    def rated(endurance: int) -> Machine:
+        volume = made_volume(read=1e9, write=1e9).model_copy(update={"endurance_bytes": endurance})
+        return made_machine(volumes=(volume,))
+
+    soon, late = (plan_for(rated(endurance)) for endurance in (10**12, 10**17))
+    p = soon.prediction
+    days = 10**12 / (p.ssd_write_bytes / p.step_seconds * 86400)
+    assert f"reaches its rated 1 TB after {days:.3g} days" in told(soon, "wear")
+    assert told(soon, "wear").endswith(", in less than a year.")
+    assert "years of training without a pause." in told(late, "wear")
+    assert told(plan_for(made_machine()), "wear") == "", "nobody knows"
+
+
+def test_the_drive_that_wears_out_first_counts() -> None:
+    """Three quarters of what is written go to the drive that is three times as fast; a year has 365.25 days."""
+    slow = made_volume(read=1e9, write=1e9, path="/slow").model_copy(update={"endurance_bytes": 10**12})
+    fast = made_volume(read=3e9, write=3e9, path="/fast").model_copy(update={"endurance_bytes": 10**12})
+    found = wear(made_machine(volumes=(slow, fast)), 10**9, 1.0)
+    assert found.bytes_a_day == 86_400 * 10**9
+    assert found.volume == fast and found.days == pytest.approx(10**12 / (0.75 * found.bytes_a_day))
+    unknown = fast.model_copy(update={"endurance_bytes": None})
+    found = wear(made_machine(volumes=(slow, unknown)), 10**9, 1.0)
+    assert found.volume == slow and found.unrated == 1
+    assert found.days == pytest.approx(10**12 / (0.25 * found.bytes_a_day))
+    assert wear(made_machine(volumes=(slow,)), 0, 1.0).days is None
+    assert lifetime(730.5) == "2 years" and lifetime(36.5) == "36.5 days"
+
+
+def test_more_of_anything_in_words() -> None:
+    plan = plan_for(made_machine(volumes=(made_volume(read=1e8, write=1e8),)))
+    words = {row.resource: row.words for row in plan.sensitivity}
+    assert words == {
+        "host memory": "4 MiB more host memory",
+        "device memory": "8 GiB more device memory",
+        "drives": "a second SSD like the first",
+        "ssd bandwidth": "an SSD 1 GB/s faster",
+        "compute": "a GPU twice as fast",
+        "link": "a link twice as fast",
+        "update rate": "twice the cores for updates",
+        "optimizer states in bf16": "both moments in bf16 (--optimizer-states bf16)",
+    }
+    steps = {3 * MIB: MIB, 12 * MIB: 4 * MIB, 24 * GIB: 8 * GIB, 64 * GIB: 16 * GIB, 512 * GIB: 16 * GIB, 1: 1}
+    assert {budget: more_host_memory(budget) for budget in steps} == steps
+
+
+def test_a_second_drive_does_what_two_would() -> None:
+    """The row's own machine, solved from scratch, takes the seconds that the row says."""
+    volume = made_volume(read=1e8, write=1e8)
+    one, two = (plan_for(made_machine(volumes=(volume,) * count)) for count in (1, 2))
+    (row,) = [row for row in one.sensitivity if row.resource == "drives"]
+    assert row.throughput_gain > 0.5
+    found = one.prediction.program_seconds + row.seconds_per_unit
+    assert found == pytest.approx(two.prediction.program_seconds, rel=0.01)
+
+
+def test_more_device_memory_counts_by_the_micro_batches_that_it_admits() -> None:
+    """Four rows at once take three quarters of the seconds of four in turn, and more memory than there is."""
+    model = model_of(1e10)
+    classes = tuple(
+        entry.model_copy(
+            update={
+                "timings": tuple(
+                    timing
+                    if timing.micro_batch_size < 4
+                    else timing.model_copy(
+                        update={
+                            "forward_seconds": 0.75 * timing.forward_seconds,
+                            "backward_seconds": 0.75 * timing.backward_seconds,
+                            "backward_workspace_bytes": 4 * GIB,
+                        }
+                    )
+                    for timing in entry.timings
+                )
+            }
+        )
+        for entry in model.classes
+    )
+    profile = made_profile(
+        machine=made_machine(device_memory=GIB, volumes=(FAST,)), model=model.model_copy(update={"classes": classes})
+    )
+    plan = solve(profile, SolveRequest(GIB, global_batch=4))
+    assert plan.decision.micro_batch_size < 4
+    (row,) = [row for row in plan.sensitivity if row.resource == "device memory"]
+    assert row.throughput_gain == pytest.approx(1 / 0.75 - 1, rel=0.02)
+    richer = profile.model_copy(update={"machine": made_machine(device_memory=9 * GIB, volumes=(FAST,))})
+    assert solve(richer, SolveRequest(GIB, global_batch=4)).decision.micro_batch_size == 4
+
+
+@settings(deadline=None, max_examples=6, print_blob=True)
+@given(models(), machines(), st.floats(0.05, 1.2), st.integers(1, 6))
+def test_the_least_budgets_still_do_and_reasons_are_true_of_any_plan(
+    model: Model, machine: Machine, memory: float, n: int
+) -> None:
+    profile = made_profile(machine=machine, model=model)
+    states = sum(state.elements for state in model.states)
+    request = SolveRequest(int(memory * 16 * states) + 2 * MIB, micro_batch_size=1, micro_batches=n)
+    try:
+        plan = solve(profile, request)
+    except InfeasibleError:
+        return
+    least = {row.budget: row for row in plan.least}
+    p = plan.prediction
+    assert least["host memory"].least_bytes <= p.peak_host_bytes
+    assert least["device memory"].least_bytes <= p.peak_device_bytes
+    assert least["ssd space"].least_bytes <= p.ssd_bytes
+    tight: dict[str, Any] = {"micro_batch_size": 1, "micro_batches": n}
+    solve(profile, SolveRequest(least["host memory"].least_bytes, **tight))
+    device = SolveRequest(request.host_memory_bytes, device_memory_bytes=least["device memory"].least_bytes, **tight)
+    solve(profile, device)
+    assert {reason.topic for reason in plan.reasons} >= {"bound", "batch", "delay ratio", "ssd", "offloading"}
+    for reason in plan.reasons:
+        assert reason.text.endswith(".") and "nan" not in reason.text and "inf" not in reason.text.replace("infer", "")
+    assert ("is not used" in told(plan, "ssd")) == (p.ssd_bytes == 0)
+
+
+def test_the_least_of_a_deep_model_is_the_least_that_a_refusal_names() -> None:
+    """40 blocks, where the least is read from a shortened model: no less than the exact one, and above it by
+    at most a grain of every state in every form."""
+    model = made_model(blocks=40, hidden=128, vocab=1024, sequence=64, flops=2e12)
+    profile = made_profile(machine=made_machine(), model=model)
+    plan = solve(profile, SolveRequest(32 * MIB, micro_batch_size=1, micro_batches=3))
+    (row,) = [row for row in plan.least if row.budget == "host memory"]
+    with pytest.raises(InfeasibleError) as refused:
+        solve(profile, SolveRequest(MIB, micro_batch_size=1, micro_batches=3))
+    named = re.search(r"would do is ([\d.]+) KiB", str(refused.value))
+    assert named, str(refused.value)
+    exact = int(named[1]) << 10
+    assert exact - (1 << 10) <= row.least_bytes <= exact + len(model.states) * 2048 * 18
+    found = solve(profile, SolveRequest(row.least_bytes, micro_batch_size=1, micro_batches=3))
+    assert found.prediction.tokens_per_second <= row.tokens_per_second * (1 + 1e-9)
+
+
+def test_explanations_are_of_the_plan_in_hand() -> None:
+    """An edited plan is explained anew: its figures, and not those that it was solved with."""
+    plan = plan_for(made_machine(volumes=(made_volume(read=1e8, write=1e8),)))
+    rows = (
+        Sensitivity(resource="a", unit="b", seconds_per_unit=-1.0, throughput_gain=0.38, words="a second SSD"),
+        Sensitivity(
+            resource="a", unit="b", seconds_per_unit=-0.1, throughput_gain=0.09, words="16 GiB more host memory"
+        ),
+        Sensitivity(resource="a", unit="b", seconds_per_unit=0.0, throughput_gain=0.0001, words="a faster GPU"),
+    )
+    evidence = Evidence(frozenset({"batch"}), {"ssd": 1.0, "compute": 0.5}, MIB, None, None)
+    edited = plan.model_copy(
+        update={"sensitivity": rows, "least": (Least(budget="ssd space", least_bytes=1, tokens_per_second=1.0),)}
+    )
+    edited = edited.model_copy(update={"reasons": explain(edited, evidence)})
+    assert told(edited, "to be faster") == (
+        "At this batch, a second SSD: +38% tokens/s; 16 GiB more host memory: +9%; nothing from a faster GPU."
+    )
