@@ -27,6 +27,8 @@ ENDS = 4
 """Layers of each kind kept at either end of a shortened model: more than the stages that a buffer lives."""
 CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 """Update chunks are cut so that those on their way take about this share of the host budget."""
+WHOLE = 1e-4
+"""Of a state: what a program's fraction may fall short of it and still be meant."""
 
 UNLIMITED = 1 << 60
 """Bytes; more than any machine has."""
@@ -148,11 +150,18 @@ class Fitter:
                 host_bytes=self.budget.host - pipeline.constant,
                 ssd_bytes=self.budget.ssd,
                 ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
+                device_bytes=self._spare_on_device(pipeline.device),
                 parameter_buffers=pipeline.parameters,
                 checkpoint_buffers=pipeline.checkpoints,
             )
             found.append(Branch(replace(self.fixed, checkpoints=checkpoints), limits))
         return found
+
+    def _spare_on_device(self, used: float) -> float | None:
+        """What parameters may keep of the device; None where that is decided. An emulated device is DRAM itself: what
+        it keeps would only be on host by another name."""
+        decided = self.fixed.kept is not None or self.fixed.parameters is not None
+        return None if decided or self.machine.device == "cpu" else self.budget.device - used
 
     # Solving.
 
@@ -240,7 +249,8 @@ class Fitter:
         kept, broken, push = -inf, inf, 1.0
         """The most that was found not to be too much, the least that was, and how hard to lean on what is."""
         for number in range(ROUNDS):
-            program = self._program(candidate, Branch(branch.fixed, limits), aim)
+            attempt = self._whole_states(candidate, Branch(branch.fixed, limits), aim)
+            program = self._program(candidate, attempt, aim)
             if program is None:
                 if number:
                     break
@@ -248,10 +258,10 @@ class Fitter:
                 continue
             needs = self._estimate(self._decision(candidate, program, pace))
             over = needs.over(budget)
-            if "device memory" in over:
+            if "device memory" in over and not _keeps(program):
                 return None
             if not over and (best is None or aim != "seconds" or program.seconds < best.seconds):
-                best, found = program, Branch(branch.fixed, limits)
+                best, found = program, attempt
             spare = budget.host - needs.host
             if spare < 0:
                 broken = limits.host_bytes
@@ -273,9 +283,26 @@ class Fitter:
             over = fitted.needs.over(budget)
             if not over:
                 return Solved(fitted, best, found)
-            found = replace(found, limits=_less(found.limits, over))
+            if "device memory" in over and not _keeps(best):
+                return None
+            found = self._whole_states(candidate, Branch(branch.fixed, _less(found.limits, over)), aim)
             best = self._program(candidate, found, aim)
         return None
+
+    def _whole_states(self, candidate: Candidate, branch: Branch, aim: Aim) -> Branch:
+        """`branch` with what the device keeps decided, as whole states: what the program takes of each class, cut to
+        as many states as that is room for."""
+        if branch.fixed.kept is not None or branch.limits.device_bytes is None:
+            return branch
+        program = self._program(candidate, branch, aim)
+        kept = {}
+        for name, placement in program.placement.items() if program else ():
+            states = sum(state.state_class == name for state in self.model.states)
+            device = int(placement.parameters_device * states + WHOLE)
+            both = int((placement.parameters_device + placement.parameters_turn) * states + WHOLE)
+            across = both - device if placement.parameters_turn else 0
+            kept[name] = (device / states, across / states)
+        return replace(branch, fixed=replace(branch.fixed, kept=kept))
 
     def leanest(self, candidate: Candidate) -> Solved:
         """Everything at one end or the other, whichever takes least host memory: what a tight budget ends in."""
@@ -360,12 +387,13 @@ class Fitter:
 
     def _estimate(self, decision: Decision) -> Needs:
         """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
-        schedule = self._schedule(self.short, decision)
-        built = _needs(schedule, predict_peaks(schedule, self.short, decision))
         dropped = len(self.model.layers) - len(self.short.layers)
+        less = _all_or_nothing(decision) if dropped else decision
+        schedule = self._schedule(self.short, less)
+        built = _needs(schedule, predict_peaks(schedule, self.short, less))
         if not dropped:
             return built
-        whole, part = footprint(self.model, decision), footprint(self.short, decision)
+        whole, part = footprint(self.model, decision), footprint(self.short, less)
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
@@ -374,7 +402,7 @@ class Fitter:
             rounding += dropped * decision.micro_batches * PAGE
         return Needs(
             host=built.host + round(whole.host_bytes - part.host_bytes) + rounding,
-            device=built.device,
+            device=built.device + round(whole.device_bytes - part.device_bytes),
             ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
             writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
         )
@@ -405,6 +433,21 @@ def shortened(model: Model) -> Model:
     )
 
 
+def _keeps(program: ProgramResult) -> bool:
+    """Whether the device keeps any parameters between their uses."""
+    return any(p.parameters_device or p.parameters_turn for p in program.placement.values())
+
+
+def _all_or_nothing(decision: Decision) -> Decision:
+    """`decision` with the device keeping all parameters of a class or none: of a share, a shortened model has no
+    states, and its pipeline is that of nothing kept."""
+    placement = {
+        name: p.model_copy(update={"parameters_device": float(p.parameters_device == 1.0), "parameters_turn": 0.0})
+        for name, p in decision.placement.items()
+    }
+    return decision.model_copy(update={"placement": placement})
+
+
 def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
     # The first step never writes more than a steady one: it has no delayed updates.
     return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])
@@ -421,6 +464,7 @@ def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:
         host_bytes=limits.host_bytes - over.get("host memory", 0),
         ssd_bytes=reduced(limits.ssd_bytes, over.get("ssd space", 0)),
         ssd_write_bytes=reduced(limits.ssd_write_bytes, over.get("ssd writes", 0)),
+        device_bytes=reduced(limits.device_bytes, over.get("device memory", 0)),
     )
 
 

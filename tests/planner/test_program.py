@@ -240,8 +240,8 @@ def test_counts_what_the_graph_moves(model: Model, machine: Machine, b: int, n: 
     assert schedule.arenas["ssd"] == pytest.approx(result.ssd_bytes, abs=grain)
     assert footprint(model, decision).host_bytes == pytest.approx(result.host_bytes, rel=1e-4, abs=8192)
     links = [(stage.count, stage) for stage in _stages_of(model, b, n)]
-    assert traffic["h2d"] == sum(count * stage.h2d_bytes for count, stage in links)
-    assert traffic["d2h"] == sum(count * stage.d2h_bytes for count, stage in links)
+    assert traffic["h2d"] == sum(count * stage.h2d_bytes[""] for count, stage in links)
+    assert traffic["d2h"] == sum(count * stage.d2h_bytes[""] for count, stage in links)
 
 
 def _stages_of(model: Model, b: int, n: int):
