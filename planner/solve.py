@@ -253,7 +253,8 @@ class _Search:
                     f"no plan fits: {constraint} of {_size(budget.of(constraint))} is too little; "
                     f"the least that would do is {_size(enough)}"
                 )
-        needs = min((self.fitter.leanest(candidate).fitted.needs for candidate in candidates), key=lambda n: n.host)
+        lean = (solved.fitted.needs for candidate in candidates for solved in self.fitter.leanest(candidate))
+        needs = min(lean, key=lambda needs: needs.host)
         each = ", ".join(
             f"{constraint} {_size(needs.of(constraint))} instead of {_size(budget.of(constraint))}"
             for constraint in needs.over(budget)

@@ -84,7 +84,6 @@ def made_profile(
     volumes: list[Path],
     sizes: list[int] | None = None,
     sequence_length: int = 8,
-    endurance: tuple[int, ...] = (),
     model: MadeModel | None = None,
     chunks: list[int | None] | None = None,
     endurance: tuple[int, ...] = (),
