@@ -4,6 +4,7 @@ Owns the outer search over micro-batch sizes and numbers of micro-batches (Greed
 which a plan is justified or refused. The program finds placements, `fit` makes them exact, the simulator predicts.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -30,7 +31,7 @@ ENOUGH = 0.99
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
-RESIDENCIES = ("parameters", "optimizer", "checkpoints")
+RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class SolveRequest:
     micro_batches: int | None = None
     delay_ratio: float | None = None
     residency: Mapping[str, float] = field(default_factory=dict)
-    """parameters, optimizer, checkpoints -> the fraction on host."""
+    """parameters, optimizer, checkpoints -> the fraction on host; device, turn -> the fraction of states whose
+    parameters stay on the device for the whole run, or (of blocks) across the turn."""
     max_ssd_write_bytes: int | None = None
     """Written a step."""
     schedule: Literal["vertical", "single"] = "vertical"
@@ -318,7 +320,24 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
         checkpoints=request.residency.get("checkpoints"),
         optimizer_states=request.optimizer_states,
         clip_grad_norm=request.clip_grad_norm,
+        kept=_kept(model, request.residency),
     )
+
+
+def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, tuple[float, float]] | None:
+    """What the user wants the device to keep, as whole states of each class; None leaves it to the search."""
+    if not {"device", "turn"} & set(residency):
+        return None
+    device, turn = (residency.get(name, 0.0) for name in ("device", "turn"))
+    if device + turn > 1.0:
+        raise UsageError(f"residency device={device:g},turn={turn:g}: more than all parameters")
+    blocks = {model.states[index].state_class for layer in model.layers[1:-1] for index in layer.states}
+    kept = {}
+    for name, count in Counter(state.state_class for state in model.states).items():
+        whole = round(device * count)
+        across = min(round(turn * count), count - whole) if name in blocks else 0
+        kept[name] = (whole / count, across / count)
+    return kept
 
 
 def _given(request: SolveRequest) -> set[str]:
