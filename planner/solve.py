@@ -160,8 +160,9 @@ class _Search:
     def narrow_down(self, scanned: list[_Scanned]) -> list[_Simulated]:
         """Simulate the best candidates: enough of them to find about the smallest batch that is good enough.
 
-        The program's favourites first: its fastest, and its smallest batch that is good enough. When fill and drain
-        make the latter fall short, halve what lies between.
+        The program's favourites first: its fastest, and its smallest batch that is good enough. Where the program sees
+        a plateau, a larger batch still hides more of what its stages wait for each other, so larger ones follow as long
+        as they are faster. When fill and drain make the smallest fall short, halve what lies between.
         """
         fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
         simulated: list[_Simulated] = []
@@ -175,7 +176,19 @@ class _Search:
         if all(entry.candidate.global_batch == best.candidate.global_batch for entry in fastest):
             close = [entry for entry in fastest if entry.tokens_per_second >= CLOSE * best.tokens_per_second]
             return simulated + [found for entry in close[: FINALISTS - 1] for found in self._simulated(entry)]
-        enough = _good_enough([entry for entry in scanned if _order(entry.candidate) <= _order(best.candidate)])
+        for _ in range(FINALISTS - 1):
+            larger = self._larger(scanned, best, simulated[-1].tokens_per_second)
+            found = self._simulated(larger) if larger else []
+            simulated += found
+            if larger is None or not found or found[0].tokens_per_second <= simulated[-2].tokens_per_second:
+                break
+            best = larger
+        reached = max(found.tokens_per_second for found in simulated)
+        enough = [
+            entry
+            for entry in scanned
+            if _order(entry.candidate) <= _order(best.candidate) and entry.tokens_per_second >= ENOUGH * reached
+        ]
         low, high = -1, len(enough) - 1
         for step in range(FINALISTS):
             if high - low < 2 and step:
@@ -183,13 +196,26 @@ class _Search:
             middle = 0 if step == 0 else (low + high) // 2
             if middle == high:
                 break
-            found = self._simulated(enough[middle])
-            simulated += found
+            found = [each for each in simulated if each.solved.fitted.candidate == enough[middle].candidate]
+            if not found:
+                found = self._simulated(enough[middle])
+                simulated += found
             if found and _smallest_good_enough(simulated) is found[0]:
                 high = middle
             else:
                 low = middle
         return simulated
+
+    def _larger(self, scanned: list[_Scanned], best: _Scanned, reached: float) -> _Scanned | None:
+        """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
+        mine = (
+            entry
+            for entry in sorted(scanned, key=lambda entry: _order(entry.candidate))
+            if entry.candidate.micro_batch_size == best.candidate.micro_batch_size
+            and 2 * entry.candidate.micro_batches >= 3 * best.candidate.micro_batches
+        )
+        found = next(mine, None)
+        return found if found and ENOUGH * found.tokens_per_second > reached else None
 
     def _simulated(self, entry: _Scanned) -> list[_Simulated]:
         found = self.simulate(entry.candidate, entry.branches)
