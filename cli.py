@@ -218,8 +218,9 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
         "--residency",
         type=_residency,
         default={},
-        metavar="parameters=F,optimizer=F,checkpoints=F",
-        help="fractions that stay on host, any of them [the best]",
+        metavar="WHAT=F,WHAT=F,...",
+        help="parameters, optimizer, checkpoints: fractions on host; device, turn: fractions of states whose "
+        "parameters the device keeps for the whole run, or from forward to backward; any of them [the best]",
     )
     guess = parser.add_argument_group("what-if: without a profile, from the catalogue")
     guess.add_argument("--model", metavar="NAME", help="a model's shape, such as llama-3.1-70b")
@@ -687,7 +688,7 @@ def _figure(text: str) -> tuple[str, float]:
 
 
 def _residency(text: str) -> dict[str, float]:
-    known = ("parameters", "optimizer", "checkpoints")
+    known = ("parameters", "optimizer", "checkpoints", "device", "turn")
     chosen: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

@@ -259,8 +259,8 @@ def vertical_traffic(model: Model, *, micro_batch_size: int, micro_batches: int)
     """What our own schedule moves when all states and checkpoints live on ssd and no update is delayed."""
     found = stages(model, layer_groups(model), micro_batch_size, micro_batches, "fp32")
     return Moved(
-        h2d=sum(stage.count * stage.h2d_bytes for stage in found),
-        d2h=sum(stage.count * stage.d2h_bytes for stage in found),
+        h2d=sum(stage.count * stage.h2d_bytes[""] for stage in found),
+        d2h=sum(stage.count * stage.d2h_bytes[""] for stage in found),
         ssd_read=_all_on_ssd(total_bytes(found, "read")),
         ssd_write=_all_on_ssd(total_bytes(found, "write")),
     )

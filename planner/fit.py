@@ -4,7 +4,8 @@ Owns the difference between what the program sees (what stays) and what the sche
 whole pages): it builds schedules, compares them with the budgets and asks the program again. What it promises is built.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -27,6 +28,8 @@ ENDS = 4
 """Layers of each kind kept at either end of a shortened model: more than the stages that a buffer lives."""
 CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 """Update chunks are cut so that those on their way take about this share of the host budget."""
+WHOLE = 1e-4
+"""Of a state: what a program's fraction may fall short of it and still be meant."""
 
 UNLIMITED = 1 << 60
 """Bytes; more than any machine has."""
@@ -132,7 +135,7 @@ class Fitter:
         self.short = shortened(model)
         self._last: tuple[Model, Decision, Schedule] | None = None
         self.pipelines = Pipelines(model, self.short, self._spilled)
-        self._leanest: dict[Candidate, Solved] = {}
+        self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
 
     # Before solving: what the program may use.
 
@@ -148,11 +151,18 @@ class Fitter:
                 host_bytes=self.budget.host - pipeline.constant,
                 ssd_bytes=self.budget.ssd,
                 ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
+                device_bytes=self._spare_on_device(pipeline.device),
                 parameter_buffers=pipeline.parameters,
                 checkpoint_buffers=pipeline.checkpoints,
             )
             found.append(Branch(replace(self.fixed, checkpoints=checkpoints), limits))
         return found
+
+    def _spare_on_device(self, used: float) -> float | None:
+        """What parameters may keep of the device; None where that is decided. An emulated device is DRAM itself: what
+        it keeps would only be on host by another name."""
+        decided = self.fixed.kept is not None or self.fixed.parameters is not None
+        return None if decided or self.machine.device == "cpu" else self.budget.device - used
 
     # Solving.
 
@@ -163,24 +173,22 @@ class Fitter:
             if solved is not None:
                 return solved
         leanest = self.leanest(candidate)
-        over = leanest.fitted.needs.over(self.budget)
-        if "host memory" in over or "device memory" in over:
+        if all(_in_memory(solved.fitted.needs.over(self.budget)) for solved in leanest):
             return None
         for aim in ("seconds", *self._last_resorts(candidate)):
             for branch in branches:
                 solved = self._approach(candidate, branch, self.tight, aim, self.budget)
                 if solved is not None:
                     return solved
-        return None if over else leanest
+        return next((solved for solved in leanest if not solved.fitted.needs.over(self.budget)), None)
 
     def least(self, candidate: Candidate, constraint: Constraint) -> int | None:
         """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""
         budget = self.budget.without(constraint)
-        leanest = self.leanest(candidate).fitted.needs
-        over = leanest.over(budget)
-        if "host memory" in over or "device memory" in over:
+        leanest = [solved.fitted.needs for solved in self.leanest(candidate)]
+        if all(_in_memory(needs.over(budget)) for needs in leanest):
             return None
-        found = [] if over else [leanest]
+        found = [needs for needs in leanest if not needs.over(budget)]
         if constraint in ("ssd space", "ssd writes"):
             aim: Aim = "ssd space" if constraint == "ssd space" else "ssd writes"
             for branch in self.branches(candidate):
@@ -196,19 +204,24 @@ class Fitter:
         layers that to keep all of a kind may take less than to pass it through, the exact `leanest`.
         """
         candidate, own = solved.fitted.candidate, solved.fitted.needs
-        if len(self.model.layers) <= 2 * ENDS:
-            lean = self.leanest(candidate)
-            needs, program = lean.fitted.needs, lean.program
-        else:
-            program = self._corner(candidate, 0, 0, 0)
-            needs = self._estimate(self._decision(candidate, program, self.tight))
         found: dict[Room, tuple[int, float]] = {}
+        if len(self.model.layers) <= 2 * ENDS:
+            lean = [each.fitted.needs for each in self.leanest(candidate)]
+        else:
+            corners = (
+                self._corner(candidate, 0, 0, 0, kept) for kept in (self.fixed.kept, *self._kept_ways(candidate)[-1:])
+            )
+            lean = [self._estimate(self._decision(candidate, corner, self.tight)) for corner in corners]
         memories: tuple[Room, ...] = ("host memory", "device memory")
         for constraint in memories:
-            if not needs.over(self.budget.without(constraint)) and needs.of(constraint) < own.of(constraint):
-                found[constraint] = needs.of(constraint), program.seconds
-            else:
-                found[constraint] = own.of(constraint), solved.program.seconds
+            found[constraint] = own.of(constraint), solved.program.seconds
+            fits = [needs for needs in lean if not needs.over(self.budget.without(constraint))]
+            least = min(fits, key=lambda needs: needs.of(constraint), default=own)
+            if least.of(constraint) < own.of(constraint):
+                # As if all of it were for what stays.
+                limits = Limits(least.host, device_bytes=self._spare_on_device(0.0))
+                best = self._program(candidate, Branch(self.fixed, limits), "seconds")
+                found[constraint] = least.of(constraint), best.seconds if best else solved.program.seconds
         found["ssd space"] = own.ssd, solved.program.seconds
         limits = replace(solved.branch.limits, ssd_bytes=None)
         smallest = self._program(candidate, Branch(solved.branch.fixed, limits), "ssd space")
@@ -220,7 +233,8 @@ class Fitter:
 
     def _last_resorts(self, candidate: Candidate) -> tuple[Aim, ...]:
         """What to aim for, when the fastest placement breaks a budget by its rounding: the least of that budget."""
-        everything = footprint(self.model, self._decision(candidate, self._corner(candidate, 0, 0, 0), self.tight))
+        corner = self._corner(candidate, 0, 0, 0, self.fixed.kept)
+        everything = footprint(self.model, self._decision(candidate, corner, self.tight))
         aims: list[Aim] = []
         if everything.ssd_write_bytes > 0.9 * self.budget.writes:
             aims.append("ssd writes")
@@ -240,7 +254,8 @@ class Fitter:
         kept, broken, push = -inf, inf, 1.0
         """The most that was found not to be too much, the least that was, and how hard to lean on what is."""
         for number in range(ROUNDS):
-            program = self._program(candidate, Branch(branch.fixed, limits), aim)
+            attempt = self._whole_states(candidate, Branch(branch.fixed, limits), aim)
+            program = self._program(candidate, attempt, aim)
             if program is None:
                 if number:
                     break
@@ -248,7 +263,7 @@ class Fitter:
                 continue
             needs = self._estimate(self._decision(candidate, program, pace))
             over = needs.over(budget)
-            if "device memory" in over:
+            if "device memory" in over and not _keeps(program):
                 return None
             if not over and (best is None or aim != "seconds" or program.seconds < best.seconds):
                 best, found = program, Branch(branch.fixed, limits)
@@ -273,27 +288,72 @@ class Fitter:
             over = fitted.needs.over(budget)
             if not over:
                 return Solved(fitted, best, found)
+            if "device memory" in over and not _keeps(best):
+                return None
             found = replace(found, limits=_less(found.limits, over))
-            best = self._program(candidate, found, aim)
+            best = self._program(candidate, self._whole_states(candidate, found, aim), aim)
         return None
 
-    def leanest(self, candidate: Candidate) -> Solved:
-        """Everything at one end or the other, whichever takes least host memory: what a tight budget ends in."""
+    def _whole_states(self, candidate: Candidate, branch: Branch, aim: Aim) -> Branch:
+        """`branch` with what the device keeps decided, as whole states: what the program takes of each class, cut to
+        as many states as that is room for."""
+        if branch.fixed.kept is not None or branch.limits.device_bytes is None:
+            return branch
+        program = self._program(candidate, branch, aim)
+        kept = {}
+        for name, placement in program.placement.items() if program else ():
+            states = sum(state.state_class == name for state in self.model.states)
+            device = int(placement.parameters_device * states + WHOLE)
+            both = int((placement.parameters_device + placement.parameters_turn) * states + WHOLE)
+            across = both - device if placement.parameters_turn else 0
+            kept[name] = (device / states, across / states)
+        return replace(branch, fixed=replace(branch.fixed, kept=kept))
+
+    def leanest(self, candidate: Candidate) -> tuple[Solved, ...]:
+        """What a tight budget ends in: everything at one end or the other, whichever takes least host memory; once for
+        each way to use the device: for no parameters between their uses, for those of both ends of the model, and for
+        as many as there is room for."""
         if candidate not in self._leanest:
-            self._leanest[candidate] = self._find_leanest(candidate)
+            ways = (self.fixed.kept, *self._kept_ways(candidate))
+            self._leanest[candidate] = tuple(self._find_leanest(candidate, kept) for kept in ways)
         return self._leanest[candidate]
 
-    def _find_leanest(self, candidate: Candidate) -> Solved:
+    def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, tuple[float, float]]]:
+        if self._spare_on_device(0.0) is None:
+            return []
+        counts = Counter(state.state_class for state in self.model.states)
+        size = {state.state_class: state.elements * ELEMENT_BYTES[self.model.precision] for state in self.model.states}
+        blocks = {self.model.states[index].state_class for layer in self.model.layers[1:-1] for index in layer.states}
+        ends = {name: (0.0 if name in blocks else 1.0, 0.0) for name in counts}
+        decision = self._decision(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight)
+        spare = self.budget.device - self._estimate(decision).device
+        most = dict(ends)
+        for name in sorted(blocks):
+            whole = min(max(spare // size[name], 0), counts[name])
+            most[name] = (whole / counts[name], 0.0)
+            spare -= whole * size[name]
+        return [ends] if most == ends else [ends, most]
+
+    def _find_leanest(self, candidate: Candidate, kept: Mapping[str, tuple[float, float]] | None) -> Solved:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
-        corners: list[tuple[int, int, tuple[int, ...]]] = []
-        for corner in product((0, 1), repeat=3):
-            needs = self._estimate(self._decision(few, self._corner(few, *corner), self.tight))
-            corners.append((needs.host, needs.ssd, corner))
-        program = self._corner(candidate, *min(corners)[2])
-        branch = Branch(self.fixed, Limits(program.host_bytes + PAGE))
+        corners: list[tuple[int, int, tuple[int, int, int]]] = []
+        for optimizer, parameters, checkpoints in product((0, 1), repeat=3):
+            corner = self._corner(few, optimizer, parameters, checkpoints, kept)
+            needs = self._estimate(self._decision(few, corner, self.tight))
+            corners.append((needs.host, needs.ssd, (optimizer, parameters, checkpoints)))
+        optimizer, parameters, checkpoints = min(corners)[2]
+        program = self._corner(candidate, optimizer, parameters, checkpoints, kept)
+        branch = Branch(replace(self.fixed, kept=kept), Limits(program.host_bytes + PAGE))
         return Solved(self._build(candidate, self._decision(candidate, program, self.tight)), program, branch)
 
-    def _corner(self, candidate: Candidate, optimizer: float, parameters: float, checkpoints: float) -> ProgramResult:
+    def _corner(
+        self,
+        candidate: Candidate,
+        optimizer: float,
+        parameters: float,
+        checkpoints: float,
+        kept: Mapping[str, tuple[float, float]] | None,
+    ) -> ProgramResult:
         fixed = self.fixed
         choices = replace(
             fixed,
@@ -301,6 +361,7 @@ class Fitter:
             parameters=parameters if fixed.parameters is None else fixed.parameters,
             optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
             checkpoints=checkpoints if fixed.checkpoints is None else fixed.checkpoints,
+            kept=kept,
         )
         program = self._program(candidate, Branch(choices, Limits(UNLIMITED)), "host memory")
         assert program is not None, "no limit, and still no placement"
@@ -360,12 +421,13 @@ class Fitter:
 
     def _estimate(self, decision: Decision) -> Needs:
         """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
-        schedule = self._schedule(self.short, decision)
-        built = _needs(schedule, predict_peaks(schedule, self.short, decision))
         dropped = len(self.model.layers) - len(self.short.layers)
+        less = _all_or_nothing(decision) if dropped else decision
+        schedule = self._schedule(self.short, less)
+        built = _needs(schedule, predict_peaks(schedule, self.short, less))
         if not dropped:
             return built
-        whole, part = footprint(self.model, decision), footprint(self.short, decision)
+        whole, part = footprint(self.model, decision), footprint(self.short, less)
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
@@ -374,7 +436,7 @@ class Fitter:
             rounding += dropped * decision.micro_batches * PAGE
         return Needs(
             host=built.host + round(whole.host_bytes - part.host_bytes) + rounding,
-            device=built.device,
+            device=built.device + round(whole.device_bytes - part.device_bytes),
             ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
             writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
         )
@@ -405,6 +467,26 @@ def shortened(model: Model) -> Model:
     )
 
 
+def _in_memory(over: dict[Constraint, int]) -> bool:
+    """Whether what is too much is memory, which no other placement would change."""
+    return "host memory" in over or "device memory" in over
+
+
+def _keeps(program: ProgramResult) -> bool:
+    """Whether the device keeps any parameters between their uses."""
+    return any(p.parameters_device or p.parameters_turn for p in program.placement.values())
+
+
+def _all_or_nothing(decision: Decision) -> Decision:
+    """`decision` with the device keeping all parameters of a class or none: of a share, a shortened model has no
+    states, and its pipeline is that of nothing kept."""
+    placement = {
+        name: p.model_copy(update={"parameters_device": float(p.parameters_device == 1.0), "parameters_turn": 0.0})
+        for name, p in decision.placement.items()
+    }
+    return decision.model_copy(update={"placement": placement})
+
+
 def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
     # The first step never writes more than a steady one: it has no delayed updates.
     return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])
@@ -421,6 +503,7 @@ def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:
         host_bytes=limits.host_bytes - over.get("host memory", 0),
         ssd_bytes=reduced(limits.ssd_bytes, over.get("ssd space", 0)),
         ssd_write_bytes=reduced(limits.ssd_write_bytes, over.get("ssd writes", 0)),
+        device_bytes=reduced(limits.device_bytes, over.get("device memory", 0)),
     )
 
 

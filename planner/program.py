@@ -5,7 +5,7 @@ Alpha and all residencies are variables of one program, so it is never worse tha
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ssdplan.plans.homes import GRADIENT_BYTES
@@ -21,6 +21,7 @@ from .traffic import (
     Stage,
     StateVariables,
     checkpoint_bytes,
+    device_bytes,
     host_bytes,
     layer_groups,
     ssd_bytes,
@@ -48,6 +49,9 @@ class FixedChoices:
     """It changes numbers, so it is never the program's choice."""
     clip_grad_norm: float | None = None
     """Of no weight here: whoever sets it sets the delay ratio to 1 too."""
+    kept: Mapping[str, tuple[float, float]] | None = None
+    """State class -> the fractions of its states whose parameters stay on the device, for the whole run and across the
+    turn. None leaves both to the program, as fractions of elements; where `Limits.device_bytes` is None, they are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Limits:
     """Size of the store."""
     ssd_write_bytes: float | None = None
     """Written a step: the drive's wear."""
+    device_bytes: float | None = None
+    """For parameters that the device keeps between uses; None: it keeps none, unless they are fixed."""
     parameter_buffers: float = 0.0
     """Host bytes that parameters on their way take when all live on ssd; in proportion to the fraction that does."""
     checkpoint_buffers: float = 0.0
@@ -155,6 +161,8 @@ class Footprint:
     host_bytes: float
     ssd_bytes: float
     ssd_write_bytes: float
+    device_bytes: float
+    """What the device keeps of parameters."""
 
 
 def footprint(model: Model, decision: Decision) -> Footprint:
@@ -174,14 +182,15 @@ def footprint(model: Model, decision: Decision) -> Footprint:
         host_bytes=value(host_bytes(model, groups, size, n, states), at) - reclaimed,
         ssd_bytes=value(ssd_bytes(model, groups, size, n, states), at),
         ssd_write_bytes=value(total_bytes(stages(model, groups, size, n, states), "write"), at),
+        device_bytes=value(device_bytes(model, groups), at),
     )
 
 
 class _Program:
     """Variables, rows and objectives, each scaled to about 1.
 
-    The time of a stage is counted in multiples of the least that its constant work takes, a step in multiples of the
-    least that a step takes, and bytes in multiples of what there is to move or keep.
+    The time of a stage is counted in multiples of what its constant work takes when the device keeps nothing, a step in
+    multiples of their sum, and bytes in multiples of what there is to move or keep.
     """
 
     def __init__(
@@ -189,28 +198,36 @@ class _Program:
     ) -> None:
         self.machine, self.fixed = machine, fixed
         groups = layer_groups(model)
-        self.stages = stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
-        self.edges = hull_edges(combined_frontier(machine.volumes))
+        self.blocks = {use.state_class for group in groups if group.role == "block" for use in group.uses}
+        self.keeps = fixed.kept is not None or limits.device_bytes is not None
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
+        every = stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        self.stages = every if self.keeps else tuple(_keeping_nothing(stage, self.classes) for stage in every)
+        self.edges = hull_edges(combined_frontier(machine.volumes))
         self.host = host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.limited = _with_buffers(self.host, model, limits)
         self.store_bytes = ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
+        self.device_bytes = device_bytes(model, groups)
         self.times = [self._times(stage) for stage in self.stages]
         least = [max(form.get("", 0.0) for _, form in each if set(form) <= {""}) for each in self.times]
-        self.unit = sum(stage.count * seconds for stage, seconds in zip(self.stages, least, strict=True))
+        scales = [max(form.get("", 0.0) for _, form in each) for each in self.times]
+        self.unit = sum(stage.count * seconds for stage, seconds in zip(self.stages, scales, strict=True))
 
         self.bounds: dict[str, tuple[float, float | None]] = {
             ALPHA: (0.0, 1.0) if fixed.delay_ratio is None else (fixed.delay_ratio, fixed.delay_ratio),
             CHECKPOINT_HOST: (0.0, 1.0) if fixed.checkpoints is None else (fixed.checkpoints, fixed.checkpoints),
         }
         for name in self.classes:
-            self.bounds |= {variable: (0.0, 1.0) for variable in StateVariables(name).all()}
-        self.bounds |= {_seconds_of(number): (1.0, None) for number in range(len(self.stages))}
+            names = StateVariables(name)
+            anywhere = (*names.optimizer, *names.parameters, *names.gradient)
+            self.bounds |= dict.fromkeys(anywhere, (0.0, 1.0)) | (self._kept_bounds(names) if self.keeps else {})
+        for number, (seconds, scale) in enumerate(zip(least, scales, strict=True)):
+            self.bounds[_seconds_of(number)] = (seconds / scale, None)
         self.seconds: Linear = {
             _seconds_of(number): stage.count * seconds / self.unit
-            for number, (stage, seconds) in enumerate(zip(self.stages, least, strict=True))
+            for number, (stage, seconds) in enumerate(zip(self.stages, scales, strict=True))
         }
         self.writes, self.reads = _relative(self.write_bytes), _relative(self.read_bytes)
         self.aims: dict[Aim, Linear] = {
@@ -226,11 +243,12 @@ class _Program:
         """Nothing left to prefer but host over ssd; weights without a pattern, so that one point is the best."""
         self.rows = [
             *self._splits(),
+            *self._kept(),
             *self._residencies(),
             *self._reclaimed(groups, n * checkpoint_bytes(model, micro_batch_size)),
             *self._limits(limits),
         ]
-        for number, (each, seconds) in enumerate(zip(self.times, least, strict=True)):
+        for number, (each, seconds) in enumerate(zip(self.times, scales, strict=True)):
             for _, form in each:
                 if not set(form) <= {""}:  # constant work is in the bounds already
                     scaled = {name: factor / seconds for name, factor in form.items()}
@@ -239,22 +257,19 @@ class _Program:
     def _times(self, stage: Stage) -> list[tuple[str, Linear]]:
         """Resource -> seconds of a stage, as linear forms; the stage takes at least each of them."""
         machine = self.machine
-        h2d, d2h = stage.h2d_bytes / machine.h2d_bandwidth, stage.d2h_bytes / machine.d2h_bandwidth
+        h2d = _scaled(stage.h2d_bytes, 1 / machine.h2d_bandwidth)
+        d2h = _scaled(stage.d2h_bytes, 1 / machine.d2h_bandwidth)
         rate = update_rate(machine, self.fixed.optimizer_states)
         updates = {name: factor / rate for name, factor in stage.updates.items() if factor}
-        constant = (("compute", stage.compute_seconds), ("h2d", h2d), ("d2h", d2h))
-        times: list[tuple[str, Linear]] = [(resource, {"": seconds}) for resource, seconds in constant]
+        times: list[tuple[str, Linear]] = [("compute", {"": stage.compute_seconds}), ("h2d", h2d), ("d2h", d2h)]
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
-            always = stage.compute_seconds + (h2d + d2h) / machine.cores + updates.get("", 0.0)
-            times.append(("cores", updates | {"": always}))
+            copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
+            times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies)))
         elif updates:
             times.append(("cpu", updates))
         for a, b in self.edges:
-            form: dict[str, float] = {}
-            for factor, traffic in ((a, stage.read_bytes), (b, stage.write_bytes)):
-                for name, nbytes in traffic.items():
-                    form[name] = form.get(name, 0.0) + factor * nbytes
+            form = _sum(_scaled(stage.read_bytes, a), _scaled(stage.write_bytes, b))
             if form:
                 times.append(("ssd", form))
         return times
@@ -263,19 +278,59 @@ class _Program:
         rows = []
         for name in self.classes:
             names = StateVariables(name)
-            for prompt_host, prompt_ssd, delayed_host, delayed_ssd in (names.optimizer, names.parameters):
-                rows.append(Row({prompt_host: 1.0, prompt_ssd: 1.0, ALPHA: 1.0, "": -1.0}, "=="))
-                rows.append(Row({delayed_host: 1.0, delayed_ssd: 1.0, ALPHA: -1.0}, "=="))
+            whole, later = names.device
+            there: tuple[dict[str, float], dict[str, float]] = ({whole: 1.0, later: -1.0}, {later: 1.0})
+            for four, (prompt, delayed) in (
+                (names.optimizer, ({}, {})),
+                (names.parameters, there if self.keeps else ({}, {})),
+            ):
+                rows.append(Row({four[0]: 1.0, four[1]: 1.0, ALPHA: 1.0, "": -1.0, **prompt}, "=="))
+                rows.append(Row({four[2]: 1.0, four[3]: 1.0, ALPHA: -1.0, **delayed}, "=="))
             rows.append(Row(dict.fromkeys(names.gradient, 1.0) | {ALPHA: -1.0}, "=="))
+        return rows
+
+    def _kept_bounds(self, names: StateVariables) -> dict[str, tuple[float, float]]:
+        """How much of a class's parameters the device may keep: only blocks have a turn to keep them across."""
+        device, turn = (0.0, 1.0), (0.0, 1.0 if names.state_class in self.blocks else 0.0)
+        if self.fixed.kept is not None:
+            whole, across = self.fixed.kept.get(names.state_class, (0.0, 0.0))
+            device, turn = (whole, whole), (across, across)
+        bounds = (device, (0.0, 1.0), turn, (0.0, 1.0))
+        return dict(zip((*names.device, *names.turn), bounds, strict=True))
+
+    def _kept(self) -> list[Row]:
+        """What of the device's parameters is delayed, and what need not be read again in backward.
+
+        Of states that are fixed both are products of constants and variables. While the program chooses, they are free
+        within what they could be, so its optimum is a bound of what any choice can reach.
+        """
+        rows: list[Row] = []
+        for name in self.classes if self.keeps else ():
+            names = StateVariables(name)
+            (device, later), (turn, saved) = names.device, names.turn
+            _, prompt, _, delayed = names.parameters
+            if self.fixed.kept is None:
+                rows.append(Row({later: 1.0, device: -1.0}, "<="))
+                rows.append(Row({turn: 1.0, device: 1.0, "": -1.0}, "<="))
+                rows.append(Row({saved: 1.0, turn: -1.0}, "<="))
+                rows.append(Row({saved: 1.0, prompt: -1.0, delayed: -1.0}, "<="))
+            else:
+                whole, across = self.fixed.kept.get(name, (0.0, 0.0))
+                share = across / (1.0 - whole) if whole < 1.0 else 0.0
+                rows.append(Row({later: 1.0, ALPHA: -whole}, "=="))
+                rows.append(Row({saved: 1.0, prompt: -share, delayed: -share}, "=="))
         return rows
 
     def _residencies(self) -> list[Row]:
         rows = []
         for name in self.classes:
             names = StateVariables(name)
-            for four, wanted in ((names.optimizer, self.fixed.optimizer), (names.parameters, self.fixed.parameters)):
-                if wanted is not None:
-                    rows.append(Row({four[0]: 1.0, four[2]: 1.0, "": -wanted}, "=="))
+            if self.fixed.optimizer is not None:
+                rows.append(Row({names.optimizer[0]: 1.0, names.optimizer[2]: 1.0, "": -self.fixed.optimizer}, "=="))
+            if (wanted := self.fixed.parameters) is not None:  # of those that the device does not keep
+                host, later = names.parameters[0], names.parameters[2]
+                there = {names.device[0]: wanted} if self.keeps else {}
+                rows.append(Row({host: 1.0, later: 1.0, "": -wanted, **there}, "=="))
         return rows
 
     def _reclaimed(self, groups: tuple[LayerGroup, ...], checkpoints: int) -> list[Row]:
@@ -296,6 +351,8 @@ class _Program:
             rows.append(_at_most(self.store_bytes, limits.ssd_bytes))
         if limits.ssd_write_bytes is not None:
             rows.append(_at_most(self.write_bytes, limits.ssd_write_bytes))
+        if limits.device_bytes is not None and self.fixed.kept is None:
+            rows.append(_at_most(self.device_bytes, limits.device_bytes))
         return rows
 
     def result(self, found: Mapping[str, float]) -> ProgramResult:
@@ -308,7 +365,13 @@ class _Program:
         for name in self.classes:
             names = StateVariables(name)
             optimizer = _four(found, names.optimizer, alpha, self.fixed.optimizer)
-            parameters = _four(found, names.parameters, alpha, self.fixed.parameters)
+            device, turn = (round(found.get(variable, 0.0), DIGITS) for variable in (names.device[0], names.turn[0]))
+            if self.fixed.kept is not None:
+                device, turn = self.fixed.kept.get(name, (0.0, 0.0))
+            elsewhere = dict(zip(names.parameters, (1.0 - alpha, 0.0, alpha, 0.0), strict=True))
+            if device < 1.0:  # a placement's fractions are of what the device does not keep
+                elsewhere = {variable: found[variable] / (1.0 - device) for variable in names.parameters}
+            parameters = _four(elsewhere, names.parameters, alpha, self.fixed.parameters)
             taken = min(round(found[names.gradient[0]], DIGITS), alpha)
             host = min(max(taken, round(found[names.gradient[0]] + found[names.gradient[1]], DIGITS)), alpha)
             placement[name] = Placement(
@@ -322,6 +385,8 @@ class _Program:
                 parameters_delayed_ssd=parameters[3],
                 delayed_gradient_host=host,
                 delayed_gradient_ssd=alpha - host,
+                parameters_device=device,
+                parameters_turn=min(turn, 1.0 - device),
             )
             reclaimed[name] = taken
             exact |= _values(name, placement[name], taken)
@@ -344,14 +409,33 @@ def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[st
     """The program's variables of a state class at a placement."""
     names, p = StateVariables(state_class), placement
     optimizer = (p.optimizer_prompt_host, p.optimizer_prompt_ssd, p.optimizer_delayed_host, p.optimizer_delayed_ssd)
+    elsewhere = 1.0 - p.parameters_device
     parameters = (
-        p.parameters_prompt_host,
-        p.parameters_prompt_ssd,
-        p.parameters_delayed_host,
-        p.parameters_delayed_ssd,
+        elsewhere * p.parameters_prompt_host,
+        elsewhere * p.parameters_prompt_ssd,
+        elsewhere * p.parameters_delayed_host,
+        elsewhere * p.parameters_delayed_ssd,
     )
     gradient = (reclaimed, p.delayed_gradient_host - reclaimed, p.delayed_gradient_ssd)
-    return dict(zip(names.all(), (*optimizer, *parameters, *gradient), strict=True))
+    device = (p.parameters_device, p.parameters_device * (p.parameters_delayed_host + p.parameters_delayed_ssd))
+    turn = (p.parameters_turn, p.parameters_turn * (p.parameters_prompt_ssd + p.parameters_delayed_ssd))
+    return dict(zip(names.all(), (*optimizer, *parameters, *gradient, *device, *turn), strict=True))
+
+
+def _keeping_nothing(stage: Stage, classes: tuple[str, ...]) -> Stage:
+    """`stage` without the variables of what the device keeps between uses."""
+    absent = {name for each in map(StateVariables, classes) for name in (*each.device, *each.turn)}
+
+    def without(form: Linear) -> Linear:
+        return {name: factor for name, factor in form.items() if name not in absent}
+
+    return replace(
+        stage,
+        read_bytes=without(stage.read_bytes),
+        write_bytes=without(stage.write_bytes),
+        h2d_bytes=without(stage.h2d_bytes),
+        d2h_bytes=without(stage.d2h_bytes),
+    )
 
 
 def _with_buffers(host: Linear, model: Model, limits: Limits) -> Linear:
@@ -402,6 +486,18 @@ def _at_most(form: Linear, limit: float) -> Row:
 def _relative(form: Linear) -> dict[str, float]:
     scale = sum(factor for factor in form.values() if factor > 0)
     return {name: factor / scale for name, factor in form.items()}
+
+
+def _scaled(form: Linear, factor: float) -> dict[str, float]:
+    return {name: factor * each for name, each in form.items()}
+
+
+def _sum(*forms: Linear) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for form in forms:
+        for name, factor in form.items():
+            total[name] = total.get(name, 0.0) + factor
+    return total
 
 
 def _seconds_of(number: int) -> str:

@@ -4,6 +4,7 @@ Owns the outer search over micro-batch sizes and numbers of micro-batches (Greed
 which a plan is justified or refused. The program finds placements, `fit` makes them exact, the simulator predicts.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -31,7 +32,7 @@ ENOUGH = 0.99
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
-RESIDENCIES = ("parameters", "optimizer", "checkpoints")
+RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class SolveRequest:
     micro_batches: int | None = None
     delay_ratio: float | None = None
     residency: Mapping[str, float] = field(default_factory=dict)
-    """parameters, optimizer, checkpoints -> the fraction on host."""
+    """parameters, optimizer, checkpoints -> the fraction on host; device, turn -> the fraction of states whose
+    parameters stay on the device for the whole run, or (of blocks) across the turn."""
     max_ssd_write_bytes: int | None = None
     """Written a step."""
     schedule: Literal["vertical", "single"] = "vertical"
@@ -160,8 +162,9 @@ class _Search:
     def narrow_down(self, scanned: list[_Scanned]) -> list[_Simulated]:
         """Simulate the best candidates: enough of them to find about the smallest batch that is good enough.
 
-        The program's favourites first: its fastest, and its smallest batch that is good enough. When fill and drain
-        make the latter fall short, halve what lies between.
+        The program's favourites first: its fastest, and its smallest batch that is good enough. Where the program sees
+        a plateau, a larger batch still hides more of what its stages wait for each other, so larger ones follow as long
+        as they are faster. When fill and drain make the smallest fall short, halve what lies between.
         """
         fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
         simulated: list[_Simulated] = []
@@ -175,7 +178,19 @@ class _Search:
         if all(entry.candidate.global_batch == best.candidate.global_batch for entry in fastest):
             close = [entry for entry in fastest if entry.tokens_per_second >= CLOSE * best.tokens_per_second]
             return simulated + [found for entry in close[: FINALISTS - 1] for found in self._simulated(entry)]
-        enough = _good_enough([entry for entry in scanned if _order(entry.candidate) <= _order(best.candidate)])
+        for _ in range(FINALISTS - 1):
+            larger = self._larger(scanned, best, simulated[-1].tokens_per_second)
+            found = self._simulated(larger) if larger else []
+            simulated += found
+            if larger is None or not found or found[0].tokens_per_second <= simulated[-2].tokens_per_second:
+                break
+            best = larger
+        reached = max(found.tokens_per_second for found in simulated)
+        enough = [
+            entry
+            for entry in scanned
+            if _order(entry.candidate) <= _order(best.candidate) and entry.tokens_per_second >= ENOUGH * reached
+        ]
         low, high = -1, len(enough) - 1
         for step in range(FINALISTS):
             if high - low < 2 and step:
@@ -183,13 +198,26 @@ class _Search:
             middle = 0 if step == 0 else (low + high) // 2
             if middle == high:
                 break
-            found = self._simulated(enough[middle])
-            simulated += found
+            found = [each for each in simulated if each.solved.fitted.candidate == enough[middle].candidate]
+            if not found:
+                found = self._simulated(enough[middle])
+                simulated += found
             if found and _smallest_good_enough(simulated) is found[0]:
                 high = middle
             else:
                 low = middle
         return simulated
+
+    def _larger(self, scanned: list[_Scanned], best: _Scanned, reached: float) -> _Scanned | None:
+        """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
+        mine = (
+            entry
+            for entry in sorted(scanned, key=lambda entry: _order(entry.candidate))
+            if entry.candidate.micro_batch_size == best.candidate.micro_batch_size
+            and 2 * entry.candidate.micro_batches >= 3 * best.candidate.micro_batches
+        )
+        found = next(mine, None)
+        return found if found and ENOUGH * found.tokens_per_second > reached else None
 
     def _simulated(self, entry: _Scanned) -> list[_Simulated]:
         found = self.simulate(entry.candidate, entry.branches)
@@ -255,7 +283,8 @@ class _Search:
                     f"no plan fits: {constraint} of {_size(budget.of(constraint))} is too little; "
                     f"the least that would do is {_size(enough)}"
                 )
-        needs = min((self.fitter.leanest(candidate).fitted.needs for candidate in candidates), key=lambda n: n.host)
+        lean = (solved.fitted.needs for candidate in candidates for solved in self.fitter.leanest(candidate))
+        needs = min(lean, key=lambda needs: needs.host)
         each = ", ".join(
             f"{constraint} {_size(needs.of(constraint))} instead of {_size(budget.of(constraint))}"
             for constraint in needs.over(budget)
@@ -319,7 +348,24 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
         checkpoints=request.residency.get("checkpoints"),
         optimizer_states=request.optimizer_states,
         clip_grad_norm=request.clip_grad_norm,
+        kept=_kept(model, request.residency),
     )
+
+
+def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, tuple[float, float]] | None:
+    """What the user wants the device to keep, as whole states of each class; None leaves it to the search."""
+    if not {"device", "turn"} & set(residency):
+        return None
+    device, turn = (residency.get(name, 0.0) for name in ("device", "turn"))
+    if device + turn > 1.0:
+        raise UsageError(f"residency device={device:g},turn={turn:g}: more than all parameters")
+    blocks = {model.states[index].state_class for layer in model.layers[1:-1] for index in layer.states}
+    kept = {}
+    for name, count in Counter(state.state_class for state in model.states).items():
+        whole = round(device * count)
+        across = min(round(turn * count), count - whole) if name in blocks else 0
+        kept[name] = (whole / count, across / count)
+    return kept
 
 
 def _given(request: SolveRequest) -> set[str]:

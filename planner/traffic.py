@@ -21,7 +21,11 @@ DELAYED_USES_AHEAD = 3
 
 @dataclass(frozen=True, slots=True)
 class StateVariables:
-    """The variables of one state class: its part of every state, as fractions of the state's elements."""
+    """The variables of one state class: its part of every state, as fractions of the elements of all its states.
+
+    Parameters are split five ways: prompt or delayed times host or ssd, and the device. What lives on the device is
+    prompt and delayed too, as its update is.
+    """
 
     state_class: str
 
@@ -42,13 +46,23 @@ class StateVariables:
         """Delayed gradients: in memory reclaimed from consumed checkpoints, in extra host memory, on ssd."""
         return self.name("gradient reclaimed"), self.name("gradient host"), self.name("gradient ssd")
 
+    @property
+    def device(self) -> tuple[str, str]:
+        """Parameters that stay on the device for the whole run, and the delayed part of these."""
+        return self.name("parameters device"), self.name("parameters device delayed")
+
+    @property
+    def turn(self) -> tuple[str, str]:
+        """Parameters that stay on the device from forward to backward, and what of them would be read from ssd."""
+        return self.name("parameters turn"), self.name("parameters turn ssd")
+
     def _four(self, what: str) -> tuple[str, str, str, str]:
         sides = ("prompt host", "prompt ssd", "delayed host", "delayed ssd")
         first, second, third, fourth = (self.name(f"{what} {side}") for side in sides)
         return first, second, third, fourth
 
     def all(self) -> tuple[str, ...]:
-        return (*self.optimizer, *self.parameters, *self.gradient)
+        return (*self.optimizer, *self.parameters, *self.gradient, *self.device, *self.turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +77,8 @@ class Stage:
     write_bytes: Linear
     updates: Linear
     """Elements."""
-    h2d_bytes: float
-    d2h_bytes: float
+    h2d_bytes: Linear
+    d2h_bytes: Linear
     compute_seconds: float
 
 
@@ -189,6 +203,19 @@ def ssd_bytes(
     return total
 
 
+def device_bytes(model: Model, groups: tuple[LayerGroup, ...]) -> Linear:
+    """Parameters that the device keeps between uses; the most of it at the turn, where both kinds are there."""
+    element = ELEMENT_BYTES[model.precision]
+    total: dict[str, float] = {}
+    for group in groups:
+        for use in group.uses:
+            if use.own:
+                names = StateVariables(use.state_class)
+                for name in (names.device[0], names.turn[0]):
+                    _add(total, name, element * group.count * use.elements)
+    return total
+
+
 def total_bytes(stages: Iterable[Stage], kind: str) -> Linear:
     """read_bytes or write_bytes of a whole step."""
     total: dict[str, float] = {}
@@ -212,8 +239,12 @@ def _forward(
     read: dict[str, float] = {}
     write: dict[str, float] = {}
     updates: dict[str, float] = {}
+    h2d: dict[str, float] = {"": 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     for use in group.uses:
-        _add(read, StateVariables(use.state_class).parameters[1], element * use.elements)
+        names, size = StateVariables(use.state_class), float(use.elements)
+        _add(read, names.parameters[1], element * size)
+        _add(h2d, "", element * size)
+        _add(h2d, names.device[0], -element * size)
     delayed = [(use, 1.0) for use in group.uses if use.own]
     if group.head_share:
         delayed += [(use, group.head_share) for use in head.uses if use.own]
@@ -223,10 +254,10 @@ def _forward(
         _add(read, names.gradient[2], GRADIENT_BYTES * size)
         _add(write, names.optimizer[3], optimizer_bytes * size)
         _add(write, names.parameters[3], element * size)
+        _add(h2d, names.device[1], element * size)
         _add(updates, ALPHA, size)
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
-    weights = sum(element * use.elements for use in group.uses)
     return Stage(
         layer_class=group.layer_class,
         phase="forward",
@@ -234,8 +265,8 @@ def _forward(
         read_bytes=read,
         write_bytes=write,
         updates=updates,
-        h2d_bytes=weights + (0 if group.role == "embedding" else (n - 1) * checkpoint),
-        d2h_bytes=(n if group.keeps_output else n - 1) * checkpoint,
+        h2d_bytes=h2d,
+        d2h_bytes={"": float((n if group.keeps_output else n - 1) * checkpoint)},
         compute_seconds=compute_seconds,
     )
 
@@ -248,15 +279,18 @@ def _backward(
     read: dict[str, float] = {}
     write: dict[str, float] = {}
     updates: dict[str, float] = {}
-    h2d = float((n - 1) * checkpoint)  # inter-layer gradients; for the head, its input
-    d2h = 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)
+    h2d: dict[str, float] = {"": float((n - 1) * checkpoint)}  # inter-layer gradients; for the head, its input
+    d2h: dict[str, float] = {"": 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     for use in group.uses:
         names, size = StateVariables(use.state_class), use.elements
         _add(read, names.parameters[1], element * size)
         if group.role != "head" or not use.own:  # the head's own delayed part comes from its update, not from ssd
             _add(read, names.parameters[3], element * size)
-        h2d += element * size
-        d2h += GRADIENT_BYTES * size
+        _add(read, names.turn[1], -element * size)
+        _add(h2d, "", element * size)
+        for kept in (names.device[0], names.turn[0]):
+            _add(h2d, kept, -element * size)
+        _add(d2h, "", GRADIENT_BYTES * size)
         if use.own:
             _add(read, names.optimizer[1], optimizer_bytes * size)
             _add(write, names.optimizer[1], optimizer_bytes * size)
@@ -264,11 +298,13 @@ def _backward(
             _add(write, names.gradient[2], GRADIENT_BYTES * size)
             _add(updates, "", size)
             _add(updates, ALPHA, -size)
+            _add(h2d, names.device[0], element * size)  # what a prompt update makes
+            _add(h2d, names.device[1], -element * size)
             if use.shared:
-                h2d += GRADIENT_BYTES * size  # what the head has added to the gradient
+                _add(h2d, "", GRADIENT_BYTES * size)  # what the head has added to the gradient
     if group.role == "block":
         _add_checkpoints_on_ssd(read, n * checkpoint)
-        h2d += n * checkpoint
+        _add(h2d, "", n * checkpoint)
     return Stage(
         layer_class=group.layer_class,
         phase="backward",

@@ -4,7 +4,7 @@ Owns the chunks in which optimizer states, gradients and updated parameters pass
 ahead of the update that needs them; and what is prompt and what waits for the next step (GreedySnake 4.4).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from .emission import NOWHERE, Emission, When, bytes_of, cut
@@ -12,7 +12,7 @@ from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from .schedule import Home, Region, Update
 from .streaming import Parameters
 
-Piece = partial[None]
+Piece = Callable[[], None]
 """A part of what a layer's update emits, to be called when its turn has come."""
 
 

@@ -61,6 +61,7 @@ class _Vertical:
             self.updates.finish_delayed(use)
         self._upload(0, range(self.n))
         updates: list[Piece] = []
+        leave: Piece = _nothing
         computes = self._computes()
         for number, (stage, position) in enumerate(computes):
             self.emission.stage = stage
@@ -72,18 +73,14 @@ class _Vertical:
             self._upload(stage + 1, range(position, position + 1))
             if number + 1 < len(computes):
                 self._load_inputs(*computes[number + 1])
-            if stage < self.forwards:
-                self._forward(stage, position)
-                self._keep_output(stage, position)
-            else:
-                self._backward(stage, position)
-                self._keep_in_gradient(stage, position)
+            leave = self._compute(stage, position, leave)
             for update in updates[len(updates) * position // self.n : len(updates) * (position + 1) // self.n]:
                 update()
             if position == self.n - 1 and stage + 2 == self.stages:
                 self._restore_partial_gradients(stage + 1)
             if position == self.n - 1 and stage >= self.forwards:
                 updates = list(self._after_backward(stage))
+        leave()
         for update in updates:
             update()
 
@@ -91,6 +88,7 @@ class _Vertical:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(self.n))
+        leave: Piece = _nothing
         computes = self._computes()
         for number, (stage, position) in enumerate(computes):
             self.emission.stage = stage
@@ -99,8 +97,20 @@ class _Vertical:
             self._upload(stage + 1, range(position, position + 1))
             if number + 1 < len(computes):
                 self._load_inputs(*computes[number + 1])
+            leave = self._compute(stage, position, leave)
+        leave()
+
+    def _compute(self, stage: int, position: int, leave: Piece) -> Piece:
+        """One compute op, then `leave`: what the op before it has made goes to host. Returns the same of this one. So
+        the next op finds a free place for what it makes, and need not wait for a copy."""
+        if stage < self.forwards:
             self._forward(stage, position)
-            self._keep_output(stage, position)
+            leaves = self._keep_output(stage, position)
+        else:
+            self._backward(stage, position)
+            leaves = self._keep_in_gradient(stage, position)
+        leave()
+        return leaves
 
     def _computes(self) -> list[tuple[int, int]]:
         return [(stage, position) for stage in range(self.stages) for position in range(self.n)]
@@ -165,16 +175,16 @@ class _Vertical:
             self.passed[stage, micro_batch] = in_gradient
         self.compute.backward(stage, layer, micro_batch, hidden, out_gradient, in_gradient, first=position == 0)
 
-    def _keep_output(self, stage: int, position: int) -> None:
-        """Move a forward's output to host: for the next stage unless it is the boundary's, and as a checkpoint."""
+    def _keep_output(self, stage: int, position: int) -> Piece:
+        """Moves a forward's output to host: for the next stage unless it is the boundary's, and as a checkpoint."""
         checkpoint = self.forwards < self.stages and stage + 1 < self.head
         if stage == self.head or (not checkpoint and position == self.n - 1):
-            return
+            return _nothing
         micro_batch = self._micro_batch(stage, position)
         source = self.out[stage, micro_batch]
         if position < self.n - 1:
             del self.out[stage, micro_batch]
-        self.activations.keep(source, stage, micro_batch, stage + 1)
+        return partial(self.activations.keep, source, stage, micro_batch, stage + 1)
 
     def _restore_checkpoints(self, stage: int) -> None:
         """Read what ssd holds of the inputs of the layer whose backward is the stage to come."""
@@ -182,12 +192,14 @@ class _Vertical:
             order = [self._micro_batch(stage, position) for position in range(self.n)]
             self.activations.restore(self.layer_of[stage], order)
 
-    def _keep_in_gradient(self, stage: int, position: int) -> None:
-        if stage + 1 < self.stages and position < self.n - 1:
-            micro_batch = self._micro_batch(stage, position)
-            source = self.passed.pop((stage, micro_batch))
-            target = self.activations.passing_gradient(stage, micro_batch)
-            self.emission.move("d2h", source, target, "inter-layer gradient")
+    def _keep_in_gradient(self, stage: int, position: int) -> Piece:
+        """Moves the gradient of a layer's input to host, unless it is the boundary's."""
+        if stage + 1 == self.stages or position == self.n - 1:
+            return _nothing
+        micro_batch = self._micro_batch(stage, position)
+        source = self.passed.pop((stage, micro_batch))
+        target = self.activations.passing_gradient(stage, micro_batch)
+        return partial(self.emission.move, "d2h", source, target, "inter-layer gradient")
 
     # Gradients: they leave the device once, after a layer's last micro-batch.
 
@@ -216,3 +228,7 @@ class _Vertical:
                 what = f"gradient of {self.emission.name(state)}"
                 for part in parts(source.nbytes, READ_BYTES):
                     self.emission.move("h2d", cut(source, part), cut(target, part), what)
+
+
+def _nothing() -> None:
+    """What a compute op leaves when the next one takes it from the device."""

@@ -68,15 +68,15 @@ def make_page(plan: Plan, schedule: Schedule, timeline: Timeline, overlay: Overl
             sections.step(timelines),
             comparison(overlay) if overlay else "",
             sections.memory(plan, schedule, timelines),
-            element("div", sections.throughput(plan), sections.decision(plan)),
+            element(
+                "div", sections.throughput(plan), sections.decision(plan), sections.pools(schedule), sections.rest(plan)
+            ),
             element(
                 "div",
                 sections.sensitivities(plan),
                 sections.budgets(plan),
                 sections.busy(plan),
                 sections.prediction(plan),
-                sections.pools(schedule),
-                sections.rest(plan),
             ),
             sections.as_text(describe_plan(plan, schedule)),
         ),

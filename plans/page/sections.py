@@ -90,7 +90,7 @@ def reasons(plan: Plan) -> Markup:
     """Why the plan is as it is, in the plan's own words."""
     given = getattr(plan, "reasons", ())
     bound = element("p", f"What bounds the step: {plan.prediction.bound_by}.")
-    return section("Why", joined(bound, _value("reasons", given)) if given else bound, name="why")
+    return section("Why", _value("reasons", given) if given else bound, name="why")
 
 
 def step(timelines: Mapping[str, Timeline]) -> Markup:
@@ -212,7 +212,7 @@ def sensitivities(plan: Plan) -> Markup:
         nothing = abs(row.throughput_gain) < 5e-5
         rows.append(
             (
-                f"{unit} more of {row.resource}",
+                getattr(row, "words", "") or f"{unit} more of {row.resource}",
                 "nothing" if nothing else f"{100 * row.throughput_gain:+.2f}%",
                 "" if nothing else bar(abs(row.throughput_gain), most),
                 "" if nothing else f"{duration(abs(row.seconds_per_unit))} a step",
@@ -320,8 +320,9 @@ def _value(name: str, value: object) -> Markup:
     if isinstance(value, BaseModel):
         value = dict(value)
     if isinstance(value, Mapping):
-        nested = any(isinstance(entry, Mapping | BaseModel | tuple) for entry in value.values())
-        if nested:
+        if value and all(isinstance(entry, Mapping) for entry in value.values()):
+            return _by_key(name, value)
+        if any(isinstance(entry, Mapping | BaseModel | tuple) for entry in value.values()):
             return joined(*(joined(element("h4", _words(key)), _value(name, entry)) for key, entry in value.items()))
         return facts([(_words(str(key)), _formatted(name, entry)) for key, entry in value.items()])
     if isinstance(value, tuple | list):
@@ -336,6 +337,16 @@ def _value(name: str, value: object) -> Markup:
         words = [at for at, head in enumerate(heads) if any(isinstance(part[head], str) for part in parts)]
         return table([_words(head) for head in heads], rows, words=words or (0,))
     return element("p", _formatted(name, value))
+
+
+def _by_key(name: str, value: Mapping[str, Mapping[str, object]]) -> Markup:
+    """A mapping of mappings: a row an entry, the outer key before the first of its own."""
+    rows = []
+    for key, entries in value.items():
+        for at, (inner, entry) in enumerate(entries.items()):
+            outer = RESOURCE_LABELS.get(key, key) if at == 0 else ""
+            rows.append((outer, RESOURCE_LABELS.get(inner, inner), _formatted(name, entry)))
+    return table((), rows, words=(0, 1))
 
 
 def _words(name: str) -> str:

@@ -31,8 +31,9 @@ def run(directory, out, *, serial=False, precision="fp32", **choices):
     return plan, train(plan, model, CudaDevice(), data=directory / "text.txt", out=out, recipe=recipe)
 
 
-def test_a_run_on_the_gpu_equals_plain_pytorch(directory, tmp_path):
-    _, result = run(directory, tmp_path / "run", micro_batches=3, alpha=0.4, optimizer=0.5, parameters=0.3)
+@pytest.mark.parametrize("choices", [{"alpha": 0.4}, {"schedule": "horizontal", "on_device": 0.3}])
+def test_a_run_on_the_gpu_equals_plain_pytorch(directory, tmp_path, choices):
+    _, result = run(directory, tmp_path / "run", micro_batches=3, optimizer=0.5, parameters=0.3, **choices)
     steps = [micro_batches_of(directory, step, micro_batches=3) for step in range(5)]
     losses, _ = reference.train(directory / "llama", steps, reference.AdamW(lr=1e-3, betas=(0.9, 0.999)))
     assert result.losses == pytest.approx(losses, rel=2e-5)
@@ -41,8 +42,15 @@ def test_a_run_on_the_gpu_equals_plain_pytorch(directory, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_placement_delay_and_runner_change_no_bit_on_the_gpu(directory, tmp_path, precision):
     seen = set()
-    for number, (alpha, residency, serial) in enumerate(
-        [(0.0, 0.0, True), (0.0, 0.0, False), (0.3, 0.37, False), (1.0, 1.0, False)]
+    for number, (alpha, residency, serial, on_device, across_turn) in enumerate(
+        [
+            (0.0, 0.0, True, 0.0, 0.0),
+            (0.0, 0.0, False, 0.0, 0.0),
+            (0.3, 0.37, False, 0.0, 0.0),
+            (1.0, 1.0, False, 0.0, 0.0),
+            (0.0, 0.0, False, 1.0, 0.0),
+            (0.3, 0.37, False, 0.3, 0.7),
+        ]
     ):
         out = tmp_path / str(number)
         _, result = run(
@@ -55,6 +63,8 @@ def test_placement_delay_and_runner_change_no_bit_on_the_gpu(directory, tmp_path
             parameters=residency,
             checkpoints=residency,
             gradient=residency,
+            on_device=on_device,
+            across_turn=across_turn,
             chunk=4096,
         )
         seen.add((tuple(result.losses), (out / "model" / "model.safetensors").read_bytes()))

@@ -185,8 +185,8 @@ def vertical_parts(micro_batches: int, size: int = 1) -> tuple[float, float]:
     to, back = [], []
     for rows in (size, 2 * size):
         found = stages(model, layer_groups(model), rows, micro_batches, "fp32")
-        to.append(sum(stage.count * stage.h2d_bytes for stage in found))
-        back.append(sum(stage.count * stage.d2h_bytes for stage in found))
+        to.append(sum(stage.count * stage.h2d_bytes[""] for stage in found))
+        back.append(sum(stage.count * stage.d2h_bytes[""] for stage in found))
     return 2 * to[0] - to[1], 2 * back[0] - back[1]
 
 

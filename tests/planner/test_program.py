@@ -1,7 +1,9 @@
 """The linear program, against its rows written down a second time, layer by layer, and searched by force."""
 
 import random
+from collections import Counter
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pulp
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.drive import combined_frontier
+from ssdplan.planner.lexicographic import value
 from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, footprint, program_bound, solve_program
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Decision
@@ -127,7 +130,7 @@ def scale_of(model: Model, machine: Machine, b: int, n: int) -> float:
     return float(Sweep(model, machine, b, n).host(paper(0.0, 1.0, 1.0, 1.0)))
 
 
-def solved(model: Model, machine: Machine, b: int, n: int, host: float, **fixed: float) -> ProgramResult | None:
+def solved(model: Model, machine: Machine, b: int, n: int, host: float, **fixed: Any) -> ProgramResult | None:
     return solve_program(
         model,
         machine,
@@ -240,8 +243,101 @@ def test_counts_what_the_graph_moves(model: Model, machine: Machine, b: int, n: 
     assert schedule.arenas["ssd"] == pytest.approx(result.ssd_bytes, abs=grain)
     assert footprint(model, decision).host_bytes == pytest.approx(result.host_bytes, rel=1e-4, abs=8192)
     links = [(stage.count, stage) for stage in _stages_of(model, b, n)]
-    assert traffic["h2d"] == sum(count * stage.h2d_bytes for count, stage in links)
-    assert traffic["d2h"] == sum(count * stage.d2h_bytes for count, stage in links)
+    assert traffic["h2d"] == sum(count * stage.h2d_bytes[""] for count, stage in links)
+    assert traffic["d2h"] == sum(count * stage.d2h_bytes[""] for count, stage in links)
+
+
+def kept_of(model: Model, device: float, turn: float) -> dict[str, tuple[float, float]]:
+    """About these fractions of each class, in whole states; across the turn only blocks."""
+    kept = {}
+    for name in {state.state_class for state in model.states}:
+        states = [index for index, state in enumerate(model.states) if state.state_class == name]
+        whole = round(device * len(states))
+        ends = any({0, len(model.layers) - 1} & set(model.uses(index)) for index in states)
+        across = 0 if ends else min(round(turn * len(states)), len(states) - whole)
+        kept[name] = (whole / len(states), across / len(states))
+    return kept
+
+
+SHARES = st.sampled_from((0.0, 0.3, 0.5, 1.0))
+
+
+@RELAXED
+@given(models(), machines(), st.integers(1, 4), st.floats(0, 1), SHARES, SHARES, st.sampled_from((None, 0.0, 0.4, 1.0)))
+def test_counts_what_the_graph_moves_around_what_the_device_keeps(
+    model: Model, machine: Machine, n: int, memory: float, device: float, turn: float, alpha: float | None
+) -> None:
+    """Parameters on the device for the whole run and across the turn, by the graph's own bytes."""
+    kept = kept_of(model, device, turn)
+    host = memory * scale_of(model, machine, 1, n)
+    result = solved(model, machine, 1, n, host, kept=kept, delay_ratio=alpha)
+    assert result is not None
+    assert {name: (p.parameters_device, p.parameters_turn) for name, p in result.placement.items()} == kept
+    decision = decision_of(model, result, 1, n)
+    schedule, without = build_schedule(model, decision), build_schedule(model, nothing_kept(decision))
+    traffic = schedule.traffic("steady")
+    grain = 2 * len(model.layers) * (2048 * 18 + n * 4096)
+    assert traffic["read"] == pytest.approx(result.ssd_read_bytes, abs=2 * grain)
+    assert traffic["write"] == pytest.approx(result.ssd_write_bytes, abs=2 * grain)
+    assert schedule.arenas["ssd"] == pytest.approx(result.ssd_bytes, abs=grain)
+    values = at(decision)
+    for link in ("h2d", "d2h"):
+        form = [(stage.count, getattr(stage, f"{link}_bytes")) for stage in _stages_of(model, 1, n)]
+        assert traffic[link] == pytest.approx(sum(count * value(each, values) for count, each in form), abs=2 * grain)
+    there = footprint(model, decision).device_bytes
+    slots = sum(b.nbytes for b in without.buffers if b.tier == "device" and b.role == "parameters")
+    assert schedule.arenas["device"] <= without.arenas["device"] + there
+    assert schedule.arenas["device"] >= without.arenas["device"] + there - slots
+
+
+def nothing_kept(decision: Decision) -> Decision:
+    nothing = {"parameters_device": 0.0, "parameters_turn": 0.0}
+    placement = {name: p.model_copy(update=nothing) for name, p in decision.placement.items()}
+    return decision.model_copy(update={"placement": placement})
+
+
+def at(decision: Decision) -> dict[str, float]:
+    """The variables that links depend on, of a decision."""
+    values = {"": 1.0, "alpha": decision.delay_ratio}
+    for name, p in decision.placement.items():
+        values[f"{name}: parameters device"] = p.parameters_device
+        values[f"{name}: parameters device delayed"] = p.parameters_device * decision.delay_ratio
+        values[f"{name}: parameters turn"] = p.parameters_turn
+    return values
+
+
+@RELAXED
+@given(models(), machines(), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1.2))
+def test_whole_states_on_the_device_are_never_better_than_the_programs_fractions(
+    model: Model, machine: Machine, n: int, memory: float, room: float
+) -> None:
+    """Brute force over every number of states that fit: the program's optimum is below each, and above none by more
+    device memory."""
+    element = 2 if model.precision == "bf16" else 4
+    device = room * element * sum(state.elements for state in model.states)
+    host = memory * scale_of(model, machine, 1, n)
+
+    def seconds(kept: dict[str, tuple[float, float]] | None, limit: float | None) -> float:
+        found = program_bound(
+            model,
+            machine,
+            micro_batch_size=1,
+            micro_batches=n,
+            limits=Limits(host, device_bytes=limit),
+            fixed=FixedChoices(kept=kept),
+        )
+        assert found is not None
+        return found.seconds
+
+    free = seconds(None, device)
+    assert free <= seconds(None, None) * (1 + 1e-5) and seconds(None, 1.5 * device) <= free * (1 + 1e-5)
+    counts = Counter(state.state_class for state in model.states)
+    size = {state.state_class: element * state.elements for state in model.states}
+    for share in (0.0, 0.5, 1.0):
+        for across in (0.0, 0.5, 1.0):
+            kept = kept_of(model, share, across)
+            if sum(sum(kept[name]) * counts[name] * size[name] for name in counts) <= device:
+                assert free <= seconds(kept, None) * (1 + 1e-5)
 
 
 def _stages_of(model: Model, b: int, n: int):
