@@ -97,6 +97,8 @@ def test_counters_are_the_memory(tmp_path: Path) -> None:
             assert told == sorted(told)
             for start, end, value in zip(used.times, used.times[1:], values, strict=False):
                 middle = (start + end) / 2 * 1e6
+                if end - start < 2e-9:  # a trace counts in nanoseconds
+                    continue
                 assert [nbytes for time, nbytes in told if time <= middle][-1] == value
             assert told[-1] == (pytest.approx(timeline.seconds * 1e6, abs=0.001), values[-1])
 
