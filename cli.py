@@ -245,9 +245,8 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _solve(options: argparse.Namespace) -> int:
-    from ssdplan.planner.solve import SolveRequest, solve
+    from ssdplan.planner.solve import SolveRequest, solve_and_build
     from ssdplan.planner.whatif import WhatIf, describe_notes, estimate
-    from ssdplan.plans.build import build_schedule
     from ssdplan.plans.text import describe_plan
 
     if options.sweep is None and options.plots is not None:
@@ -274,9 +273,9 @@ def _solve(options: argparse.Namespace) -> int:
     )
     if options.sweep is not None:
         return _sweep(options, source, request)
-    plan = solve(measured, request)
+    plan, schedule = solve_and_build(measured, request)
     plan.save(output)
-    text = describe_plan(plan, build_schedule(plan.model, plan.decision))
+    text = describe_plan(plan, schedule)
     line = ProgressLine("solve")
     if isinstance(source, WhatIf):
         _print(plan, text + describe_notes(measured), options.json)

@@ -15,6 +15,7 @@ from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.plan import Alternative, Least, Plan, Prediction, needs_all_gradients
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
+from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
 
 from .critical import find_causes, loads
@@ -74,13 +75,18 @@ class _Simulated:
     tokens_per_second: float
 
 
-@no_collection()
 def solve(profile: Profile, request: SolveRequest) -> Plan:
     """The plan with the smallest global batch that reaches 99% of the best throughput, or the best for a given batch.
 
     Raises UsageError for a request that names what was not measured or cannot be, and InfeasibleError, naming the
     constraint and the least budget that would do, when nothing fits.
     """
+    return solve_and_build(profile, request)[0]
+
+
+@no_collection()
+def solve_and_build(profile: Profile, request: SolveRequest) -> tuple[Plan, Schedule]:
+    """What `solve` finds, and the schedule that its decision expands into, which had to be built to find it."""
     model, machine = profile.model, profile.machine
     budget = Needs(
         host=request.host_memory_bytes,
@@ -116,7 +122,7 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
         least=search.least(chosen),
     )
     evidence = gather(search.fitter, chosen.solved, chosen.timeline, _given(request))
-    return plan.model_copy(update={"reasons": explain(plan, evidence)})
+    return plan.model_copy(update={"reasons": explain(plan, evidence)}), chosen.solved.fitted.schedule
 
 
 class _Search:

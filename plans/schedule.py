@@ -81,7 +81,8 @@ class Op:
 
     def placed(self, index: int, waits: tuple[int, ...]) -> Self:
         """The same operation there; `dataclasses.replace` takes three times as long, and every graph needs its own."""
-        return type(self)(index, self.stage, waits, *_beyond_op(type(self))(self))
+        others = _beyond_op(type(self))  # type: ignore[arg-type]  # mypy takes the hash of a class for its instances'
+        return type(self)(index, self.stage, waits, *others(self))
 
 
 @cache

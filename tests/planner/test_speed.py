@@ -19,8 +19,8 @@ from ssdplan.plans.profile import Profile
 from tests.plans.decided import decide
 
 GIB = 1 << 30
-SOLVE_SECONDS, SIMULATE_SECONDS = 5.0, 2.0
-"""What planning may take on an idle machine of today, for a user not to wait."""
+SOLVE_SECONDS, SIMULATE_SECONDS = 10.0, 2.0
+"""Processor time on one idle core of a server of 2023: of a solve, most for the candidates that it simulates whole."""
 MARGIN = 2.0
 """Processor time on a crowded or older machine, against that."""
 
@@ -57,8 +57,8 @@ def test_a_solve_builds_and_programs_seldom_and_takes_seconds(counts: Counter[st
     assert time.process_time() - began < MARGIN * SOLVE_SECONDS
     # A whole schedule for each candidate that is simulated, and at times one more when a rounding breaks a budget.
     simulated = sum(entry.simulated for entry in plan.alternatives)
-    assert simulated <= counts["whole"] <= simulated + 1 <= 5
-    assert counts["shortened"] <= 24
+    assert simulated <= counts["whole"] <= simulated + 1 <= 7
+    assert counts["shortened"] <= 32
     # At most two branches a candidate and its bound without compute; besides, what is asked of a candidate when fitted.
     assert counts["programs"] <= 3 * len(plan.alternatives) + 25 * simulated
 
