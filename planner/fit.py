@@ -319,7 +319,7 @@ class Fitter:
 
     def _decision(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Decision:
         return Decision(
-            schedule="vertical",
+            schedule=self.fixed.schedule,
             optimizer="adamw",
             optimizer_states=self.fixed.optimizer_states,
             clip_grad_norm=self.fixed.clip_grad_norm,

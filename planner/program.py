@@ -12,6 +12,8 @@ from ssdplan.plans.homes import GRADIENT_BYTES
 from ssdplan.plans.plan import Decision, Placement
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
 
+from . import horizontal
+from . import traffic as vertical
 from .drive import combined_frontier, hull_edges
 from .lexicographic import Linear, Row, minimise, value
 from .traffic import (
@@ -21,13 +23,12 @@ from .traffic import (
     Stage,
     StateVariables,
     checkpoint_bytes,
-    host_bytes,
     layer_groups,
-    ssd_bytes,
-    stages,
     total_bytes,
 )
 
+_FORMS = {"vertical": vertical, "horizontal": horizontal}
+"""Schedule -> what its stages move, and what it keeps."""
 Aim = Literal["seconds", "host memory", "ssd space", "ssd writes"]
 DIGITS = 6
 """Decimals of every fraction: finer than any state can be cut, coarser than the noise of a solver."""
@@ -48,6 +49,8 @@ class FixedChoices:
     """It changes numbers, so it is never the program's choice."""
     clip_grad_norm: float | None = None
     """Of no weight here: whoever sets it sets the delay ratio to 1 too."""
+    schedule: Literal["vertical", "horizontal"] = "vertical"
+    """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class Footprint:
 
 def footprint(model: Model, decision: Decision) -> Footprint:
     """The program's own forms at a decision."""
-    groups = layer_groups(model)
+    groups, forms = layer_groups(model), _FORMS[decision.schedule]
     size, n, states = decision.micro_batch_size, decision.micro_batches, decision.optimizer_states
     at: dict[str, float] = {ALPHA: decision.delay_ratio, CHECKPOINT_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
@@ -171,9 +174,9 @@ def footprint(model: Model, decision: Decision) -> Footprint:
             waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
             reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
     return Footprint(
-        host_bytes=value(host_bytes(model, groups, size, n, states), at) - reclaimed,
-        ssd_bytes=value(ssd_bytes(model, groups, size, n, states), at),
-        ssd_write_bytes=value(total_bytes(stages(model, groups, size, n, states), "write"), at),
+        host_bytes=value(forms.host_bytes(model, groups, size, n, states), at) - reclaimed,
+        ssd_bytes=value(forms.ssd_bytes(model, groups, size, n, states), at),
+        ssd_write_bytes=value(total_bytes(forms.stages(model, groups, size, n, states), "write"), at),
     )
 
 
@@ -188,13 +191,13 @@ class _Program:
         self, model: Model, machine: Machine, micro_batch_size: int, n: int, limits: Limits, fixed: FixedChoices
     ) -> None:
         self.machine, self.fixed = machine, fixed
-        groups = layer_groups(model)
-        self.stages = stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        groups, forms = layer_groups(model), _FORMS[fixed.schedule]
+        self.stages = forms.stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.edges = hull_edges(combined_frontier(machine.volumes))
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
-        self.host = host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        self.host = forms.host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.limited = _with_buffers(self.host, model, limits)
-        self.store_bytes = ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        self.store_bytes = forms.ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         self.times = [self._times(stage) for stage in self.stages]

@@ -173,6 +173,8 @@ def _rows(entry: Alternative) -> str:
 
 def _delay_ratio(plan: Plan, evidence: Evidence) -> str:
     alpha, seconds = plan.decision.delay_ratio, plan.prediction.program_seconds
+    if plan.decision.schedule == "horizontal":
+        return "The horizontal schedule, which was asked for, runs every update in its own step."
     if "delay ratio" in evidence.given:
         return f"The delay ratio of {alpha:g} was asked for."
     if alpha == 0:
@@ -236,7 +238,7 @@ def _offloading(plan: Plan) -> str:
     size = decision.micro_batch_size
     elements = sum(state.elements for state in model.states)
     timings = [model.timing(entry.name, size) for entry in model.classes]
-    needed = _state_bytes(plan) + GRADIENT_BYTES * elements + _checkpoint_bytes(plan) // decision.micro_batches
+    needed = _state_bytes(plan) + GRADIENT_BYTES * elements + (len(model.layers) - 2) * checkpoint_bytes(model, size)
     needed += max(timing.backward_workspace_bytes for timing in timings) + model.context_bytes[size]
     budget = format_bytes(decision.device_budget_bytes)
     if needed > decision.device_budget_bytes:
@@ -287,7 +289,8 @@ def _state_bytes(plan: Plan) -> int:
 
 def _checkpoint_bytes(plan: Plan) -> int:
     blocks = len(plan.model.layers) - 2
-    return blocks * plan.decision.micro_batches * checkpoint_bytes(plan.model, plan.decision.micro_batch_size)
+    kept = plan.decision.micro_batches if plan.decision.schedule == "vertical" else 1
+    return blocks * kept * checkpoint_bytes(plan.model, plan.decision.micro_batch_size)
 
 
 def _percent(share: float) -> str:

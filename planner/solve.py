@@ -48,8 +48,8 @@ class SolveRequest:
     """parameters, optimizer, checkpoints -> the fraction on host."""
     max_ssd_write_bytes: int | None = None
     """Written a step."""
-    schedule: Literal["vertical", "single"] = "vertical"
-    """single: the whole batch at once, one micro-batch."""
+    schedule: Literal["vertical", "horizontal", "single"] = "vertical"
+    """horizontal: one micro-batch through all layers before the next; single: one micro-batch, the whole batch."""
     optimizer_states: OptimizerStates = "fp32"
     clip_grad_norm: float | None = None
 
@@ -87,7 +87,7 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
     candidates = _candidates(model, request)
     search = _Search(model, machine, Fitter(model, machine, budget, _fixed(model, request)))
     scanned = search.scan(candidates)
-    if request.micro_batches is None and request.global_batch is None and request.schedule == "vertical":
+    if request.micro_batches is None and request.global_batch is None and request.schedule != "single":
         scanned = search.look_between(scanned)
     simulated = search.narrow_down(scanned)
     smallest = _smallest(candidates)
@@ -309,7 +309,13 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
     if reason := needs_all_gradients(model.precision, request.clip_grad_norm):
         if delay_ratio not in (None, 1.0):
             raise UsageError(f"delay ratio = {delay_ratio:g}: it can only be 1, for {reason}")
+        if request.schedule == "horizontal":
+            raise UsageError(f"schedule horizontal delays no update; vertical or single do, for {reason}")
         delay_ratio = 1.0
+    if request.schedule == "horizontal":
+        if delay_ratio not in (None, 0.0):
+            raise UsageError(f"delay ratio = {delay_ratio:g}: with schedule horizontal it can only be 0")
+        delay_ratio = 0.0
     return FixedChoices(
         delay_ratio=delay_ratio,
         parameters=request.residency.get("parameters"),
@@ -317,6 +323,7 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
         checkpoints=request.residency.get("checkpoints"),
         optimizer_states=request.optimizer_states,
         clip_grad_norm=request.clip_grad_norm,
+        schedule="horizontal" if request.schedule == "horizontal" else "vertical",
     )
 
 
