@@ -111,6 +111,15 @@ class Solved:
 
 
 @dataclass(frozen=True, slots=True)
+class Sketch:
+    """A decision that was estimated and not built."""
+
+    program: ProgramResult
+    decision: Decision
+    needs: Needs
+
+
+@dataclass(frozen=True, slots=True)
 class _Pace:
     """How the pipeline of updates is cut."""
 
@@ -277,6 +286,24 @@ class Fitter:
             best = self._program(candidate, found, aim)
         return None
 
+    def sketch(self, candidate: Candidate, branch: Branch) -> Sketch | None:
+        """About what `solve` would find, from the shortened model alone: for a comparison, which nothing runs."""
+        for pace in (self.usual, self.tight):
+            limits = branch.limits
+            for _ in range(ROUNDS):
+                program = self._program(candidate, Branch(branch.fixed, limits), "seconds")
+                if program is None:
+                    break
+                decision = self._decision(candidate, program, pace)
+                needs = self._estimate(decision)
+                over = needs.over(self.budget)
+                if not over:
+                    return Sketch(program, decision, needs)
+                if "device memory" in over:
+                    return None
+                limits = _less(limits, over)
+        return None
+
     def leanest(self, candidate: Candidate) -> Solved:
         """Everything at one end or the other, whichever takes least host memory: what a tight budget ends in."""
         if candidate not in self._leanest:
@@ -380,7 +407,7 @@ class Fitter:
         )
 
 
-def shortened(model: Model) -> Model:
+def shortened(model: Model, ends: int = ENDS) -> Model:
     """`model` with only the first and last few blocks of each kind: its pipeline's buffers are the same.
 
     `model` itself when that would leave more than half of it.
@@ -389,7 +416,7 @@ def shortened(model: Model) -> Model:
     for number, layer in enumerate(model.layers):
         states = tuple((model.states[index].state_class, model.states[index].elements) for index in layer.states)
         kinds.setdefault((layer.layer_class, states), []).append(number)
-    keep = {number for members in kinds.values() for number in (*members[:ENDS], *members[-ENDS:])}
+    keep = {number for members in kinds.values() for number in (*members[:ends], *members[-ends:])}
     if 2 * len(keep) > len(model.layers):
         return model
     layers = [layer for number, layer in enumerate(model.layers) if number in keep]

@@ -15,6 +15,7 @@ from ssdplan.plans.plan import Alternative, Least, Plan, Prediction, needs_all_g
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
 from ssdplan.plans.timeline import Timeline
 
+from .compare import compare
 from .critical import find_causes, loads
 from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
 from .program import Bound, FixedChoices, program_bound
@@ -71,11 +72,11 @@ class _Simulated:
     tokens_per_second: float
 
 
-def solve(profile: Profile, request: SolveRequest) -> Plan:
+def solve(profile: Profile, request: SolveRequest, *, compared: bool = True) -> Plan:
     """The plan with the smallest global batch that reaches 99% of the best throughput, or the best for a given batch.
 
-    Raises UsageError for a request that names what was not measured or cannot be, and InfeasibleError, naming the
-    constraint and the least budget that would do, when nothing fits.
+    `compared`: with its `comparison`. Raises UsageError for a request that names what was not measured or cannot be,
+    and InfeasibleError, naming the constraint and the least budget that would do, when nothing fits.
     """
     model, machine = profile.model, profile.machine
     budget = Needs(
@@ -100,16 +101,18 @@ def solve(profile: Profile, request: SolveRequest) -> Plan:
     if not simulated:
         raise search.refusal(smallest)
     chosen = _smallest_good_enough(simulated)
+    prediction = _prediction(chosen, model, machine)
     plan = Plan(
         schema="ssdplan.plan/1",
         profile_sha256=profile.sha256(),
         model=model,
         machine=machine,
         decision=chosen.solved.fitted.decision,
-        prediction=_prediction(chosen, model, machine),
+        prediction=prediction,
         alternatives=search.alternatives(scanned, simulated),
         sensitivity=sensitivities(search.fitter, chosen.solved),
         least=search.least(chosen),
+        comparison=compare(search.fitter, chosen.solved, prediction) if compared else (),
     )
     evidence = gather(search.fitter, chosen.solved, chosen.timeline, _given(request))
     return plan.model_copy(update={"reasons": explain(plan, evidence)})
