@@ -8,6 +8,7 @@ for one rule of placement, with the fill and drain that a simulated step of the 
 from collections.abc import Iterator
 from dataclasses import replace
 from math import floor
+from typing import Literal
 
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.homes import OPTIMIZER_BYTES
@@ -22,10 +23,11 @@ from .program import DIGITS, FixedChoices, Limits, solve_program
 from .simulator import simulate
 from .traffic import checkpoint_bytes
 
-LENGTHS = (2, 4)
-"""Blocks kept at either end of the two models between which a step's seconds are a straight line."""
-COUNTS = (2, 3)
+LENGTHS = {"vertical": (2, 4), "horizontal": (4, 6)}
+"""Schedule -> blocks kept at either end of the two models between which a step's seconds are a straight line."""
+COUNTS = (2, 4)
 """Of the horizontal schedule's micro-batches, those that are simulated when there are more: the others are alike."""
+NO_SUMS = "gradients add up on the device, so no buffer of them all"
 ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
 """Budgets that a decision can name and nothing exceeds."""
 
@@ -39,8 +41,10 @@ def step_seconds(model: Model, machine: Machine, decision: Decision) -> float:
     """A simulated step of a decision, for a part of the work of simulating it.
 
     Once a pipeline is full every further block takes as long as the one before, and so does every further micro-batch
-    of the horizontal schedule: two short models give the line, and two small numbers of micro-batches another. Models
-    with several kinds of blocks, or with single states on the device, are simulated with all their blocks.
+    of the horizontal schedule: two short models give the line, and two small numbers of micro-batches another. It is
+    exact where one resource is the slowest, and a few percent short where two are about as slow as each other, for then
+    a pipeline takes long to fill. Models that are not much longer than the longer of the two, that have several kinds
+    of blocks, or single states on the device, are simulated with all their blocks.
     """
     n = decision.micro_batches
     if decision.schedule == "vertical" or n <= COUNTS[1]:
@@ -53,7 +57,7 @@ def _by_length(model: Model, machine: Machine, decision: Decision) -> float:
     def simulated(model: Model) -> float:
         return simulate(build_schedule(model, decision).steady, model, machine, decision.micro_batch_size).seconds
 
-    short, longer = (shortened(model, ends) for ends in LENGTHS)
+    short, longer = (shortened(model, ends) for ends in LENGTHS[decision.schedule])
     kinds = {(layer.layer_class, tuple(model.states[i].elements for i in layer.states)) for layer in model.layers[1:-1]}
     whole = {0.0, 1.0}
     single = any(not {p.parameters_device, p.parameters_turn} <= whole for p in decision.placement.values())
@@ -93,7 +97,7 @@ class _Comparison:
 
     # Other schedules.
 
-    def _own(self, kind: str, name: str) -> Compared:
+    def _own(self, kind: Literal["schedule", "idea"], name: str) -> Compared:
         p = self.prediction
         return Compared(
             kind=kind,
@@ -135,9 +139,11 @@ class _Comparison:
     def _schedule(self, name: str, fixed: FixedChoices, candidates: list[Candidate] | None = None) -> Compared:
         """A way of training within the plan's budgets; where none fits, with all on ssd, and what it would need."""
         fitter = Fitter(self.model, self.machine, self.budget, fixed)
-        limits = replace(self.chosen.branch.limits, parameter_buffers=0.0, checkpoint_buffers=0.0)
+        limits = self.chosen.branch.limits
+        if fixed.schedule != self.fixed.schedule:
+            limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=0.0, checkpoint_buffers=0.0)
         for candidate in candidates or self._alike():
-            sketch = fitter.sketch(candidate, Branch(fixed, replace(limits, host_bytes=self.budget.host)))
+            sketch = fitter.sketch(candidate, Branch(fixed, limits))
             if sketch is not None:
                 note = "" if candidate == self.candidate else _batch(candidate)
                 return self._sketched(name, sketch, fits=True, note=note)
@@ -219,10 +225,10 @@ class _Comparison:
             yield self._zero_infinity("+ overflow check without copies", replace(ways, overflow_copies=False))
         if self.decision.schedule == "vertical":
             if self.all_first:
-                yield self._vertical("+ vertical schedule, delayed update", 1.0)
+                yield self._vertical("+ vertical schedule, delayed update", 1.0, NO_SUMS)
             else:
-                yield self._vertical("+ vertical schedule", 0.0)
-                yield self._vertical("+ delayed update", None)
+                yield self._vertical("+ vertical schedule", 0.0, NO_SUMS)
+                yield self._vertical("+ delayed update", None, "")
         yield self._own("idea", "+ the program's placement")
 
     def _zero_infinity(self, name: str, ways: Ways) -> Compared:
@@ -231,7 +237,7 @@ class _Comparison:
         tokens = self.candidate.micro_batch_size * self.model.sequence_length
         needs = zero_infinity_memory(tensors_of_model(self.model), ways, checkpoint_tokens=tokens)
         fixed = needs.total - needs.processes
-        left = self.budget.host - fixed
+        left = float(self.budget.host - fixed)
         parameters, left = _share(left, self._parameter_bytes, self.fixed.parameters)
         optimizer, left = _share(left, self._optimizer_bytes, self.fixed.optimizer)
         choices = replace(
@@ -242,9 +248,9 @@ class _Comparison:
             optimizer=optimizer,
             checkpoints=1.0,
         )
-        return self._rung(name, choices, Limits(UNLIMITED), left)
+        return self._rung(name, choices, Limits(UNLIMITED), left, "")
 
-    def _vertical(self, name: str, delay_ratio: float | None) -> Compared:
+    def _vertical(self, name: str, delay_ratio: float | None, note: str) -> Compared:
         """The vertical schedule beside its own pipeline's buffers, by the same rule, checkpoints after parameters."""
         branches = self.fitter.branches(self.candidate)
         limits = branches[-1].limits
@@ -264,9 +270,10 @@ class _Comparison:
             optimizer=optimizer,
             checkpoints=checkpoints,
         )
-        return self._rung(name, choices, replace(limits, ssd_bytes=None, ssd_write_bytes=None), left)
+        limits = replace(limits, ssd_bytes=None, ssd_write_bytes=None)
+        return self._rung(name, choices, limits, left, note)
 
-    def _rung(self, name: str, choices: FixedChoices, limits: Limits, left: float) -> Compared:
+    def _rung(self, name: str, choices: FixedChoices, limits: Limits, left: float, note: str) -> Compared:
         """`left`: bytes of the host budget that these choices leave; negative where they need more."""
         if left < 0:
             limits = replace(limits, host_bytes=UNLIMITED)
@@ -297,7 +304,7 @@ class _Comparison:
             step_seconds=seconds,
             tokens_per_second=self.tokens / seconds,
             fits=not needs,
-            note=_joined(kept, needs),
+            note=_joined(note, kept, needs),
         )
 
     @property

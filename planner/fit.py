@@ -301,7 +301,9 @@ class Fitter:
                     return Sketch(program, decision, needs)
                 if "device memory" in over:
                     return None
-                limits = _less(limits, over)
+                # What moves to ssd takes buffers in its turn: a little more than the excess, or it takes many rounds.
+                more = over.get("host memory", 0) // 10
+                limits = _less(limits, {**over, "host memory": over.get("host memory", 0) + more})
         return None
 
     def leanest(self, candidate: Candidate) -> Solved:

@@ -34,7 +34,7 @@ def host_bytes(
 ) -> Linear:
     """What stays on host for the whole run: states, the checkpoints of one micro-batch, and the sums of gradients."""
     states = vertical_host_bytes(model, groups, micro_batch_size, 1, optimizer_states)
-    return states | {"": GRADIENT_BYTES * accumulated_elements(groups, n)}
+    return {**states, "": GRADIENT_BYTES * _accumulated_elements(groups, n)}
 
 
 def ssd_bytes(
@@ -44,7 +44,7 @@ def ssd_bytes(
     return vertical_ssd_bytes(model, groups, micro_batch_size, 1, optimizer_states)
 
 
-def accumulated_elements(groups: tuple[LayerGroup, ...], n: int) -> int:
+def _accumulated_elements(groups: tuple[LayerGroup, ...], n: int) -> int:
     """Elements whose sum of gradients has a place on host: all, or with one micro-batch those that two layers use."""
     return sum(
         group.count * use.elements for group in groups for use in group.uses if use.own and (n > 1 or use.shared)
