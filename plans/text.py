@@ -427,7 +427,7 @@ def _schedules(compared: Sequence[Compared]) -> list[str]:
 
 def _ideas(compared: Sequence[Compared]) -> list[str]:
     """Rungs with what each gains over the one before it."""
-    before = [None, *(row.tokens_per_second for row in compared[:-1])]
+    before = [None, *(row.tokens_per_second for row in compared)][: len(compared)]
     head = ("", "host", "ssd read", "written", "step", "tokens/s", "gain", "fits")
     rows: list[Row] = [
         (
