@@ -209,7 +209,10 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
     )
     fixed = parser.add_argument_group("each fixes one decision")
     fixed.add_argument(
-        "--schedule", choices=["vertical", "single"], default="vertical", help="single is one micro-batch"
+        "--schedule",
+        choices=["vertical", "horizontal", "single"],
+        default="vertical",
+        help="horizontal is ZeRO-Infinity's; single is one micro-batch",
     )
     fixed.add_argument("--micro-batch-size", type=_count, metavar="B", help="rows a micro-batch [the best]")
     fixed.add_argument("--micro-batches", type=_count, metavar="N", help="micro-batches a step [the best]")

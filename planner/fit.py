@@ -114,6 +114,15 @@ class Solved:
 
 
 @dataclass(frozen=True, slots=True)
+class Sketch:
+    """A decision that was estimated and not built."""
+
+    program: ProgramResult
+    decision: Decision
+    needs: Needs
+
+
+@dataclass(frozen=True, slots=True)
 class _Pace:
     """How the pipeline of updates is cut."""
 
@@ -309,6 +318,27 @@ class Fitter:
             kept[name] = (device / states, across / states)
         return replace(branch, fixed=replace(branch.fixed, kept=kept))
 
+    def sketch(self, candidate: Candidate, branch: Branch) -> Sketch | None:
+        """About what `solve` would find, from the shortened model alone: for a comparison, which nothing runs."""
+        for pace in (self.usual, self.tight):
+            limits = branch.limits
+            for _ in range(ROUNDS):
+                whole = self._whole_states(candidate, Branch(branch.fixed, limits), "seconds")
+                program = self._program(candidate, whole, "seconds")
+                if program is None:
+                    break
+                decision = self._decision(candidate, program, pace)
+                needs = self._estimate(decision)
+                over = needs.over(self.budget)
+                if not over:
+                    return Sketch(program, decision, needs)
+                if "device memory" in over and not _keeps(program):
+                    return None
+                # What moves to ssd takes buffers in its turn: a little more than the excess, or it takes many rounds.
+                more = over.get("host memory", 0) // 10
+                limits = _less(limits, {**over, "host memory": over.get("host memory", 0) + more})
+        return None
+
     def leanest(self, candidate: Candidate) -> tuple[Solved, ...]:
         """What a tight budget ends in: everything at one end or the other, whichever takes least host memory; once for
         each way to use the device: for no parameters between their uses, for those of both ends of the model, and for
@@ -380,7 +410,7 @@ class Fitter:
 
     def _decision(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Decision:
         return Decision(
-            schedule="vertical",
+            schedule=self.fixed.schedule,
             optimizer="adamw",
             optimizer_states=self.fixed.optimizer_states,
             clip_grad_norm=self.fixed.clip_grad_norm,
@@ -442,7 +472,7 @@ class Fitter:
         )
 
 
-def shortened(model: Model) -> Model:
+def shortened(model: Model, ends: int = ENDS) -> Model:
     """`model` with only the first and last few blocks of each kind: its pipeline's buffers are the same.
 
     `model` itself when that would leave more than half of it.
@@ -451,7 +481,7 @@ def shortened(model: Model) -> Model:
     for number, layer in enumerate(model.layers):
         states = tuple((model.states[index].state_class, model.states[index].elements) for index in layer.states)
         kinds.setdefault((layer.layer_class, states), []).append(number)
-    keep = {number for members in kinds.values() for number in (*members[:ENDS], *members[-ENDS:])}
+    keep = {number for members in kinds.values() for number in (*members[:ends], *members[-ends:])}
     if 2 * len(keep) > len(model.layers):
         return model
     layers = [layer for number, layer in enumerate(model.layers) if number in keep]

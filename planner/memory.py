@@ -5,9 +5,12 @@ Owns the sum of what buffer assignment and the profile know; it assigns nothing.
 
 from dataclasses import dataclass
 
+from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import Model
+from ssdplan.plans.profile import ELEMENT_BYTES, Model, OptimizerStates
 from ssdplan.plans.schedule import PAGE, Schedule
+
+from .traffic import checkpoint_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,14 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         ssd=schedule.arenas["ssd"],
         residents=sum(-(-nbytes // PAGE) * PAGE for nbytes in stay.values()),
     )
+
+
+def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: OptimizerStates) -> int:
+    """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
+    checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
+    elements = sum(state.elements for state in model.states)
+    each = ELEMENT_BYTES[model.precision] + OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES
+    timings = [model.timing(entry.name, micro_batch_size) for entry in model.classes]
+    workspace = max(timing.backward_workspace_bytes for timing in timings)
+    checkpoints = (len(model.layers) - 2) * checkpoint_bytes(model, micro_batch_size)
+    return each * elements + checkpoints + workspace + model.context_bytes[micro_batch_size]

@@ -12,6 +12,8 @@ from ssdplan.plans.homes import GRADIENT_BYTES
 from ssdplan.plans.plan import Decision, Placement
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
 
+from . import horizontal
+from . import traffic as vertical
 from .drive import combined_frontier, hull_edges
 from .lexicographic import Linear, Row, minimise, value
 from .traffic import (
@@ -22,13 +24,12 @@ from .traffic import (
     StateVariables,
     checkpoint_bytes,
     device_bytes,
-    host_bytes,
     layer_groups,
-    ssd_bytes,
-    stages,
     total_bytes,
 )
 
+_FORMS = {"vertical": vertical, "horizontal": horizontal}
+"""Schedule -> what its stages move, and what it keeps."""
 Aim = Literal["seconds", "host memory", "ssd space", "ssd writes"]
 DIGITS = 6
 """Decimals of every fraction: finer than any state can be cut, coarser than the noise of a solver."""
@@ -52,6 +53,8 @@ class FixedChoices:
     kept: Mapping[str, tuple[float, float]] | None = None
     """State class -> the fractions of its states whose parameters stay on the device, for the whole run and across the
     turn. None leaves both to the program, as fractions of elements; where `Limits.device_bytes` is None, they are 0."""
+    schedule: Literal["vertical", "horizontal"] = "vertical"
+    """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ class Footprint:
 
 def footprint(model: Model, decision: Decision) -> Footprint:
     """The program's own forms at a decision."""
-    groups = layer_groups(model)
+    groups, forms = layer_groups(model), _FORMS[decision.schedule]
     size, n, states = decision.micro_batch_size, decision.micro_batches, decision.optimizer_states
     at: dict[str, float] = {ALPHA: decision.delay_ratio, CHECKPOINT_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
@@ -179,9 +182,9 @@ def footprint(model: Model, decision: Decision) -> Footprint:
             waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
             reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
     return Footprint(
-        host_bytes=value(host_bytes(model, groups, size, n, states), at) - reclaimed,
-        ssd_bytes=value(ssd_bytes(model, groups, size, n, states), at),
-        ssd_write_bytes=value(total_bytes(stages(model, groups, size, n, states), "write"), at),
+        host_bytes=value(forms.host_bytes(model, groups, size, n, states), at) - reclaimed,
+        ssd_bytes=value(forms.ssd_bytes(model, groups, size, n, states), at),
+        ssd_write_bytes=value(total_bytes(forms.stages(model, groups, size, n, states), "write"), at),
         device_bytes=value(device_bytes(model, groups), at),
     )
 
@@ -197,16 +200,16 @@ class _Program:
         self, model: Model, machine: Machine, micro_batch_size: int, n: int, limits: Limits, fixed: FixedChoices
     ) -> None:
         self.machine, self.fixed = machine, fixed
-        groups = layer_groups(model)
+        groups, forms = layer_groups(model), _FORMS[fixed.schedule]
         self.blocks = {use.state_class for group in groups if group.role == "block" for use in group.uses}
         self.keeps = fixed.kept is not None or limits.device_bytes is not None
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
-        every = stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        every = forms.stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.stages = every if self.keeps else tuple(_keeping_nothing(stage, self.classes) for stage in every)
         self.edges = hull_edges(combined_frontier(machine.volumes))
-        self.host = host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        self.host = forms.host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.limited = _with_buffers(self.host, model, limits)
-        self.store_bytes = ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        self.store_bytes = forms.ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         self.device_bytes = device_bytes(model, groups)
@@ -291,7 +294,8 @@ class _Program:
 
     def _kept_bounds(self, names: StateVariables) -> dict[str, tuple[float, float]]:
         """How much of a class's parameters the device may keep: only blocks have a turn to keep them across."""
-        device, turn = (0.0, 1.0), (0.0, 1.0 if names.state_class in self.blocks else 0.0)
+        turns = self.fixed.schedule == "vertical" and names.state_class in self.blocks
+        device, turn = (0.0, 1.0), (0.0, 1.0 if turns else 0.0)
         if self.fixed.kept is not None:
             whole, across = self.fixed.kept.get(names.state_class, (0.0, 0.0))
             device, turn = (whole, whole), (across, across)

@@ -7,7 +7,7 @@ written where its figures do not hold.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from ssdplan.plans.homes import OPTIMIZER_BYTES
 from ssdplan.plans.plan import Alternative, Plan, Reason
 from ssdplan.plans.profile import ELEMENT_BYTES
 from ssdplan.plans.timeline import Timeline
@@ -16,6 +16,7 @@ from ssdplan.plans.wear import TB, YEAR_DAYS, lifetime, wear
 
 from .critical import DRAIN, FILL, NO_WORK, loads
 from .fit import Fitter, Solved
+from .memory import device_alone_bytes
 from .program import Bound, ProgramResult, program_bound, solve_program
 from .traffic import checkpoint_bytes
 
@@ -173,6 +174,8 @@ def _rows(entry: Alternative) -> str:
 
 def _delay_ratio(plan: Plan, evidence: Evidence) -> str:
     alpha, seconds = plan.decision.delay_ratio, plan.prediction.program_seconds
+    if plan.decision.schedule == "horizontal":
+        return "The horizontal schedule, which was asked for, runs every update in its own step."
     if "delay ratio" in evidence.given:
         return f"The delay ratio of {alpha:g} was asked for."
     if alpha == 0:
@@ -232,12 +235,8 @@ def _share_of(plan: Plan, what: str) -> str:
 
 def _offloading(plan: Plan) -> str:
     """What training entirely in device memory would take at least, with this plan's micro-batch and recomputation."""
-    model, decision = plan.model, plan.decision
-    size = decision.micro_batch_size
-    elements = sum(state.elements for state in model.states)
-    timings = [model.timing(entry.name, size) for entry in model.classes]
-    needed = _state_bytes(plan) + GRADIENT_BYTES * elements + _checkpoint_bytes(plan) // decision.micro_batches
-    needed += max(timing.backward_workspace_bytes for timing in timings) + model.context_bytes[size]
+    decision = plan.decision
+    needed = device_alone_bytes(plan.model, decision.micro_batch_size, decision.optimizer_states)
     budget = format_bytes(decision.device_budget_bytes)
     if needed > decision.device_budget_bytes:
         return (
@@ -287,7 +286,8 @@ def _state_bytes(plan: Plan) -> int:
 
 def _checkpoint_bytes(plan: Plan) -> int:
     blocks = len(plan.model.layers) - 2
-    return blocks * plan.decision.micro_batches * checkpoint_bytes(plan.model, plan.decision.micro_batch_size)
+    kept = plan.decision.micro_batches if plan.decision.schedule == "vertical" else 1
+    return blocks * kept * checkpoint_bytes(plan.model, plan.decision.micro_batch_size)
 
 
 def _percent(share: float) -> str:

@@ -18,6 +18,7 @@ from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
 
+from .compare import compare
 from .critical import find_causes, loads
 from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
 from .program import Bound, FixedChoices, program_bound
@@ -52,8 +53,8 @@ class SolveRequest:
     parameters stay on the device for the whole run, or (of blocks) across the turn."""
     max_ssd_write_bytes: int | None = None
     """Written a step."""
-    schedule: Literal["vertical", "single"] = "vertical"
-    """single: the whole batch at once, one micro-batch."""
+    schedule: Literal["vertical", "horizontal", "single"] = "vertical"
+    """horizontal: one micro-batch through all layers before the next; single: one micro-batch, the whole batch."""
     optimizer_states: OptimizerStates = "fp32"
     clip_grad_norm: float | None = None
 
@@ -75,17 +76,17 @@ class _Simulated:
     tokens_per_second: float
 
 
-def solve(profile: Profile, request: SolveRequest) -> Plan:
+def solve(profile: Profile, request: SolveRequest, *, compared: bool = True) -> Plan:
     """The plan with the smallest global batch that reaches 99% of the best throughput, or the best for a given batch.
 
-    Raises UsageError for a request that names what was not measured or cannot be, and InfeasibleError, naming the
-    constraint and the least budget that would do, when nothing fits.
+    `compared`: with its `comparison`. Raises UsageError for a request that names what was not measured or cannot be,
+    and InfeasibleError, naming the constraint and the least budget that would do, when nothing fits.
     """
-    return solve_and_build(profile, request)[0]
+    return solve_and_build(profile, request, compared=compared)[0]
 
 
 @no_collection()
-def solve_and_build(profile: Profile, request: SolveRequest) -> tuple[Plan, Schedule]:
+def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool = True) -> tuple[Plan, Schedule]:
     """What `solve` finds, and the schedule that its decision expands into, which had to be built to find it."""
     model, machine = profile.model, profile.machine
     budget = Needs(
@@ -97,7 +98,7 @@ def solve_and_build(profile: Profile, request: SolveRequest) -> tuple[Plan, Sche
     candidates = _candidates(model, request)
     search = _Search(model, machine, Fitter(model, machine, budget, _fixed(model, request)))
     scanned = search.scan(candidates)
-    if request.micro_batches is None and request.global_batch is None and request.schedule == "vertical":
+    if request.micro_batches is None and request.global_batch is None and request.schedule != "single":
         scanned = search.look_between(scanned)
     simulated = search.narrow_down(scanned)
     smallest = _smallest(candidates)
@@ -110,16 +111,18 @@ def solve_and_build(profile: Profile, request: SolveRequest) -> tuple[Plan, Sche
     if not simulated:
         raise search.refusal(smallest)
     chosen = _smallest_good_enough(simulated)
+    prediction = _prediction(chosen, model, machine)
     plan = Plan(
         schema="ssdplan.plan/1",
         profile_sha256=profile.sha256(),
         model=model,
         machine=machine,
         decision=chosen.solved.fitted.decision,
-        prediction=_prediction(chosen, model, machine),
+        prediction=prediction,
         alternatives=search.alternatives(scanned, simulated),
         sensitivity=sensitivities(search.fitter, chosen.solved),
         least=search.least(chosen),
+        comparison=compare(search.fitter, chosen.solved, prediction) if compared else (),
     )
     evidence = gather(search.fitter, chosen.solved, chosen.timeline, _given(request))
     return plan.model_copy(update={"reasons": explain(plan, evidence)}), chosen.solved.fitted.schedule
@@ -346,7 +349,13 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
     if reason := needs_all_gradients(model.precision, request.clip_grad_norm):
         if delay_ratio not in (None, 1.0):
             raise UsageError(f"delay ratio = {delay_ratio:g}: it can only be 1, for {reason}")
+        if request.schedule == "horizontal":
+            raise UsageError(f"schedule horizontal delays no update; vertical or single do, for {reason}")
         delay_ratio = 1.0
+    if request.schedule == "horizontal":
+        if delay_ratio not in (None, 0.0):
+            raise UsageError(f"delay ratio = {delay_ratio:g}: with schedule horizontal it can only be 0")
+        delay_ratio = 0.0
     return FixedChoices(
         delay_ratio=delay_ratio,
         parameters=request.residency.get("parameters"),
@@ -355,6 +364,7 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
         optimizer_states=request.optimizer_states,
         clip_grad_norm=request.clip_grad_norm,
         kept=_kept(model, request.residency),
+        schedule="horizontal" if request.schedule == "horizontal" else "vertical",
     )
 
 

@@ -76,7 +76,7 @@ def sweep(
         progress(number / len(values.values), f"{values.name} {values.label(value)}")
         changed, asked = _at(source, request, values.name, value)
         try:
-            plan = solve(changed if isinstance(changed, Profile) else estimate(changed), asked)
+            plan = solve(changed if isinstance(changed, Profile) else estimate(changed), asked, compared=False)
         except InfeasibleError as error:
             points.append(SweepPoint(value=value, label=values.label(value), result=None, refusal=str(error)))
         else:

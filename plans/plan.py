@@ -185,6 +185,25 @@ class Reason(Part):
     text: str
 
 
+class Compared(Part):
+    """The plan's batch trained another way, beside the plan. A figure is None where there is none."""
+
+    kind: Literal["schedule", "idea"]
+    """schedule: another schedule or place of states; idea: a rung from ZeRO-Infinity's way to this plan."""
+    name: str
+    host_bytes: Bytes | None = None
+    """That it would take, which may be more than there is."""
+    device_bytes: Bytes | None = None
+    ssd_read_bytes: Bytes | None = None
+    ssd_write_bytes: Bytes | None = None
+    step_seconds: Positive | None = None
+    tokens_per_second: Positive | None = None
+    fits: bool
+    """Within the plan's budgets."""
+    note: str = ""
+    """What it stands for, or why it is not possible."""
+
+
 class Plan(Document):
     """plan.json."""
 
@@ -198,6 +217,7 @@ class Plan(Document):
     sensitivity: tuple[Sensitivity, ...]
     least: tuple[Least, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    comparison: tuple[Compared, ...] = ()
 
     @model_validator(mode="after")
     def _belongs(self) -> Self:

@@ -4,13 +4,23 @@ Owns words and layout. Every figure comes from the document or its schedule; not
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from .plan import Alternative, Decision, Placement, Plan, Prediction, Reason, Sensitivity, needs_all_gradients
+from .plan import (
+    Alternative,
+    Compared,
+    Decision,
+    Placement,
+    Plan,
+    Prediction,
+    Reason,
+    Sensitivity,
+    needs_all_gradients,
+)
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .schedule import RESOURCES, Region, Schedule, Tier
@@ -66,6 +76,11 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
         ("Device memory, by what it is reserved for", _device(plan, schedule)),
         ("What else was looked at (* is this plan)", _alternatives(plan)),
+        ("Schedules compared, at this batch", _schedules([row for row in plan.comparison if row.kind == "schedule"])),
+        (
+            "What each idea brings, from ZeRO-Infinity's way to this plan",
+            _ideas([row for row in plan.comparison if row.kind == "idea"]),
+        ),
         ("What more of something would bring, at this batch", _sensitivity(plan.sensitivity)),
     )
 
@@ -389,6 +404,57 @@ def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
         changes.append((_short(words, 44), change, step))
     return table([], changes, left=(0, 1, 2))
+
+
+def _schedules(compared: Sequence[Compared]) -> list[str]:
+    head = ("", "host", "device", "ssd read", "written", "step", "tokens/s", "fits")
+    rows: list[Row] = [
+        (
+            _short(row.name, 28),
+            _figure(row.host_bytes, format_bytes),
+            _figure(row.device_bytes, format_bytes),
+            _figure(row.ssd_read_bytes, format_bytes),
+            _figure(row.ssd_write_bytes, format_bytes),
+            _figure(row.step_seconds, duration),
+            _figure(row.tokens_per_second, number),
+            "yes" if row.fits else "no",
+        )
+        for row in compared
+    ]
+    words = "estimates but for this plan: placed by the program, simulated on shortened models"
+    return [*table([head], rows, left=(0,)), f"  {words}", *_notes(compared)] if rows else []
+
+
+def _ideas(compared: Sequence[Compared]) -> list[str]:
+    """Rungs with what each gains over the one before it."""
+    before = [None, *(row.tokens_per_second for row in compared)][: len(compared)]
+    head = ("", "host", "ssd read", "written", "step", "tokens/s", "gain", "fits")
+    rows: list[Row] = [
+        (
+            _short(row.name, 36),
+            _figure(row.host_bytes, format_bytes),
+            _figure(row.ssd_read_bytes, format_bytes),
+            _figure(row.ssd_write_bytes, format_bytes),
+            _figure(row.step_seconds, duration),
+            _figure(row.tokens_per_second, number),
+            f"{row.tokens_per_second / last - 1:+.1%}" if row.tokens_per_second and last else "",
+            "yes" if row.fits else "no",
+        )
+        for row, last in zip(compared, before, strict=True)
+    ]
+    words = "estimates but for the last: what is left of the budget goes to parameters first, as a rule"
+    return [*table([head], rows, left=(0,)), f"  {words}", *_notes(compared)] if rows else []
+
+
+def _figure(value: float | None, written: Callable[[float], str]) -> str:
+    return "?" if value is None else written(value) if value else "-"
+
+
+def _notes(compared: Sequence[Compared]) -> list[str]:
+    told = [f"{row.name}: {row.note}" for row in compared if row.note]
+    return [
+        line for note in told for line in wrap(_clean(note), COLUMNS - 4, initial_indent="  ", subsequent_indent="    ")
+    ]
 
 
 # A profile's parts.

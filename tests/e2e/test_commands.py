@@ -111,6 +111,25 @@ def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
     assert one == other
 
 
+def test_a_horizontal_plan_is_solved_shown_and_run(home, tmp_path):
+    plan = tmp_path / "plan.json"
+    shown = ssdplan(
+        "solve", "profile.json", "--host-memory", "64MiB", "--global-batch", 4, "--micro-batch-size", 1,
+        "--schedule", "horizontal", "--residency", "optimizer=0.5,parameters=0.5", "-o", plan, cwd=home,
+    ).stdout  # fmt: skip
+    assert "horizontal, backward recomputes all" in shown
+    out = tmp_path / "run"
+    ssdplan("run", plan, "--data", "text.txt", "--steps", 2, "--out", out, cwd=home)
+    report = json.loads((out / "report.json").read_text())
+    exact = {row["quantity"]: row["relative_error"] for row in report["predictions"]}
+    for quantity in ("host_arena_bytes", "device_arena_bytes", "ssd_read_bytes", "ssd_write_bytes"):
+        assert exact[quantity] == 0.0
+    error = refused(
+        "solve", "profile.json", "--schedule", "horizontal", "--delay-ratio", 0.5, "-o", plan, cwd=home, code=2
+    )
+    assert "can only be 0" in error
+
+
 def test_moments_in_bf16_and_clipping_are_planned_and_run(home, tmp_path):
     plan = tmp_path / "plan.json"
     ssdplan(
@@ -271,6 +290,7 @@ def test_the_command_line_is_this():
     }.items():
         for option in options.split():
             assert option in shown[command], f"{command} {option}"
+    assert "{vertical,horizontal,single}" in shown["solve"]
 
 
 def test_a_what_if_is_solved_and_shown_but_not_run(tmp_path):

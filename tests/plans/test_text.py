@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from ssdplan.plans import text
 from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Alternative, Decision, Least, Placement, Plan, Prediction, Reason, Sensitivity
+from ssdplan.plans.plan import Alternative, Compared, Decision, Least, Placement, Plan, Prediction, Reason, Sensitivity
 from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.schedule import Schedule
@@ -115,6 +115,26 @@ def test_where_states_live() -> None:
     assert lines[block + 1].split() == optimizer.split()
     gradients = "delayed gradients - - 23.4% 7.8% 4.22 MiB 1.41 MiB"
     assert lines[block + 2].split() == gradients.split()
+
+
+def test_other_ways_and_ideas_are_told_beside_the_plan() -> None:
+    figures = {"host_bytes": GIB, "ssd_read_bytes": 2 * GIB, "ssd_write_bytes": 0, "step_seconds": 2.0}
+    long = "w" * 60
+    page = _page(
+        comparison=(
+            Compared(kind="schedule", name=long, tokens_per_second=500.0, fits=True, device_bytes=3 * GIB, **figures),
+            Compared(kind="schedule", name="single", fits=False, note="not profiled " * 20),
+            Compared(kind="idea", name="first way", tokens_per_second=500.0, fits=False, note="needs more", **figures),
+            Compared(kind="idea", name="+ an idea", tokens_per_second=750.0, fits=True, **figures),
+        )
+    )
+    assert all(cell_len(line) <= 100 for line in page.splitlines())
+    assert _line(page, "www").endswith("... 1 GiB 3 GiB 2 GiB - 2 s 500 yes")
+    assert _line(page, "single ") == "single ? ? ? ? ? ? no"
+    assert _line(page, "first way ") == "first way 1 GiB 2 GiB - 2 s 500 no"
+    assert _line(page, "+ an idea") == "+ an idea 1 GiB 2 GiB - 2 s 750 +50.0% yes"
+    assert "  first way: needs more" in page.splitlines()
+    assert "Schedules compared" not in _page() and "What each idea brings" not in _page()
 
 
 def test_nothing_delayed_needs_no_columns_for_it() -> None:

@@ -1,0 +1,345 @@
+"""Compared: the chosen batch trained in other ways on the same machine, and what each idea brings on the way here.
+
+Owns which ways there are and how each is estimated; it decides nothing. Another schedule is placed by the program and
+sketched, its step is simulated on two shortened models and drawn on from there. A rung of ideas is the program's step
+for one rule of placement, with the fill and drain that a simulated step of the same schedule has.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import floor
+from typing import Literal
+
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.homes import OPTIMIZER_BYTES
+from ssdplan.plans.plan import Compared, Decision, Prediction, needs_all_gradients
+from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
+from ssdplan.plans.units import format_bytes
+
+from .baseline import Ways, tensors_of_model, zero_infinity_memory
+from .fit import UNLIMITED, Branch, Candidate, Fitter, Needs, Sketch, Solved, shortened
+from .memory import device_alone_bytes
+from .program import DIGITS, FixedChoices, Limits, solve_program
+from .simulator import simulate
+from .traffic import checkpoint_bytes
+
+LENGTHS = {"vertical": (2, 4), "horizontal": (4, 6)}
+"""Schedule -> blocks kept at either end of the two models between which a step's seconds are a straight line."""
+COUNTS = (2, 4)
+"""Of the horizontal schedule's micro-batches, those that are simulated when there are more: the others are alike."""
+NO_SUMS = "gradients add up on the device, so no buffer of them all"
+ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
+"""Budgets that a decision can name and nothing exceeds."""
+
+
+def compare(fitter: Fitter, chosen: Solved, prediction: Prediction) -> tuple[Compared, ...]:
+    """The rows of a plan: its own, then other schedules and places, then the rungs from ZeRO-Infinity's way to it."""
+    return _Comparison(fitter, chosen, prediction).rows()
+
+
+def step_seconds(model: Model, machine: Machine, decision: Decision) -> float:
+    """A simulated step of a decision, for a part of the work of simulating it.
+
+    Once a pipeline is full every further block takes as long as the one before, and so does every further micro-batch
+    of the horizontal schedule: two short models give the line, and two small numbers of micro-batches another. It is
+    exact where one resource is the slowest, and a few percent short where two are about as slow as each other, for then
+    a pipeline takes long to fill. Models that are not much longer than the longer of the two, that have several kinds
+    of blocks, or single states on the device, are simulated with all their blocks.
+    """
+    n = decision.micro_batches
+    if decision.schedule == "vertical" or n <= COUNTS[1]:
+        return _by_length(model, machine, decision)
+    one, more = (_by_length(model, machine, decision.model_copy(update={"micro_batches": count})) for count in COUNTS)
+    return more + (n - COUNTS[1]) * (more - one) / (COUNTS[1] - COUNTS[0])
+
+
+def _by_length(model: Model, machine: Machine, decision: Decision) -> float:
+    def simulated(model: Model) -> float:
+        return simulate(build_schedule(model, decision).steady, model, machine, decision.micro_batch_size).seconds
+
+    short, longer = (shortened(model, ends) for ends in LENGTHS[decision.schedule])
+    kinds = {(layer.layer_class, tuple(model.states[i].elements for i in layer.states)) for layer in model.layers[1:-1]}
+    whole = {0.0, 1.0}
+    single = any(not {p.parameters_device, p.parameters_turn} <= whole for p in decision.placement.values())
+    if len(kinds) > 1 or single or len(longer.layers) == len(model.layers):
+        return simulated(model)
+    low, high = simulated(short), simulated(longer)
+    per_layer = (high - low) / (len(longer.layers) - len(short.layers))
+    return high + per_layer * (len(model.layers) - len(longer.layers))
+
+
+class _Comparison:
+    """One plan and its rows."""
+
+    def __init__(self, fitter: Fitter, chosen: Solved, prediction: Prediction) -> None:
+        self.fitter, self.chosen, self.prediction = fitter, chosen, prediction
+        self.model, self.machine, self.budget = fitter.model, fitter.machine, fitter.budget
+        self.candidate = chosen.fitted.candidate
+        self.decision = chosen.fitted.decision
+        self.fixed = fitter.fixed
+        self.tokens = self.candidate.global_batch * self.model.sequence_length
+        self.all_first = needs_all_gradients(self.model.precision, self.fixed.clip_grad_norm)
+        self.drain = {self.decision.schedule: prediction.step_seconds / chosen.program.seconds}
+        """Schedule -> a simulated step over the program's."""
+
+    def rows(self) -> tuple[Compared, ...]:
+        schedule = self.decision.schedule
+        own = "single" if schedule == "vertical" and self.candidate.micro_batches == 1 else schedule
+        rows = [self._own("schedule", f"{own} (this plan)")]
+        if schedule == "horizontal":
+            rows.append(self._schedule("vertical", replace(self.fixed, schedule="vertical", delay_ratio=None)))
+        rows.append(self._prompt())
+        if schedule == "vertical":
+            rows.append(self._horizontal())
+        if own != "single":
+            rows.append(self._single())
+        return (*rows, self._on_host(), self._on_device(), *self._ideas())
+
+    # Other schedules.
+
+    def _own(self, kind: Literal["schedule", "idea"], name: str) -> Compared:
+        p = self.prediction
+        return Compared(
+            kind=kind,
+            name=name,
+            host_bytes=p.peak_host_bytes,
+            device_bytes=p.peak_device_bytes,
+            ssd_read_bytes=p.ssd_read_bytes,
+            ssd_write_bytes=p.ssd_write_bytes,
+            step_seconds=p.step_seconds,
+            tokens_per_second=p.tokens_per_second,
+            fits=True,
+        )
+
+    def _prompt(self) -> Compared:
+        name = "vertical, no delayed update"
+        if self.all_first:
+            return Compared(kind="schedule", name=name, fits=False, note=f"not possible: {self.all_first}")
+        if self.decision.schedule == "vertical" and not self.decision.delay_ratio:
+            return self._own("schedule", name).model_copy(update={"note": "this plan delays no update"})
+        return self._schedule(name, replace(self.fixed, schedule="vertical", delay_ratio=0.0))
+
+    def _horizontal(self) -> Compared:
+        if self.all_first:
+            note = f"not possible: it delays no update, and {self.all_first}"
+            return Compared(kind="schedule", name="horizontal", fits=False, note=note)
+        return self._schedule("horizontal", replace(self.fixed, schedule="horizontal", delay_ratio=0.0))
+
+    def _single(self) -> Compared:
+        batch = self.candidate.global_batch
+        if batch not in self.model.micro_batch_sizes:
+            sizes = ", ".join(map(str, sorted(self.model.micro_batch_sizes)))
+            note = f"a micro-batch of {batch} rows was not profiled; the profile has {sizes}"
+            return Compared(kind="schedule", name="single", fits=False, note=note)
+        fixed = self.fixed
+        if fixed.schedule == "horizontal":
+            fixed = replace(fixed, schedule="vertical", delay_ratio=None)
+        return self._schedule("single", fixed, [Candidate(batch, 1)])
+
+    def _schedule(self, name: str, fixed: FixedChoices, candidates: list[Candidate] | None = None) -> Compared:
+        """A way of training within the plan's budgets; where none fits, with all on ssd, and what it would need."""
+        fitter = Fitter(self.model, self.machine, self.budget, fixed)
+        limits = self.chosen.branch.limits
+        if fixed.schedule != self.fixed.schedule:
+            limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=0.0, checkpoint_buffers=0.0)
+        for candidate in candidates or self._alike():
+            sketch = fitter.sketch(candidate, Branch(fixed, limits))
+            if sketch is not None:
+                note = "" if candidate == self.candidate else _batch(candidate)
+                return self._sketched(name, sketch, fits=True, note=note)
+        candidate = (candidates or [self.candidate])[0]
+        return self._endless(name, candidate, replace(fixed, parameters=0.0, optimizer=0.0, checkpoints=0.0))
+
+    def _alike(self) -> list[Candidate]:
+        """The plan's micro-batches, then the profile's smaller ones that make the same batch, the largest first."""
+        batch, own = self.candidate.global_batch, self.candidate.micro_batch_size
+        sizes = sorted(
+            (size for size in self.model.micro_batch_sizes if size <= own and batch % size == 0), reverse=True
+        )
+        return [Candidate(size, batch // size) for size in sizes]
+
+    def _endless(self, name: str, candidate: Candidate, fixed: FixedChoices, note: str = "") -> Compared:
+        """A way of training with all the memory that it needs."""
+        sketch = Fitter(self.model, self.machine, ENDLESS, fixed).sketch(candidate, Branch(fixed, Limits(UNLIMITED)))
+        assert sketch is not None, "no limit, and still no placement"
+        over = sketch.needs.over(self.budget)
+        needs = _needs([f"{format_bytes(sketch.needs.of(room))} of {room}" for room in over])
+        return self._sketched(name, sketch, fits=not over, note=_joined(note, needs))
+
+    def _sketched(self, name: str, sketch: Sketch, *, fits: bool, note: str) -> Compared:
+        seconds = step_seconds(self.model, self.machine, sketch.decision)
+        self.drain.setdefault(sketch.decision.schedule, seconds / sketch.program.seconds)
+        return Compared(
+            kind="schedule",
+            name=name,
+            host_bytes=sketch.needs.host,
+            device_bytes=sketch.needs.device,
+            ssd_read_bytes=round(sketch.program.ssd_read_bytes),
+            ssd_write_bytes=round(sketch.program.ssd_write_bytes),
+            step_seconds=seconds,
+            tokens_per_second=self.tokens / seconds,
+            fits=fits,
+            note=note,
+        )
+
+    # Other places.
+
+    def _on_host(self) -> Compared:
+        """All that the plan keeps on ssd, on host."""
+        fixed = replace(self.fixed, parameters=1.0, optimizer=1.0, checkpoints=1.0)
+        return self._endless("everything on host", self.candidate, fixed, "nothing on ssd")
+
+    def _on_device(self) -> Compared:
+        size, n = self.candidate.micro_batch_size, self.candidate.micro_batches
+        nbytes = device_alone_bytes(self.model, size, self.decision.optimizer_states)
+        timings = [self.model.timing(layer.layer_class, size) for layer in self.model.layers]
+        forward = sum(timing.forward_seconds for timing in timings[:-1])  # the head's backward is all of its work
+        seconds = n * (forward + sum(timing.backward_seconds for timing in timings))
+        needs = _needs([f"{format_bytes(nbytes)} of device memory"] if nbytes > self.budget.device else [])
+        return Compared(
+            kind="schedule",
+            name="everything on device",
+            host_bytes=0,
+            device_bytes=nbytes,
+            ssd_read_bytes=0,
+            ssd_write_bytes=0,
+            step_seconds=seconds,
+            tokens_per_second=self.tokens / seconds,
+            fits=not needs,
+            note=_joined("compute alone, its updates taken to cost nothing", needs),
+        )
+
+    # Ideas.
+
+    def _ideas(self) -> Iterator[Compared]:
+        """From ZeRO-Infinity's way to this plan, each rung with the ideas of those before it (MemAscend IV, GreedySnake
+        4). What its processes keep besides is on neither side, nor are its gradients on ssd: in its favour."""
+        check = self.model.precision == "fp16"  # bf16 cannot overflow where fp32 does not
+        ways = Ways(overflow_copies=check)
+        yield self._zero_infinity("ZeRO-Infinity's way", ways)
+        ways = replace(ways, one_size_buffers=False)
+        yield self._zero_infinity("+ buffers by class", ways)
+        ways = replace(ways, powers_of_two=False)
+        yield self._zero_infinity("+ exact page-locked memory", ways)
+        if check:
+            yield self._zero_infinity("+ overflow check without copies", replace(ways, overflow_copies=False))
+        if self.decision.schedule == "vertical":
+            if self.all_first:
+                yield self._vertical("+ vertical schedule, delayed update", 1.0, NO_SUMS)
+            else:
+                yield self._vertical("+ vertical schedule", 0.0, NO_SUMS)
+                yield self._vertical("+ delayed update", None, "")
+        yield self._own("idea", "+ the program's placement")
+
+    def _zero_infinity(self, name: str, ways: Ways) -> Compared:
+        """The horizontal schedule beside the buffers of one way of allocating them, checkpoints on host. What is left
+        of the budget goes to parameters, which are used most often, and then to optimizer states."""
+        tokens = self.candidate.micro_batch_size * self.model.sequence_length
+        needs = zero_infinity_memory(tensors_of_model(self.model), ways, checkpoint_tokens=tokens)
+        fixed = needs.total - needs.processes
+        left = float(self.budget.host - fixed)
+        parameters, left = _share(left, self._parameter_bytes, self.fixed.parameters)
+        optimizer, left = _share(left, self._optimizer_bytes, self.fixed.optimizer)
+        choices = replace(
+            self.fixed,
+            schedule="horizontal",
+            delay_ratio=0.0,
+            parameters=parameters,
+            optimizer=optimizer,
+            checkpoints=1.0,
+        )
+        return self._rung(name, choices, Limits(UNLIMITED), left, "")
+
+    def _vertical(self, name: str, delay_ratio: float | None, note: str) -> Compared:
+        """The vertical schedule beside its own pipeline's buffers, by the same rule, checkpoints after parameters."""
+        branches = self.fitter.branches(self.candidate)
+        limits = branches[-1].limits
+        left = limits.host_bytes - limits.parameter_buffers - limits.checkpoint_buffers
+        checkpoint_bytes = self._checkpoint_bytes - limits.checkpoint_buffers
+        given = self.fixed.checkpoints
+        if left < 0:  # all on ssd, they take fewer buffers
+            limits, given = branches[0].limits, branches[0].fixed.checkpoints
+            left = limits.host_bytes - limits.parameter_buffers - limits.checkpoint_buffers
+        parameters, left = _share(left, self._parameter_bytes - limits.parameter_buffers, self.fixed.parameters)
+        checkpoints, left = _share(left, checkpoint_bytes, given)
+        optimizer, left = _share(left, self._optimizer_bytes, self.fixed.optimizer)
+        choices = replace(
+            self.fixed,
+            delay_ratio=delay_ratio,
+            parameters=parameters,
+            optimizer=optimizer,
+            checkpoints=checkpoints,
+        )
+        limits = replace(limits, ssd_bytes=None, ssd_write_bytes=None)
+        return self._rung(name, choices, limits, left, note)
+
+    def _rung(self, name: str, choices: FixedChoices, limits: Limits, left: float, note: str) -> Compared:
+        """`left`: bytes of the host budget that these choices leave; negative where they need more."""
+        if left < 0:
+            limits = replace(limits, host_bytes=UNLIMITED)
+        program = solve_program(
+            self.model,
+            self.machine,
+            micro_batch_size=self.candidate.micro_batch_size,
+            micro_batches=self.candidate.micro_batches,
+            limits=limits,
+            fixed=choices,
+        )
+        assert program is not None, "a rule of thumb that leaves no room for itself"
+        seconds = program.seconds * self.drain.get(choices.schedule, 1.0)
+        host = round(self.budget.host - left)
+        lacking = {
+            f"{format_bytes(host)} of host memory": left < 0,
+            f"{format_bytes(program.ssd_bytes)} of ssd space": program.ssd_bytes > self.budget.ssd,
+            f"{format_bytes(program.ssd_write_bytes)} of ssd writes": program.ssd_write_bytes > self.budget.writes,
+        }
+        needs = _needs([words for words, lacks in lacking.items() if lacks])
+        kept = f"on host {choices.parameters:.0%} of parameters, {choices.optimizer:.0%} of optimizer states"
+        return Compared(
+            kind="idea",
+            name=name,
+            host_bytes=host,
+            ssd_read_bytes=round(program.ssd_read_bytes),
+            ssd_write_bytes=round(program.ssd_write_bytes),
+            step_seconds=seconds,
+            tokens_per_second=self.tokens / seconds,
+            fits=not needs,
+            note=_joined(note, kept, needs),
+        )
+
+    @property
+    def _elements(self) -> int:
+        return sum(state.elements for state in self.model.states)
+
+    @property
+    def _parameter_bytes(self) -> int:
+        return ELEMENT_BYTES[self.model.precision] * self._elements
+
+    @property
+    def _optimizer_bytes(self) -> int:
+        return OPTIMIZER_BYTES[self.fixed.optimizer_states] * self._elements
+
+    @property
+    def _checkpoint_bytes(self) -> int:
+        """Of all micro-batches."""
+        each = checkpoint_bytes(self.model, self.candidate.micro_batch_size)
+        return (len(self.model.layers) - 2) * self.candidate.micro_batches * each
+
+
+def _share(left: float, nbytes: float, given: float | None) -> tuple[float, float]:
+    """The fraction of `nbytes` that has room in `left`, or the one that was given, and what it leaves."""
+    room = 1.0 if nbytes <= 0 else floor(min(max(left, 0.0) / nbytes, 1.0) * 10**DIGITS) / 10**DIGITS
+    share = room if given is None else given
+    return share, left - share * nbytes
+
+
+def _batch(candidate: Candidate) -> str:
+    return f"{candidate.micro_batches} micro-batches of {candidate.micro_batch_size}"
+
+
+def _needs(lacking: list[str]) -> str:
+    return f"needs {' and '.join(lacking)}" if lacking else ""
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,125 @@
+"""Traffic of the horizontal schedule: what each stage of one micro-batch moves and computes, as linear forms.
+
+Owns ZeRO-Infinity's order of work in the words of `traffic.py` (GreedySnake 1 and 3.3), refined to what the graph does:
+the head turns around with what it has, states may be tied. No update is delayed; of delayed parts all forms are zero.
+"""
+
+from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from ssdplan.plans.profile import ELEMENT_BYTES, Model, OptimizerStates
+
+from .lexicographic import Linear
+from .traffic import CHECKPOINT_HOST, LayerGroup, Stage, StateVariables, checkpoint_bytes
+from .traffic import host_bytes as vertical_host_bytes
+from .traffic import ssd_bytes as vertical_ssd_bytes
+
+
+def stages(
+    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
+) -> tuple[Stage, ...]:
+    """Every kind of stage of a step of `n` micro-batches. A backward is one of three kinds: of the first micro-batch,
+    which begins the sums of gradients, of the last, which is followed by updates, and of those between."""
+    made = []
+    for group in groups:
+        if group.role != "head":
+            made.append(_forward(model, group, micro_batch_size, n))
+        for first, last, times in ((True, n == 1, 1), (False, False, n - 2), (False, True, 1 if n > 1 else 0)):
+            if times > 0:
+                each = OPTIMIZER_BYTES[optimizer_states]
+                made.append(_backward(model, group, micro_batch_size, times, each, first=first, last=last))
+    return tuple(made)
+
+
+def host_bytes(
+    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
+) -> Linear:
+    """What stays on host for the whole run: states, the checkpoints of one micro-batch, and the sums of gradients."""
+    states = vertical_host_bytes(model, groups, micro_batch_size, 1, optimizer_states)
+    return {**states, "": GRADIENT_BYTES * _accumulated_elements(groups, n)}
+
+
+def ssd_bytes(
+    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
+) -> Linear:
+    """The size of the store, which holds the checkpoints of one micro-batch whatever `n`."""
+    return vertical_ssd_bytes(model, groups, micro_batch_size, 1, optimizer_states)
+
+
+def _accumulated_elements(groups: tuple[LayerGroup, ...], n: int) -> int:
+    """Elements whose sum of gradients has a place on host: all, or with one micro-batch those that two layers use."""
+    return sum(
+        group.count * use.elements for group in groups for use in group.uses if use.own and (n > 1 or use.shared)
+    )
+
+
+def _forward(model: Model, group: LayerGroup, micro_batch_size: int, n: int) -> Stage:
+    checkpoint = checkpoint_bytes(model, micro_batch_size) if group.keeps_output else 0
+    return Stage(
+        layer_class=group.layer_class,
+        phase="forward",
+        count=n * group.count,
+        read_bytes=_parameters_read(model, group),
+        write_bytes=_checkpoint_on_ssd(checkpoint),
+        updates={},
+        h2d_bytes=_parameters_uploaded(model, group),
+        d2h_bytes={"": float(checkpoint)},
+        compute_seconds=model.timing(group.layer_class, micro_batch_size).forward_seconds,
+    )
+
+
+def _backward(
+    model: Model, group: LayerGroup, micro_batch_size: int, times: int, optimizer_bytes: int, *, first: bool, last: bool
+) -> Stage:
+    element = ELEMENT_BYTES[model.precision]
+    checkpoint = checkpoint_bytes(model, micro_batch_size) if group.role == "block" else 0
+    read, write, updates = _parameters_read(model, group), dict[str, float](), dict[str, float]()
+    h2d, d2h = _parameters_uploaded(model, group), 0.0
+    h2d[""] += checkpoint
+    for name, nbytes in _checkpoint_on_ssd(checkpoint).items():
+        read[name] = read.get(name, 0.0) + nbytes
+    for use in group.uses:
+        names, size = StateVariables(use.state_class), use.elements
+        d2h += GRADIENT_BYTES * size
+        if not first or (use.own and use.shared):  # the head has begun the sum of what it shares
+            h2d[""] += GRADIENT_BYTES * size
+        if last and use.own:
+            updates[""] = updates.get("", 0.0) + size
+            h2d[names.device[0]] += element * size  # what an update makes
+            for total, name, each in (
+                (read, names.optimizer[1], optimizer_bytes),
+                (write, names.optimizer[1], optimizer_bytes),
+                (write, names.parameters[1], element),
+            ):
+                total[name] = total.get(name, 0.0) + each * size
+    return Stage(
+        layer_class=group.layer_class,
+        phase="backward",
+        count=times * group.count,
+        read_bytes=read,
+        write_bytes=write,
+        updates=updates,
+        h2d_bytes=h2d,
+        d2h_bytes={"": d2h},
+        compute_seconds=model.timing(group.layer_class, micro_batch_size).backward_seconds,
+    )
+
+
+def _parameters_uploaded(model: Model, group: LayerGroup) -> dict[str, float]:
+    """All but those that the device keeps."""
+    moved = {"": 0.0}
+    for use in group.uses:
+        name, nbytes = StateVariables(use.state_class).device[0], float(ELEMENT_BYTES[model.precision] * use.elements)
+        moved[""] += nbytes
+        moved[name] = moved.get(name, 0.0) - nbytes
+    return moved
+
+
+def _parameters_read(model: Model, group: LayerGroup) -> dict[str, float]:
+    read: dict[str, float] = {}
+    for use in group.uses:
+        name = StateVariables(use.state_class).parameters[1]
+        read[name] = read.get(name, 0.0) + ELEMENT_BYTES[model.precision] * use.elements
+    return read
+
+
+def _checkpoint_on_ssd(nbytes: int) -> dict[str, float]:
+    return {"": float(nbytes), CHECKPOINT_HOST: -float(nbytes)} if nbytes else {}
