@@ -10,23 +10,18 @@ from dataclasses import replace
 from math import floor
 from typing import Literal
 
-from ssdplan.plans.build import build_schedule
 from ssdplan.plans.homes import OPTIMIZER_BYTES
-from ssdplan.plans.plan import Compared, Decision, Prediction, needs_all_gradients
-from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
+from ssdplan.plans.plan import Compared, Prediction, needs_all_gradients
+from ssdplan.plans.profile import ELEMENT_BYTES
 from ssdplan.plans.units import format_bytes
 
 from .baseline import Ways, tensors_of_model, zero_infinity_memory
-from .fit import UNLIMITED, Branch, Candidate, Fitter, Needs, Sketch, Solved, shortened
+from .fit import UNLIMITED, Branch, Candidate, Fitter, Needs, Sketch, Solved
 from .memory import device_alone_bytes
 from .program import DIGITS, FixedChoices, Limits, solve_program
-from .simulator import simulate
+from .shortened import step_seconds
 from .traffic import checkpoint_bytes
 
-LENGTHS = {"vertical": (2, 4), "horizontal": (4, 6)}
-"""Schedule -> blocks kept at either end of the two models between which a step's seconds are a straight line."""
-COUNTS = (2, 4)
-"""Of the horizontal schedule's micro-batches, those that are simulated when there are more: the others are alike."""
 NO_SUMS = "gradients add up on the device, so no buffer of them all"
 ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
 """Budgets that a decision can name and nothing exceeds."""
@@ -35,37 +30,6 @@ ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
 def compare(fitter: Fitter, chosen: Solved, prediction: Prediction) -> tuple[Compared, ...]:
     """The rows of a plan: its own, then other schedules and places, then the rungs from ZeRO-Infinity's way to it."""
     return _Comparison(fitter, chosen, prediction).rows()
-
-
-def step_seconds(model: Model, machine: Machine, decision: Decision) -> float:
-    """A simulated step of a decision, for a part of the work of simulating it.
-
-    Once a pipeline is full every further block takes as long as the one before, and so does every further micro-batch
-    of the horizontal schedule: two short models give the line, and two small numbers of micro-batches another. It is
-    exact where one resource is the slowest, and a few percent short where two are about as slow as each other, for then
-    a pipeline takes long to fill. Models that are not much longer than the longer of the two, that have several kinds
-    of blocks, or single states on the device, are simulated with all their blocks.
-    """
-    n = decision.micro_batches
-    if decision.schedule == "vertical" or n <= COUNTS[1]:
-        return _by_length(model, machine, decision)
-    one, more = (_by_length(model, machine, decision.model_copy(update={"micro_batches": count})) for count in COUNTS)
-    return more + (n - COUNTS[1]) * (more - one) / (COUNTS[1] - COUNTS[0])
-
-
-def _by_length(model: Model, machine: Machine, decision: Decision) -> float:
-    def simulated(model: Model) -> float:
-        return simulate(build_schedule(model, decision).steady, model, machine, decision.micro_batch_size).seconds
-
-    short, longer = (shortened(model, ends) for ends in LENGTHS[decision.schedule])
-    kinds = {(layer.layer_class, tuple(model.states[i].elements for i in layer.states)) for layer in model.layers[1:-1]}
-    whole = {0.0, 1.0}
-    single = any(not {p.parameters_device, p.parameters_turn} <= whole for p in decision.placement.values())
-    if len(kinds) > 1 or single or len(longer.layers) == len(model.layers):
-        return simulated(model)
-    low, high = simulated(short), simulated(longer)
-    per_layer = (high - low) / (len(longer.layers) - len(short.layers))
-    return high + per_layer * (len(model.layers) - len(longer.layers))
 
 
 class _Comparison:

@@ -20,12 +20,11 @@ from ssdplan.plans.schedule import PAGE, Schedule
 from .memory import Peaks, predict_peaks
 from .pipeline import MEASURED, Pipelines
 from .program import Aim, FixedChoices, Limits, ProgramResult, footprint, solve_program
+from .shortened import ENDS, shortened
 
 ROUNDS = 5
 SPARE = 0.005
 """A host budget with less than this share unused is used."""
-ENDS = 4
-"""Layers of each kind kept at either end of a shortened model: more than the stages that a buffer lives."""
 CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 """Update chunks are cut so that those on their way take about this share of the host budget."""
 WHOLE = 1e-4
@@ -470,31 +469,6 @@ class Fitter:
             ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
             writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
         )
-
-
-def shortened(model: Model, ends: int = ENDS) -> Model:
-    """`model` with only the first and last few blocks of each kind: its pipeline's buffers are the same.
-
-    `model` itself when that would leave more than half of it.
-    """
-    kinds: dict[tuple[str, tuple[tuple[str, int], ...]], list[int]] = {}
-    for number, layer in enumerate(model.layers):
-        states = tuple((model.states[index].state_class, model.states[index].elements) for index in layer.states)
-        kinds.setdefault((layer.layer_class, states), []).append(number)
-    keep = {number for members in kinds.values() for number in (*members[:ends], *members[-ends:])}
-    if 2 * len(keep) > len(model.layers):
-        return model
-    layers = [layer for number, layer in enumerate(model.layers) if number in keep]
-    used = sorted({index for layer in layers for index in layer.states})
-    place = {index: position for position, index in enumerate(used)}
-    return model.model_copy(
-        update={
-            "states": tuple(model.states[index] for index in used),
-            "layers": tuple(
-                layer.model_copy(update={"states": tuple(place[index] for index in layer.states)}) for layer in layers
-            ),
-        }
-    )
 
 
 def _in_memory(over: dict[Constraint, int]) -> bool:

@@ -65,5 +65,8 @@ def value(terms: Linear, at: Mapping[str, float]) -> float:
     return sum(factor * at[name] if name else factor for name, factor in terms.items())
 
 
-def _clip(number: float, low: float, high: float | None) -> float:
+def _clip(number: float | None, low: float, high: float | None) -> float:
+    """Within bounds; what no row and no objective has named yet is at its least."""
+    if number is None:
+        return low
     return max(low, number) if high is None else min(max(low, number), high)

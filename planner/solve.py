@@ -21,9 +21,10 @@ from ssdplan.plans.timeline import Timeline
 from .compare import compare
 from .critical import find_causes, loads
 from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
-from .program import Bound, FixedChoices, program_bound
+from .program import Bound, FixedChoices, ProgramResult, program_bound
 from .reasons import explain, gather
 from .sensitivity import scaled_compute, sensitivities
+from .shortened import step_seconds
 from .simulator import simulate
 
 MOST_MICRO_BATCHES = 64
@@ -70,6 +71,19 @@ class _Scanned:
 
 
 @dataclass(frozen=True, slots=True)
+class _Ranked:
+    """A candidate as its shortened models run it."""
+
+    scanned: _Scanned
+    program: ProgramResult
+    tokens_per_second: float
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.scanned.candidate
+
+
+@dataclass(frozen=True, slots=True)
 class _Simulated:
     solved: Solved
     timeline: Timeline
@@ -100,17 +114,10 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
     scanned = search.scan(candidates)
     if request.micro_batches is None and request.global_batch is None and request.schedule != "single":
         scanned = search.look_between(scanned)
-    simulated = search.narrow_down(scanned)
-    smallest = _smallest(candidates)
-    if not simulated:
-        simulated = [
-            found
-            for candidate in smallest
-            if (found := search.simulate(candidate, search.fitter.branches(candidate))) is not None
-        ]
-    if not simulated:
+    ranked = search.narrow_down(scanned)
+    chosen = search.choose(ranked, smallest := _smallest(candidates))
+    if chosen is None:
         raise search.refusal(smallest)
-    chosen = _smallest_good_enough(simulated)
     prediction = _prediction(chosen, model, machine)
     plan = Plan(
         schema="ssdplan.plan/1",
@@ -119,7 +126,7 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
         machine=machine,
         decision=chosen.solved.fitted.decision,
         prediction=prediction,
-        alternatives=search.alternatives(scanned, simulated),
+        alternatives=search.alternatives(scanned, ranked, chosen),
         sensitivity=sensitivities(search.fitter, chosen.solved),
         least=search.least(chosen),
         comparison=compare(search.fitter, chosen.solved, prediction) if compared else (),
@@ -168,33 +175,33 @@ class _Search:
         more = self.scan([Candidate(first.micro_batch_size, between) for between in range(before + 1, n)])
         return sorted([*scanned, *more], key=lambda entry: _order(entry.candidate))
 
-    def narrow_down(self, scanned: list[_Scanned]) -> list[_Simulated]:
-        """Simulate the best candidates: enough of them to find about the smallest batch that is good enough.
+    def narrow_down(self, scanned: list[_Scanned]) -> list[_Ranked]:
+        """Simulate the best candidates on shortened models: enough to find about the smallest batch that suffices.
 
         The program's favourites first: its fastest, and its smallest batch that is good enough. Where the program sees
         a plateau, a larger batch still hides more of what its stages wait for each other, so larger ones follow as long
         as they are faster. When fill and drain make the smallest fall short, halve what lies between.
         """
         fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
-        simulated: list[_Simulated] = []
+        ranked: list[_Ranked] = []
         for best in fastest[:FINALISTS]:
-            simulated += self._simulated(best)
-            if simulated:
+            ranked += self._rank(best)
+            if ranked:
                 break
         else:
             return []
         fastest.remove(best)
         if all(entry.candidate.global_batch == best.candidate.global_batch for entry in fastest):
             close = [entry for entry in fastest if entry.tokens_per_second >= CLOSE * best.tokens_per_second]
-            return simulated + [found for entry in close[: FINALISTS - 1] for found in self._simulated(entry)]
+            return ranked + [found for entry in close[: FINALISTS - 1] for found in self._rank(entry)]
         for _ in range(FINALISTS - 1):
-            larger = self._larger(scanned, best, simulated[-1].tokens_per_second)
-            found = self._simulated(larger) if larger else []
-            simulated += found
-            if larger is None or not found or found[0].tokens_per_second <= simulated[-2].tokens_per_second:
+            larger = self._larger(scanned, best, ranked[-1].tokens_per_second)
+            found = self._rank(larger) if larger else []
+            ranked += found
+            if larger is None or not found or found[0].tokens_per_second <= ranked[-2].tokens_per_second:
                 break
             best = larger
-        reached = max(found.tokens_per_second for found in simulated)
+        reached = max(found.tokens_per_second for found in ranked)
         enough = [
             entry
             for entry in scanned
@@ -207,15 +214,28 @@ class _Search:
             middle = 0 if step == 0 else (low + high) // 2
             if middle == high:
                 break
-            found = [each for each in simulated if each.solved.fitted.candidate == enough[middle].candidate]
+            found = [each for each in ranked if each.candidate == enough[middle].candidate]
             if not found:
-                found = self._simulated(enough[middle])
-                simulated += found
-            if found and _smallest_good_enough(simulated) is found[0]:
+                found = self._rank(enough[middle])
+                ranked += found
+            if found and _smallest_good_enough(ranked) is found[0]:
                 high = middle
             else:
                 low = middle
-        return simulated
+        return ranked
+
+    def choose(self, ranked: Sequence[_Ranked], smallest: Sequence[Candidate]) -> _Simulated | None:
+        """The smallest batch that is good enough, fitted and simulated whole; where what was ranked does not fit after
+        all, the next, and at last the fastest of `smallest`. None when nothing fits."""
+        left = list(ranked)
+        while left:
+            best = _smallest_good_enough(left)
+            found = self.simulate(best.candidate, best.scanned.branches)
+            if found is not None:
+                return found
+            left.remove(best)
+        last = (self.simulate(candidate, self.fitter.branches(candidate)) for candidate in smallest)
+        return max((each for each in last if each), key=lambda each: each.tokens_per_second, default=None)
 
     def _larger(self, scanned: list[_Scanned], best: _Scanned, reached: float) -> _Scanned | None:
         """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
@@ -228,9 +248,14 @@ class _Search:
         found = next(mine, None)
         return found if found and ENOUGH * found.tokens_per_second > reached else None
 
-    def _simulated(self, entry: _Scanned) -> list[_Simulated]:
-        found = self.simulate(entry.candidate, entry.branches)
-        return [found] if found else []
+    def _rank(self, entry: _Scanned) -> list[_Ranked]:
+        """`entry` as shortened models run it; nothing when it does not fit."""
+        for branch in entry.branches:
+            sketch = self.fitter.sketch(entry.candidate, branch)
+            if sketch is not None:
+                seconds = step_seconds(self.model, self.machine, sketch.decision)
+                return [_Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)]
+        return []
 
     def simulate(self, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit."""
@@ -241,16 +266,20 @@ class _Search:
         timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
         return _Simulated(solved, timeline, self._tokens(candidate) / timeline.seconds)
 
-    def alternatives(self, scanned: list[_Scanned], simulated: list[_Simulated]) -> tuple[Alternative, ...]:
+    def alternatives(
+        self, scanned: Sequence[_Scanned], ranked: Sequence[_Ranked], chosen: _Simulated
+    ) -> tuple[Alternative, ...]:
         """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
         bounds = {entry.candidate: entry.bound for entry in scanned}
         branches = {entry.candidate: entry.branches[0] for entry in scanned}
         exact: dict[Candidate, float] = {}
-        for found in simulated:
-            candidate, program = found.solved.fitted.candidate, found.solved.program
-            exact[candidate] = found.tokens_per_second
-            bounds[candidate] = Bound(program.seconds, program.delay_ratio)
-            branches[candidate] = found.solved.branch
+        for each in ranked:
+            exact[each.candidate] = each.tokens_per_second
+            bounds[each.candidate] = Bound(each.program.seconds, each.program.delay_ratio)
+        own, program = chosen.solved.fitted.candidate, chosen.solved.program
+        exact[own] = chosen.tokens_per_second
+        bounds[own] = Bound(program.seconds, program.delay_ratio)
+        branches[own] = chosen.solved.branch
         without_compute = scaled_compute(self.model, 0.0)
         rows = []
         for candidate in sorted(bounds, key=_order):
@@ -438,10 +467,10 @@ def _good_enough(scanned: Sequence[_Scanned]) -> list[_Scanned]:
     return sorted(enough, key=lambda entry: _order(entry.candidate))
 
 
-def _smallest_good_enough(simulated: Sequence[_Simulated]) -> _Simulated:
-    best = max(found.tokens_per_second for found in simulated)
-    enough = [found for found in simulated if found.tokens_per_second >= ENOUGH * best]
-    return min(enough, key=lambda found: (found.solved.fitted.candidate.global_batch, -found.tokens_per_second))
+def _smallest_good_enough(ranked: Sequence[_Ranked]) -> _Ranked:
+    best = max(found.tokens_per_second for found in ranked)
+    enough = [found for found in ranked if found.tokens_per_second >= ENOUGH * best]
+    return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
 
 
 # What the plan says.

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.fit import shortened
 from ssdplan.planner.memory import predict_peaks
+from ssdplan.planner.shortened import shortened
 from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import SolveRequest, solve
 from ssdplan.plans.build import build_schedule
