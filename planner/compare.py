@@ -5,7 +5,7 @@ sketched, its step is simulated on two shortened models and drawn on from there.
 for one rule of placement, with the fill and drain that a simulated step of the same schedule has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import floor
 from typing import Literal
@@ -211,6 +211,7 @@ class _Comparison:
             parameters=parameters,
             optimizer=optimizer,
             checkpoints=1.0,
+            kept=self._kept,
         )
         return self._rung(name, choices, Limits(UNLIMITED), left, "")
 
@@ -230,12 +231,18 @@ class _Comparison:
         choices = replace(
             self.fixed,
             delay_ratio=delay_ratio,
+            kept=self._kept,
             parameters=parameters,
             optimizer=optimizer,
             checkpoints=checkpoints,
         )
         limits = replace(limits, ssd_bytes=None, ssd_write_bytes=None)
         return self._rung(name, choices, limits, left, note)
+
+    @property
+    def _kept(self) -> Mapping[str, tuple[float, float]]:
+        """What the device keeps until the last rung: nothing but what the user asked for."""
+        return self.fixed.kept or {}
 
     def _rung(self, name: str, choices: FixedChoices, limits: Limits, left: float, note: str) -> Compared:
         """`left`: bytes of the host budget that these choices leave; negative where they need more."""

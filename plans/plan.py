@@ -153,7 +153,8 @@ class Alternative(Part):
     io_tokens_per_second: Positive
     """Roofline: everything but compute."""
     simulated: bool
-    """True when tokens_per_second is the simulator's figure, False when the program's bound."""
+    """True when tokens_per_second is the simulator's figure (for all but the plan itself of shortened models), False
+    when the program's bound."""
 
 
 class Sensitivity(Part):

@@ -19,8 +19,8 @@ from ssdplan.plans.profile import Profile
 from tests.plans.decided import decide
 
 GIB = 1 << 30
-SOLVE_SECONDS, SIMULATE_SECONDS = 10.0, 2.0
-"""Processor time on one idle core of a server of 2023: of a solve, most for the candidates that it simulates whole."""
+SOLVE_SECONDS, SIMULATE_SECONDS = 8.0, 2.0
+"""Processor time on one idle core of a server of 2023."""
 MARGIN = 2.0
 """Processor time on a crowded or older machine, against that."""
 
@@ -55,10 +55,11 @@ def test_a_solve_builds_and_programs_seldom_and_takes_seconds(counts: Counter[st
     began = time.process_time()
     plan = solve(profile, SolveRequest(host_memory_bytes=64 * GIB))
     assert time.process_time() - began < MARGIN * SOLVE_SECONDS
-    # A whole schedule for each candidate that is simulated, and at times one more when a rounding breaks a budget.
+    # A whole schedule of the plan alone, and at times one more when a rounding breaks a budget; two of shortened models
+    # for each candidate that is ranked and each row that is compared, and one for each look at what a decision takes.
     simulated = sum(entry.simulated for entry in plan.alternatives)
-    assert simulated <= counts["whole"] <= simulated + 1 <= 7
-    assert counts["shortened"] <= 32
+    assert counts["whole"] <= 2 and simulated <= 6
+    assert counts["shortened"] <= 60
     # At most two branches a candidate and its bound without compute; besides, what is asked of a candidate when fitted.
     assert counts["programs"] <= 3 * len(plan.alternatives) + 25 * simulated
 
