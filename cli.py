@@ -146,7 +146,7 @@ def _profile(options: argparse.Namespace) -> int:
     from ssdplan.executor.model import open_model
     from ssdplan.executor.train import DTYPES
     from ssdplan.executor.weights import Weights
-    from ssdplan.plans.text import describe_profile
+    from ssdplan.plans.profile_text import describe_profile
     from ssdplan.profiler.profile import profile
 
     _writable(options.output)
@@ -362,8 +362,9 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
 def _show(options: argparse.Namespace) -> int:
     from ssdplan.plans.build import build_schedule
     from ssdplan.plans.overlay import describe_overlay
+    from ssdplan.plans.profile_text import describe_profile
     from ssdplan.plans.report import describe_report, report_json
-    from ssdplan.plans.text import describe_plan, describe_profile
+    from ssdplan.plans.text import describe_plan
 
     path: Path = options.document
     document = _open_document(path / "plan.json" if path.is_dir() else path)

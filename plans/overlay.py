@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from .errors import MismatchError
+from .layout import page, table
 from .plan import Plan
 from .profile import Model
+from .quantities import RESOURCE_LABELS, duration, percent
 from .schedule import RESOURCES, Backward, Forward, Op, Resource, Schedule, Transfer, Update
-from .text import RESOURCE_LABELS, duration, page, percent, table
 from .timeline import Timeline
 from .work import work_of
 

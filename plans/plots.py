@@ -20,8 +20,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from .plan import Alternative, Plan
+from .quantities import RESOURCE_LABELS, duration, number
 from .schedule import RESOURCES, Backward, Resource, Schedule
-from .text import RESOURCE_LABELS, duration, number
 from .timeline import Timeline
 from .units import format_bytes
 from .usage import Usage, label, memory_usage

@@ -8,8 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from .documents import Bytes, Count, Document, Part, Positive
+from .layout import COLUMNS
 from .plan import Plan
-from .text import COLUMNS, bar, duration, number
+from .quantities import bar, duration, number
 from .units import format_bytes
 
 BAR_COLUMNS = 12

@@ -1,15 +1,16 @@
-"""What a plan or a profile says, as plain text for a person: at most 100 columns, no colour, the same everywhere.
+"""What a plan says, as plain text for a person.
 
-Owns words and layout. Every figure comes from the document or its schedule; nothing is decided or predicted here.
+Owns its sections and their words. Every figure comes from the document or its schedule; nothing is decided or
+predicted here.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
-from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from .layout import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 from .plan import (
     Alternative,
     Compared,
@@ -22,27 +23,29 @@ from .plan import (
     needs_all_gradients,
 )
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
-from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
+from .quantities import (
+    RESOURCE_LABELS,
+    amount,
+    bar,
+    count,
+    decimal,
+    duration,
+    estimated,
+    exact_percent,
+    number,
+    percent,
+    signed,
+    times,
+)
 from .schedule import RESOURCES, Region, Schedule, Tier
-from .units import format_bytes, format_seconds
+from .units import format_bytes
 from .usage import label, reserved
 from .wear import Wear, lifetime, wear
 
-COLUMNS = 100
 LIVES: tuple[Tier, Tier] = ("host", "ssd")
-NAME_COLUMNS = 24
-"""The most of a name that a table shows."""
-BAR_COLUMNS, BUSY_COLUMNS = 30, 20
+BUSY_COLUMNS = 20
 MOST_ROWS = 8
 """Alternatives shown of one micro-batch size; all are in plan.json."""
-RESOURCE_LABELS = {
-    "read": "ssd read",
-    "write": "ssd write",
-    "h2d": "host to device",
-    "d2h": "device to host",
-    "compute": "compute",
-    "cpu": "cpu updates",
-}
 CAUSES = {
     **{resource: f"for {words}" for resource, words in RESOURCE_LABELS.items()},
     "host buffer": "for a free host buffer",
@@ -52,18 +55,16 @@ CAUSES = {
 LEAST_SHARE = 0.005
 """Of a step: what is shorter is no cause worth a word."""
 
-Row = Sequence[str]
-
 
 def describe_plan(plan: Plan, schedule: Schedule) -> str:
     """What `plan` decides, predicts, and why. `schedule` is the plan's own."""
     model, prediction = plan.model, plan.prediction
-    title = f"Plan: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(plan.machine.name, 34)}"
+    title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
     found = blocks(schedule)
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
     return page(
         title,
-        [bound, *wrapped(f"What bounds it: {_clean(prediction.bound_by)}."), *_estimated(plan.machine, model)],
+        [bound, *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
         ("Why", _reasons(plan.reasons)),
         ("What it decides", _decision(plan.decision)),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
@@ -85,37 +86,14 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     )
 
 
-def describe_profile(profile: Profile) -> str:
-    """What was measured of a machine and of a model."""
-    model, machine = profile.model, profile.machine
-    title = f"Profile: {_short(model.name, 34)}, {count(model.parameters)} parameters, on {_short(machine.name, 34)}"
-    return page(
-        title,
-        _estimated(machine, model) or [f"Measured {_short(profile.created, 60)}."],
-        ("Machine", _machine(machine)),
-        ("Drives, in bytes a second: alone, and both at once", _volumes(machine.volumes)),
-        ("Model", _model(model)),
-        ("Layers", _layers(model)),
-        ("One layer, one micro-batch", _timings(model)),
-        ("Notes", [line for note in profile.notes for line in wrapped(_clean(note))]),
-    )
-
-
-def _estimated(machine: Machine, model: Model) -> list[str]:
-    """A warning when a machine or a model was not there to be measured; nothing for a measured one."""
-    if "estimated" not in (machine.figures, model.figures):
-        return []
-    return ["Estimated from data sheets and the model's shape: a what-if; nothing was measured."]
-
-
 # A plan's parts.
 
 
 def _reasons(reasons: Sequence[Reason]) -> list[str]:
     lines = []
     for reason in reasons:
-        body = wrap(_clean(reason.text), COLUMNS - 18) or [""]
-        lines += _labelled(_short(reason.topic, 14), body, 14)
+        body = wrap(clean(reason.text), COLUMNS - 18) or [""]
+        lines += _labelled(short(reason.topic, 14), body, 14)
     return lines
 
 
@@ -134,7 +112,7 @@ def _decision(decision: Decision) -> list[str]:
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
         *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
         ("precision", decision.precision),
-        ("batch", f"{_times(n, 'micro-batch', 'micro-batches')} of {_times(size, 'sequence')} of {length:,} tokens"),
+        ("batch", f"{times(n, 'micro-batch', 'micro-batches')} of {times(size, 'sequence')} of {length:,} tokens"),
         ("", f"{n * size * length:,} tokens a step"),
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
         *([("", reason)] if reason else []),
@@ -148,7 +126,7 @@ def _decision(decision: Decision) -> list[str]:
 def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:
     """A line on what of each class's parameters the device keeps, if it keeps any."""
     shares = [(name, getattr(placement, field)) for name, placement in decision.placement.items()]
-    kept = ", ".join(f"{_short(name, 14)} {exact_percent(share)}" for name, share in shares if share)
+    kept = ", ".join(f"{short(name, 14)} {exact_percent(share)}" for name, share in shares if share)
     return [(words, f"{kept} of the states, {when}")] if kept else []
 
 
@@ -163,10 +141,10 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
                 held[class_of[home.state], what, schedule.buffers[region.buffer].tier] += region.nbytes
     rows: list[Row] = []
     for name, states in Counter(class_of).items():
-        title = _short(name, 14) + (f" x{states}" if states > 1 else "")
+        title = short(name, 14) + (f" x{states}" if states > 1 else "")
         for what, words, shares in _shares(plan.decision.placement[name]):
             if any(shares):
-                rows.append((title, words, *map(percent, shares), *(_bytes(held[name, what, t]) for t in LIVES)))
+                rows.append((title, words, *map(percent, shares), *(amount(held[name, what, t]) for t in LIVES)))
                 title = ""
     kept: Counter[Tier] = Counter()
     for buffer in schedule.buffers:
@@ -174,9 +152,9 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
             kept[buffer.tier] += buffer.nbytes
     on_host = plan.decision.checkpoint_host
     shares = (on_host, 1.0 - on_host, 0.0, 0.0) if kept else (0.0,) * 4
-    rows.append(("all blocks", "checkpoints", *map(percent, shares), *(_bytes(kept[tier]) for tier in LIVES)))
+    rows.append(("all blocks", "checkpoints", *map(percent, shares), *(amount(kept[tier]) for tier in LIVES)))
     total = [kept[tier] + sum(nbytes for key, nbytes in held.items() if key[2] == tier) for tier in LIVES]
-    rows.append(("all", "", "", "", "", "", *map(_bytes, total)))
+    rows.append(("all", "", "", "", "", "", *map(amount, total)))
     heads: list[Row] = [("", "", "", "prompt", "", "delayed", "", ""), ("", "", *LIVES, *LIVES, "on host", "on ssd")]
     if not plan.decision.delay_ratio:
         rows, heads = [(*row[:4], *row[6:]) for row in rows], [(*heads[1][:4], *heads[1][6:])]
@@ -201,9 +179,9 @@ def _prediction(plan: Plan) -> list[str]:
     p, d = plan.prediction, plan.decision
     lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
     free = sum(volume.free_bytes for volume in plan.machine.volumes)
-    volumes = _times(len(plan.machine.volumes), "volume")
+    volumes = times(len(plan.machine.volumes), "volume")
     worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
-    a_day = _decimal(worn.bytes_a_day)
+    a_day = decimal(worn.bytes_a_day)
     written = f"{format_bytes(p.ssd_write_bytes)}, or {a_day} a day" if p.ssd_write_bytes else "nothing"
     figures = facts(
         ("step", f"{duration(p.step_seconds)} ({lower})"),
@@ -218,7 +196,7 @@ def _prediction(plan: Plan) -> list[str]:
         ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget"),
         ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
     ]
-    return figures + _aligned(
+    return figures + aligned(
         [
             (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")
             for name, used, most, words in budgets
@@ -230,9 +208,9 @@ def _prediction(plan: Plan) -> list[str]:
 def _wear(found: Wear) -> str:
     if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
         return "ssdplan profile --endurance SIZE, the drive's rating, shows how long it lasts"
-    rated = _decimal(found.volume.endurance_bytes)
-    rest = f"; {_times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
-    return f"{lifetime(found.days)} without a pause, to the {rated} of {_short(found.volume.path, 24)}{rest}"
+    rated = decimal(found.volume.endurance_bytes)
+    rest = f"; {times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
+    return f"{lifetime(found.days)} without a pause, to the {rated} of {short(found.volume.path, 24)}{rest}"
 
 
 def _least(plan: Plan) -> list[str]:
@@ -251,7 +229,7 @@ def _busy(plan: Plan) -> list[str]:
         share = f"{bar(busy[name], 1, BUSY_COLUMNS)} {busy[name]:4.0%}"
         causes = wrap(_idle(plan.prediction.idle.get(name, {}), step), COLUMNS - 24 - cell_len(share)) or [""]
         rows = [f"{share if row == 0 else ' ' * cell_len(share)}  {line}" for row, line in enumerate(causes)]
-        lines += _labelled(_short(RESOURCE_LABELS.get(name, name), 18), rows, 18)
+        lines += _labelled(short(RESOURCE_LABELS.get(name, name), 18), rows, 18)
     return lines
 
 
@@ -259,7 +237,7 @@ def _idle(causes: Mapping[str, float], step: float) -> str:
     """Where a resource's idle seconds go, the most first, in percent of the step."""
     shares = {name: seconds / step for name, seconds in causes.items() if seconds >= LEAST_SHARE * step}
     ends = [shares.pop(name) for name in ("fill", "drain") if name in shares]
-    parts = [(share, CAUSES.get(name, f"for {_short(name, NAME_COLUMNS)}")) for name, share in shares.items()]
+    parts = [(share, CAUSES.get(name, f"for {short(name, NAME_COLUMNS)}")) for name, share in shares.items()]
     if ends:
         parts.append((sum(ends), "fill and drain"))
     words = ", ".join(f"{share:.0%} {words}" for share, words in sorted(parts, reverse=True))
@@ -271,9 +249,9 @@ def _critical_path(prediction: Prediction) -> list[str]:
     rows: list[Row] = []
     for resource in sorted(totals, key=lambda name: -totals[name]):
         kinds = sorted(prediction.critical_path[resource].items(), key=lambda entry: -entry[1])
-        told = ", ".join(f"{_short(kind, NAME_COLUMNS)} {duration(seconds)}" for kind, seconds in kinds)
+        told = ", ".join(f"{short(kind, NAME_COLUMNS)} {duration(seconds)}" for kind, seconds in kinds)
         share = f"{totals[resource] / prediction.step_seconds:.0%}"
-        rows.append((_short(RESOURCE_LABELS.get(resource, resource), 18), duration(totals[resource]), share, told))
+        rows.append((short(RESOURCE_LABELS.get(resource, resource), 18), duration(totals[resource]), share, told))
     return table([], rows, left=(0, 3))
 
 
@@ -321,7 +299,7 @@ def _otherwise(found: Blocks) -> list[str]:
     for words, way in ways:
         row = [words]
         for planned, nbytes in ((need.planned.slots, way.slots), (need.planned.total, way.total)):
-            row += [_bytes(nbytes), _bytes(nbytes - planned), percent(saved(planned, nbytes))]
+            row += [amount(nbytes), amount(nbytes - planned), percent(saved(planned, nbytes))]
         rows.append(row)
     beyond = format_bytes(page_lock_waste(need.planned.total))
     return [*table([], rows, left=(0,)), f"  page-locking the arena as it is takes {beyond} beyond it"]
@@ -399,10 +377,10 @@ def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
         words = row.words or f"{unit} more of {row.resource}"
         change, step = "nothing", ""
         if abs(row.throughput_gain) >= 5e-4:
-            change = f"{_signed(100 * row.throughput_gain)}% tokens/s"
+            change = f"{signed(100 * row.throughput_gain)}% tokens/s"
             longer = "shorter" if row.throughput_gain > 0 else "longer"
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
-        changes.append((_short(words, 44), change, step))
+        changes.append((short(words, 44), change, step))
     return table([], changes, left=(0, 1, 2))
 
 
@@ -410,7 +388,7 @@ def _schedules(compared: Sequence[Compared]) -> list[str]:
     head = ("", "host", "device", "ssd read", "written", "step", "tokens/s", "fits")
     rows: list[Row] = [
         (
-            _short(row.name, 28),
+            short(row.name, 28),
             _figure(row.host_bytes, format_bytes),
             _figure(row.device_bytes, format_bytes),
             _figure(row.ssd_read_bytes, format_bytes),
@@ -431,7 +409,7 @@ def _ideas(compared: Sequence[Compared]) -> list[str]:
     head = ("", "host", "ssd read", "written", "step", "tokens/s", "gain", "fits")
     rows: list[Row] = [
         (
-            _short(row.name, 36),
+            short(row.name, 36),
             _figure(row.host_bytes, format_bytes),
             _figure(row.ssd_read_bytes, format_bytes),
             _figure(row.ssd_write_bytes, format_bytes),
@@ -453,221 +431,5 @@ def _figure(value: float | None, written: Callable[[float], str]) -> str:
 def _notes(compared: Sequence[Compared]) -> list[str]:
     told = [f"{row.name}: {row.note}" for row in compared if row.note]
     return [
-        line for note in told for line in wrap(_clean(note), COLUMNS - 4, initial_indent="  ", subsequent_indent="    ")
+        line for note in told for line in wrap(clean(note), COLUMNS - 4, initial_indent="  ", subsequent_indent="    ")
     ]
-
-
-# A profile's parts.
-
-
-def _machine(machine: Machine) -> list[str]:
-    share = ", a share of host memory" if machine.device == "cpu" else ""
-    cores = "compute, updates and copies share them" if machine.compute_shares_cpu else "for updates"
-    device = f"{_short(machine.device_name, 40)} ({machine.device}), {format_bytes(machine.device_memory_bytes)}"
-    host = f"{format_bytes(machine.host_memory_bytes)}, {format_bytes(machine.host_available_bytes)} available"
-    return facts(
-        ("cores", f"{machine.cores} ({cores})"),
-        ("host memory", host),
-        ("device", device + share),
-        ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
-        ("optimizer update", f"{number(machine.update_rate)} elements/s on {_times(machine.update_threads, 'thread')}"),
-        *([("", f"{number(machine.update_rate_bf16)} with states in bf16")] if machine.update_rate_bf16 else []),
-    )
-
-
-def _volumes(volumes: Sequence[Volume]) -> list[str]:
-    lines = []
-    for volume in volumes:
-        alone = f"reads {rate(volume.frontier[0].read)}, writes {rate(volume.frontier[-1].write)}"
-        mixes = [f"{rate(point.read)} and {rate(point.write)}" for point in volume.frontier[1:-1]]
-        shown = mixes[len(mixes) // 2] if mixes else "no faster than in turns"
-        lines.append(f"  {_short(volume.path, 70)}")
-        lines.append(f"    {format_bytes(volume.free_bytes)} free, {volume.engine}; {alone}; together {shown}")
-    return lines
-
-
-def _model(model: Model) -> list[str]:
-    element = ELEMENT_BYTES[model.precision]
-    elements = sum(state.elements for state in model.states)
-    whole = elements * (element + OPTIMIZER_BYTES["fp32"])
-    chunk = model.head_chunk_tokens
-    return facts(
-        ("architecture", _short(model.architecture, 60)),
-        ("directory", _short(model.path, 70) if model.path else "none, a what-if"),
-        ("parameters", f"{model.parameters:,} in {model.precision}"),
-        ("hidden size", f"{model.hidden_size:,}; vocabulary {model.vocab_size:,}"),
-        ("sequence length", f"{model.sequence_length:,} tokens"),
-        ("logits", "of a whole micro-batch at once" if chunk is None else f"of {chunk:,} tokens at a time"),
-        ("training state", f"{format_bytes(whole)}, and {format_bytes(elements * GRADIENT_BYTES)} of fp32 gradients"),
-    )
-
-
-def _layers(model: Model) -> list[str]:
-    counts = Counter(layer.layer_class for layer in model.layers)
-    first = {layer.layer_class: layer for layer in reversed(model.layers)}
-    element = ELEMENT_BYTES[model.precision]
-    rows: list[Row] = []
-    for entry in model.classes:
-        if entry.name in first:
-            elements = sum(model.states[index].elements for index in first[entry.name].states)
-            shared = any(len(model.uses(index)) > 1 for index in first[entry.name].states)
-            rows.append(
-                (
-                    _short(entry.name, NAME_COLUMNS),
-                    f"{counts[entry.name]:,}",
-                    f"{elements:,}",
-                    format_bytes(elements * element),
-                    format_bytes(elements * OPTIMIZER_BYTES["fp32"]),
-                    "tied" if shared else "",
-                )
-            )
-    return table([("", "layers", "elements each", "parameters", "optimizer states", "")], rows, left=(0, 5))
-
-
-def _timings(model: Model) -> list[str]:
-    rows: list[Row] = []
-    for entry in model.classes:
-        for index, timing in enumerate(entry.timings):
-            rows.append(
-                (
-                    _short(entry.name, NAME_COLUMNS) if index == 0 else "",
-                    str(timing.micro_batch_size),
-                    duration(timing.forward_seconds),
-                    duration(timing.backward_seconds),
-                    format_bytes(max(timing.forward_workspace_bytes, timing.backward_workspace_bytes)),
-                    format_bytes(timing.saved_activation_bytes),
-                )
-            )
-    return table([("", "size", "forward", "backward", "workspace", "activations")], rows, left=(0,))
-
-
-# Quantities.
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: from microseconds to hours, never more than a dozen characters."""
-    if 0 < seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} us"
-    if 60 <= seconds < 999.5:
-        return f"{seconds:.0f} s"
-    return format_seconds(seconds) if seconds < 1e7 else f"{seconds:.2e} s"
-
-
-def number(value: float) -> str:
-    """A rate or a count with at least three digits: `0.0123`, `12.3`, `12,345`, `1.23e+15`."""
-    if value == 0:
-        return "0"
-    if 100 <= value < 1e12:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-def count(value: int) -> str:
-    """A large count in words: `1.34 billion`."""
-    for words, scale in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
-        if value >= scale:
-            return f"{value / scale:.3g} {words}"
-    return f"{value:,}"
-
-
-def percent(share: float) -> str:
-    """`12.3%`; a share that is not quite none or all never looks as if it were; none is `-`."""
-    if share <= 0:
-        return "-"
-    if share < 0.0005:
-        return "<0.1%"
-    if 0.9995 <= share < 1:
-        return ">99.9%"
-    return f"{100 * share:.1f}".removesuffix(".0") + "%"
-
-
-def exact_percent(share: float) -> str:
-    """All digits that a decision has: `31.2547%`."""
-    return f"{100 * share:.4f}".rstrip("0").rstrip(".") + "%"
-
-
-def bar(value: float, most: float, columns: int = BAR_COLUMNS) -> str:
-    """`value` of `most` as `[####....]`; more than `most` fills it."""
-    share = min(value / most, 1.0) if most > 0 else 1.0
-    full = round(share * columns)
-    if share > 0:
-        full = max(full, 1)
-    return f"[{'#' * full}{'.' * (columns - full)}]"
-
-
-def _bytes(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes else "-"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}" if abs(value) < 1e6 else f"{value:+.2e}"
-
-
-def _decimal(nbytes: float) -> str:
-    """In powers of 1000, as makers of drives and links count."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{number(nbytes / scale)} {unit}"
-    return f"{number(nbytes)} B"
-
-
-def rate(bytes_per_second: float) -> str:
-    """`3.2 GB/s`, in powers of 1000."""
-    return f"{_decimal(bytes_per_second)}/s"
-
-
-def _times(number_of: int, one: str, many: str = "") -> str:
-    return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"
-
-
-# Layout.
-
-
-def page(title: str, opening: list[str], *sections: tuple[str, list[str]]) -> str:
-    """Lines that never exceed COLUMNS, whatever the documents say; sections without lines are left out."""
-    lines = [title, "=" * min(cell_len(title), COLUMNS), *opening]
-    for heading, body in sections:
-        if body:
-            lines += ["", heading, *body]
-    return "\n".join(_short(line, COLUMNS).rstrip() for line in lines) + "\n"
-
-
-def facts(*pairs: tuple[str, str]) -> list[str]:
-    """A line for each (name, value), values below each other."""
-    return _aligned([(f"  {name}", value) for name, value in pairs], least=20)
-
-
-def _aligned(pairs: Iterable[tuple[str, str]], least: int = 0) -> list[str]:
-    pairs = list(pairs)
-    width = max([least, *(cell_len(name) for name, _ in pairs)])
-    return [f"{set_cell_size(name, width)}  {value}" for name, value in pairs]
-
-
-def table(heads: Sequence[Row], rows: Sequence[Row], left: Sequence[int] = (0, 1)) -> list[str]:
-    """Columns as wide as their widest cell; those in `left` to the left, the others to the right."""
-    whole = [*heads, *rows]
-    widths = [max(map(cell_len, column)) for column in zip(*whole, strict=True)]
-    lines = []
-    for row in whole:
-        cells = []
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            pad = " " * (width - cell_len(cell))
-            cells.append(cell + pad if column in left else pad + cell)
-        lines.append("  " + "  ".join(cells))
-    return lines
-
-
-def wrapped(text: str) -> list[str]:
-    """Lines that fit, when no character is wide; the page cuts those that do not."""
-    return wrap(text, COLUMNS - 4, initial_indent="", subsequent_indent="  ") or [""]
-
-
-def _clean(text: str) -> str:
-    """Without what could move a terminal's cursor: documents come from anywhere."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _short(text: str, columns: int) -> str:
-    """Clean, and cut to `columns` with an ellipsis."""
-    text = _clean(text)
-    return text if cell_len(text) <= columns else set_cell_size(text, columns - 3).rstrip() + "..."

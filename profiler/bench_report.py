@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from ssdplan.plans.text import facts, number, page, rate, table, wrapped
+from ssdplan.plans.layout import facts, page, table, wrapped
+from ssdplan.plans.quantities import number, rate
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.bench_turns import Ratio
 

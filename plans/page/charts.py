@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from math import cos, pi, sin
 
 from ssdplan.plans.plan import Alternative, Plan
-from ssdplan.plans.text import number
+from ssdplan.plans.quantities import number
 from ssdplan.plans.work import SIZE_COLOURS
 
 from .colours import colour_class

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ssdplan.plans.overlay import NEGLIGIBLE, CauseRow, Overlay, difference_in_words
-from ssdplan.plans.text import RESOURCE_LABELS, duration, percent
+from ssdplan.plans.quantities import RESOURCE_LABELS, duration, percent
 from ssdplan.plans.work import OTHER_COLOUR, WORK_COLOURS
 
 from .charts import both_ways, swatch

@@ -12,8 +12,8 @@ import numpy as np
 
 from ssdplan.plans.overlay import STARTING, stalls
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.quantities import RESOURCE_LABELS
 from ssdplan.plans.schedule import RESOURCES, Graph, Schedule, Tier
-from ssdplan.plans.text import RESOURCE_LABELS
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import amount
 from ssdplan.plans.usage import Usage, label, memory_usage

@@ -12,16 +12,9 @@ from pydantic import BaseModel
 from ssdplan.plans.overlay import STEPS, Overlay
 from ssdplan.plans.plan import Alternative, Plan
 from ssdplan.plans.pools import blocks
+from ssdplan.plans.quantities import RESOURCE_LABELS, count, duration, exact_percent, number, percent
 from ssdplan.plans.schedule import RESOURCES, Schedule
-from ssdplan.plans.text import (
-    RESOURCE_LABELS,
-    count,
-    duration,
-    exact_percent,
-    is_chosen,
-    number,
-    percent,
-)
+from ssdplan.plans.text import is_chosen
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.usage import label

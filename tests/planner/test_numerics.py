@@ -17,7 +17,7 @@ from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, OptimizerStates
-from ssdplan.plans.text import describe_profile
+from ssdplan.plans.profile_text import describe_profile
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.test_solve import check

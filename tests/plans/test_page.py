@@ -17,8 +17,9 @@ from ssdplan.plans.page import make_page, write_page
 from ssdplan.plans.page.colours import DARK_GROUND, LEAST_CONTRAST, on_dark
 from ssdplan.plans.page.data import pack
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.quantities import duration, number
 from ssdplan.plans.schedule import RESOURCES, Schedule, Transfer, Update
-from ssdplan.plans.text import describe_plan, duration, number
+from ssdplan.plans.text import describe_plan
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.usage import label, memory_usage

@@ -12,8 +12,10 @@ from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Alternative, Compared, Decision, Least, Placement, Plan, Prediction, Reason, Sensitivity
 from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
+from ssdplan.plans.profile_text import describe_profile
+from ssdplan.plans.quantities import bar, count, duration, exact_percent, number, percent
 from ssdplan.plans.schedule import Schedule
-from ssdplan.plans.text import bar, count, describe_plan, describe_profile, duration, exact_percent, number, percent
+from ssdplan.plans.text import describe_plan
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
 from tests.plans.decided import decide
 
