@@ -33,7 +33,7 @@ from .model import StreamedModel
 from .operations import Memory, Operations
 from .optimizer import AdamW
 from .records import Records
-from .runner import Action, OverlappedRunner, Runner, SerialRunner
+from .runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
 from .states import States
 from .store import Store
 from .tokens import load_tokenizer
@@ -334,7 +334,11 @@ def _session(
         operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
-        runner: Runner = SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, device.lanes)
+        runner: Runner = (
+            SerialRunner(device.lane)
+            if recipe.serial
+            else OverlappedRunner(device.lane, device.lanes, in_flight=IN_FLIGHT)
+        )
         session = _Session(schedule, memory, store, records, layers, operations, states, runner, device, actions)
         try:
             yield session

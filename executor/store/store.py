@@ -7,6 +7,7 @@ that is read. It moves bytes between its address space and memory; it does not k
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,8 @@ Progress = Callable[[float], None]
 
 
 class Store:
-    """A store that is open. One thread may read while another writes; each call returns when its bytes have moved.
+    """A store that is open. Threads may read and write at once, but none what another writes; a call returns when its
+    bytes have moved.
 
     `commit` makes what was written until then a generation; after a crash the store opens at the last one committed
     (or, cut off within a commit, at the one that was being committed). Nothing that the last two generations hold is
@@ -59,6 +61,7 @@ class Store:
         """What the last commit was given."""
         self.bytes_read = self.bytes_written = 0
         """Of states, since the store was opened; tables and superblocks are not counted."""
+        self._counting = threading.Lock()
 
     @classmethod
     def create(
@@ -206,10 +209,12 @@ class Store:
                 assert copy != _NOWHERE, f"{self._name(index)} is read before it is written"
                 started.append(self._disk.read(self._segments(index, copy, address - offset)))
             for index, request in zip(chosen, started, strict=True):
-                self.bytes_read += request.wait()
+                request.wait()
                 extent = self._layout.extents[index]
                 if native.checksum(address - offset + extent.address, extent.nbytes) != self._checksums[index]:
                     raise StoreError(self._damage(index))
+        with self._counting:
+            self.bytes_read += nbytes
 
     def write(self, offset: int, nbytes: int, address: int) -> None:
         """Memory to bytes [offset, offset + nbytes) of the store, which must begin and end at cuts of the records.
@@ -224,7 +229,9 @@ class Store:
                 self._copy[index] = copy = self._free_copy(index)
                 started.append(self._disk.write(self._segments(index, copy, address - offset)))
             for request in started:
-                self.bytes_written += request.wait()
+                request.wait()
+        with self._counting:
+            self.bytes_written += nbytes
 
     def commit(self, metadata: dict[str, Any]) -> None:
         """Make all that was written a generation: data and tables, one flush on every volume, then the superblocks,
