@@ -46,6 +46,9 @@ class Runner(Protocol):
     def standing(self) -> Standing | None:
         """From any thread; None when no graph runs."""
 
+    def abandon(self, error: BaseException) -> None:
+        """From any thread: have `run` raise `error` now, though an op hangs. What it works on must be left as it is."""
+
     def close(self) -> None: ...
 
 
@@ -76,6 +79,9 @@ class SerialRunner:
         ended = len(times) - 1
         return Standing(graph, ended, times[ended], ((ended, times[ended]),) if ended < len(graph.ops) else ())
 
+    def abandon(self, error: BaseException) -> None:
+        raise AssertionError("ops that run in the caller's thread cannot be left")
+
     def close(self) -> None:
         pass
 
@@ -96,7 +102,7 @@ class OverlappedRunner:
         self._programs: dict[int, _Program] = {}
         self._lock = threading.Lock()
         self._run: _Run | None = None
-        self._closing = False
+        self._closing = self._abandoned = False
         self._workers = [
             _Worker(number, name) for number, name in enumerate(names) for _ in range((in_flight or {}).get(name, 1))
         ]
@@ -149,15 +155,23 @@ class OverlappedRunner:
             running = [(index, began if began >= run.began else now) for index, began in running]
             return Standing(run.program.graph, len(run.starts) - run.left, run.last_end, tuple(sorted(running)))
 
+    def abandon(self, error: BaseException) -> None:
+        with self._lock:
+            if self._run is not None:
+                self._abandoned = True
+                self._run.error = self._run.error or error
+                self._run.let_go()
+
     def close(self) -> None:
-        """End the threads. No graph may be running."""
+        """End the threads, but one that hangs in an op that was abandoned. No graph may be running."""
         assert self._run is None
         self._closing = True
         for worker in self._workers:
             worker.wake()
-        for worker in self._workers:
-            assert worker.thread is not None
-            worker.thread.join()
+        if not self._abandoned:
+            for worker in self._workers:
+                assert worker.thread is not None
+                worker.thread.join()
 
     def _work(self, worker: "_Worker") -> None:
         clock, lane = time.perf_counter, self._lane
@@ -297,7 +311,11 @@ class _Run:
 
     def check_end(self) -> None:
         """Let the caller of `run` go on when nothing runs and nothing will."""
-        if not self.over and (not self.left or (self.error is not None and not self.running)):
+        if not self.left or (self.error is not None and not self.running):
+            self.let_go()
+
+    def let_go(self) -> None:
+        if not self.over:
             self.over = True
             self.end.release()
 

@@ -62,6 +62,8 @@ class Store:
         self.bytes_read = self.bytes_written = 0
         """Of states, since the store was opened; tables and superblocks are not counted."""
         self._counting = threading.Lock()
+        self._under_way: dict[tuple[int, int], list[Request]] = {}
+        """Offset and bytes of a read or write -> a request for each of its extents that was started."""
 
     @classmethod
     def create(
@@ -203,7 +205,7 @@ class Store:
         those that were written.
         """
         chosen = self._layout.range(offset, nbytes)
-        with self._requests() as started:
+        with self._requests() as started, self._told(offset, nbytes, started):
             for index in chosen:
                 copy = self._copy[index]
                 assert copy != _NOWHERE, f"{self._name(index)} is read before it is written"
@@ -221,7 +223,7 @@ class Store:
 
         Raises IoFailure or DiskFullError; after one the store can be read but not committed.
         """
-        with self._failing(), self._requests() as started:
+        with self._failing(), self._requests() as started, self._told(offset, nbytes, started):
             for index in self._layout.range(offset, nbytes):
                 extent = self._layout.extents[index]
                 self._checksums[index] = native.checksum(address - offset + extent.address, extent.nbytes)
@@ -232,6 +234,23 @@ class Store:
                 request.wait()
         with self._counting:
             self.bytes_written += nbytes
+
+    def outstanding(self, offset: int, nbytes: int) -> dict[Path, int]:
+        """Of a read or write of these bytes that is under way: what each volume has not moved yet, if anything. An
+        extent counts until all of it has. From any thread, and for people: it is old news when it comes."""
+        started = self._under_way.get((offset, nbytes))
+        left: dict[Path, int] = {}
+        if started is None:
+            return left
+        for number, index in enumerate(self._layout.range(offset, nbytes)):
+            if number >= len(started) or not started[number].done():
+                extent = self._layout.extents[index]
+                for volume, _, _, length in self._superblock.striping.locate(
+                    extent.places[self._copy[index]], extent.nbytes
+                ):
+                    path = self._volumes[volume].path
+                    left[path] = left.get(path, 0) + length
+        return left
 
     def commit(self, metadata: dict[str, Any]) -> None:
         """Make all that was written a generation: data and tables, one flush on every volume, then the superblocks,
@@ -403,6 +422,15 @@ class Store:
                     with contextlib.suppress(OSError):
                         request.wait()
                 raise
+
+    @contextlib.contextmanager
+    def _told(self, offset: int, nbytes: int, started: list[Request]) -> Iterator[None]:
+        """What `outstanding` knows of."""
+        self._under_way[offset, nbytes] = started
+        try:
+            yield
+        finally:
+            self._under_way.pop((offset, nbytes), None)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
