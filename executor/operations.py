@@ -139,6 +139,7 @@ class Operations:
                 return partial(
                     self._update,
                     op.delayed,
+                    op.final_gradient,
                     self._memory.view(op.optimizer),
                     op.optimizer_states,
                     self._memory.view(op.gradient, torch.float32),
@@ -164,6 +165,7 @@ class Operations:
     def _update(
         self,
         delayed: bool,
+        final_gradient: bool,
         states: torch.Tensor,
         optimizer_states: OptimizerStates,
         gradient: torch.Tensor,
@@ -172,7 +174,7 @@ class Operations:
         settings = self._pending if delayed else self._prompt
         assert settings is not None, "an update before the first step"
         assert delayed or self._clip_grad_norm is None, "an update before the norm of all gradients is known"
-        settings.optimizer.update(
+        squares = settings.optimizer.update(
             states,
             optimizer_states,
             gradient,
@@ -180,7 +182,10 @@ class Operations:
             step=settings.step,
             gradient_scale=settings.gradient_scale,
             threads=self._threads,
+            statistics=final_gradient,
         )
+        if squares is not None:
+            self._squares += squares
 
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]
@@ -195,15 +200,20 @@ class Operations:
     def _bind_backward(self, op: Backward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]
         gradients = [self._memory.view(region, torch.float32) for region in op.gradients]
-        fresh = [gradient for gradient, zero in zip(gradients, op.fresh, strict=True) if zero]
         hidden, out_gradient = self._optional(op.hidden), self._optional(op.out_gradient)
         in_gradient = self._optional(op.in_gradient)
 
-        def work() -> None:
-            for gradient in fresh:
-                gradient.zero_()
-            self._layers.backward(op.layer, op.micro_batch, weights, hidden, out_gradient, in_gradient, gradients)
-
+        work = partial(
+            self._layers.backward,
+            op.layer,
+            op.micro_batch,
+            weights,
+            hidden,
+            out_gradient,
+            in_gradient,
+            gradients,
+            op.fresh,
+        )
         return partial(self._compute, ("backward", op.layer_class), work)
 
     def _optional(self, region: Region | None) -> torch.Tensor | None:

@@ -93,8 +93,8 @@ class Decision(Part):
                 )
             if self.unified_memory and p.parameters_device < 1 and p.parameters_prompt_host + p.parameters_delayed_host:
                 raise ValueError(
-                    f"placement.{name}: with unified_memory a state's parameters stay whole (parameters_device) or live "
-                    "on ssd; set parameters_prompt_host and parameters_delayed_host to 0"
+                    f"placement.{name}: with unified_memory a state's parameters stay whole (parameters_device) or "
+                    "live on ssd; set parameters_prompt_host and parameters_delayed_host to 0"
                 )
         if self.schedule == "horizontal" and alpha:
             raise ValueError(

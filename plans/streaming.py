@@ -40,7 +40,7 @@ class Parameters:
                         emission.move("read", cut(span.region, part), cut(target, part), emission.name(state), when)
 
     def upload(self, stage: int, layer: int, pieces: range, of: int) -> None:
-        """Move these pieces, of so many, of the layer's parameters to the device; with unified memory they are there."""
+        """Move these pieces, of so many, of the layer's parameters to the device. Unified memory has them already."""
         emission = self._emission
         if emission.unified:
             return
