@@ -86,7 +86,9 @@ class Operations:
         self._clip_grad_norm = clip_grad_norm
         self._prompt: _Settings | None = None
         self._pending: _Settings | None = None
-        self._squares = 0  # of the step's gradients, in units of 2**-1074: integers add up alike in any order
+        self._squares: list[int] = []
+        """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, since
+        two lanes may add to it at once."""
         self._sampled: set[tuple[str, str]] = set()
         self.workspace_bytes = 0
         """The most device memory that the compute of an op has been seen to take."""
@@ -95,7 +97,7 @@ class Operations:
         """What the prompt updates from here on use (`step` counts from 1); delayed ones use what was set before."""
         self.finish()
         self._prompt = _Settings(optimizer, step)
-        self._squares = 0
+        self._squares = []
 
     def finish(self) -> None:
         """From here on delayed updates are those of the step that has just ended, its gradients clipped."""
@@ -112,7 +114,7 @@ class Operations:
 
         On one device the same bits whatever the residencies, delay and runner.
         """
-        return math.sqrt(self._squares / (1 << 1074))
+        return math.sqrt(sum(self._squares) / (1 << 1074))
 
     def bind(self, graph: Graph) -> list[Action]:
         """One action an op, ready to run any number of times."""
@@ -160,7 +162,7 @@ class Operations:
         if not finite:
             step = self._prompt.step if self._prompt else 0
             raise NumericalError(f"step {step}: a gradient is not finite; lower --lr, or train with --precision fp32")
-        self._squares += squares
+        self._squares.append(squares)
 
     def _update(
         self,
@@ -184,8 +186,8 @@ class Operations:
             threads=self._threads,
             statistics=final_gradient,
         )
-        if squares is not None:
-            self._squares += squares
+        if final_gradient:
+            self._squares.append(squares)
 
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]
