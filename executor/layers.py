@@ -208,7 +208,8 @@ class Layers:
         which computes the loss). in_gradient: where the gradient of the input goes (None for the embedding).
         gradients: one fp32 1-D tensor for each of the layer's states, to which this micro-batch's is added, tensor by
         tensor, each in one addition (in one a chunk in the head). fresh: those of them that begin with this
-        micro-batch, whatever is in them; none unless given. Errors: MismatchError where a tensor has no part in the loss.
+        micro-batch, whatever is in them; none unless given. Errors: MismatchError where a tensor has no part in the
+        loss.
         """
         with torch.enable_grad():
             parameters = self._parameters(layer, weights, trained=True)

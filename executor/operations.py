@@ -87,7 +87,7 @@ class Operations:
         self._prompt: _Settings | None = None
         self._pending: _Settings | None = None
         self._squares: list[int] = []
-        """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, since
+        """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, as
         two lanes may add to it at once."""
         self._sampled: set[tuple[str, str]] = set()
         self.workspace_bytes = 0
