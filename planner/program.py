@@ -14,7 +14,7 @@ from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
 
 from . import horizontal
 from . import traffic as vertical
-from .drive import combined_frontier, hull_edges
+from .drive import combined_frontier, hull_edges, io_cores
 from .lexicographic import Linear, Row, minimise, value
 from .traffic import (
     ALPHA,
@@ -215,7 +215,11 @@ class _Program:
         if fixed.unified_memory:
             every = tuple(without_links(stage) for stage in every)
         self.stages = every if self.keeps else tuple(_keeping_nothing(stage, self.classes) for stage in every)
-        self.edges = hull_edges(combined_frontier(machine.volumes))
+        frontier = combined_frontier(machine.volumes)
+        self.edges = hull_edges(frontier)
+        read_cores, write_cores = io_cores(machine.volumes)
+        self.io_core_seconds = (read_cores / frontier[0][0], write_cores / frontier[-1][1])
+        """Of a core, that a byte read and a byte written take."""
         self.device_bytes = device_bytes(model, groups)
         self.host = forms.host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         if fixed.unified_memory:
@@ -279,7 +283,9 @@ class _Program:
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
             copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
-            times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies)))
+            moves = zip((stage.read_bytes, stage.write_bytes), self.io_core_seconds, strict=True)
+            drives = [_scaled(moved, each / machine.cores) for moved, each in moves if each]
+            times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies, *drives)))
         elif updates:
             times.append(("cpu", updates))
         for a, b in self.edges:
