@@ -390,7 +390,7 @@ def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
             change = f"{signed(100 * row.throughput_gain)}% tokens/s"
             longer = "shorter" if row.throughput_gain > 0 else "longer"
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
-        changes.append((short(words, 44), change, step))
+        changes.append((short(words, 46), change, step))
     return table([], changes, left=(0, 1, 2))
 
 
