@@ -195,7 +195,11 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
         help="most that the host arena may take [a half of what was free; needed with --model]",
     )
     parser.add_argument(
-        "--device-memory", type=_bytes, metavar="SIZE", help="most that the device may take [what was free]"
+        "--device-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="most that the device may take [what was free]; "
+        "without a GPU: a device emulated in that much DRAM, with copies to and from it [compute on host memory]",
     )
     parser.add_argument("--global-batch", type=_count, metavar="N", help="rows a step, exactly [the best]")
     parser.add_argument("--max-ssd-write-per-step", type=_bytes, metavar="SIZE", help="wear bound [none]")
@@ -277,6 +281,7 @@ def _solve(options: argparse.Namespace) -> int:
         schedule=options.schedule,
         optimizer_states=options.optimizer_states,
         clip_grad_norm=options.clip_grad_norm,
+        unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
     )
     if options.sweep is not None:
         return _sweep(options, source, request)

@@ -1,7 +1,7 @@
-"""Reads a model directory's safetensors shards, tensor by tensor.
+"""Reads a model directory's safetensors shards, in pieces of a few MiB.
 
-Owns file names, shard headers and their errors. It never holds more than one tensor, keeps no file mapped between calls
-(mapped pages would count as this process's memory) and never opens a pickle.
+Owns file names, shard headers and their errors. It holds one piece at a time, maps no file's data (mapped pages would
+count as this process's memory) and never opens a pickle.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +23,33 @@ from ssdplan.plans.errors import MismatchError, UsageError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-PIECE_ELEMENTS = 1 << 22  # of a tensor at a time, where two are compared
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+PIECE_ELEMENTS = 1 << 20
+"""Of a tensor that are read at a time: all that reading holds, twice where two tensors are compared."""
+FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_OTHER_DTYPES = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint: its file, its name in it, shape and safetensors dtype."""
+    """One tensor of a checkpoint: its file, its name in it, shape, safetensors dtype, and the file's byte at which its
+    elements begin."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    start: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
@@ -77,13 +91,11 @@ class Checkpoint:
         self._prefix = f"{module.base_model_prefix}." if module.base_model_prefix else ""
         renamings = [t for t in get_model_conversion_mapping(module) if isinstance(t, WeightRenaming)]
         for file in weight_files(path):
-            with _opened(file) as shard:
-                for stored in sorted(shard.keys()):
-                    name = stored
-                    for renaming in renamings:
-                        name, _ = renaming.rename_source_key(name)
-                    tensor = shard.get_slice(stored)
-                    self.entries[name] = Entry(file, stored, tuple(tensor.get_shape()), tensor.get_dtype())
+            for stored, (shape, dtype, start) in _header(file).items():
+                name = stored
+                for renaming in renamings:
+                    name, _ = renaming.rename_source_key(name)
+                self.entries[name] = Entry(file, stored, shape, dtype, start)
 
     def find(self, names: tuple[str, ...]) -> list[Entry]:
         """The entries under any of `names`, with or without the base model's prefix."""
@@ -96,38 +108,66 @@ class Checkpoint:
                     break
         return list(found.values())
 
-    def read(self, entry: Entry, out: torch.Tensor) -> None:
-        """Copies an entry into `out` (same shape, any float dtype), converting.
+    def read(self, entry: Entry, out: torch.Tensor, first: int = 0) -> None:
+        """Copies elements [first, first + out.numel()) of an entry, in row-major order, into `out`, converting.
 
-        Errors: MismatchError if the file is corrupt.
+        `out`: contiguous, any shape and dtype. Errors: MismatchError if the file is not what it was or cannot be read.
         """
-        with _opened(entry.file) as shard:
-            try:
-                tensor = shard.get_tensor(entry.name)
-            except (SafetensorError, OSError, RuntimeError) as error:
-                raise MismatchError(f"{entry.file}: tensor {entry.name} cannot be read ({error})") from error
-            out.copy_(tensor)
-            del tensor
+        place = out.view(-1)
+        done = 0
+        for piece in _pieces(entry, first, len(place)):
+            place[done : done + len(piece)].copy_(piece)
+            done += len(piece)
 
     def require_equal(self, one: Entry, other: Entry) -> None:
-        """MismatchError unless two entries of one shape hold the same bits; compared in pieces."""
-        with _opened(one.file) as first, _opened(other.file) as second:
-            left, right = first.get_slice(one.name), second.get_slice(other.name)
-            rows = one.shape[0] if one.shape else 1
-            piece = max(1, PIECE_ELEMENTS * rows // max(1, math.prod(one.shape)))
-            for start in range(0, rows, piece):
-                if not torch.equal(left[start : start + piece], right[start : start + piece]):
-                    raise MismatchError(
-                        f"{other.file}: {other.name} differs from {one.name}, to which the configuration ties it; "
-                        "set tie_word_embeddings to false in config.json"
-                    )
+        """MismatchError unless two entries of one shape hold the same bits."""
+        pieces = zip(_pieces(one, 0, one.elements), _pieces(other, 0, other.elements), strict=True)
+        if one.dtype != other.dtype or not all(torch.equal(left, right) for left, right in pieces):
+            raise MismatchError(
+                f"{other.file}: {other.name} differs from {one.name}, to which the configuration ties it; "
+                "set tie_word_embeddings to false in config.json"
+            )
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[safe_open]:
+def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
+    """Stored name -> shape, dtype and first byte of each tensor of a shard, sorted by name.
+
+    The safetensors library says whether the file is whole; it tells no places, so these are read from the header: eight
+    bytes of its length, little-endian, then as much JSON, then the data that the places are counted from.
+    """
     try:
-        shard = safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
+        with safe_open(file, framework="pt", device="cpu"):
+            pass
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
         raise MismatchError(f"{file}: not a whole safetensors file ({error})") from error
-    with shard:
-        yield shard
+    return {
+        name: (tuple(entry["shape"]), entry["dtype"], 8 + length + entry["data_offsets"][0])
+        for name, entry in sorted(header.items())
+        if name != "__metadata__"
+    }
+
+
+def _pieces(entry: Entry, first: int, count: int) -> Iterator[torch.Tensor]:
+    """Elements [first, first + count) of an entry's flat tensor; a piece is gone when the next is asked for."""
+    dtype = {**FLOAT_DTYPES, **_OTHER_DTYPES}.get(entry.dtype)
+    if dtype is None:
+        raise MismatchError(f"{entry.file}: tensor {entry.name} cannot be read (it is {entry.dtype})")
+    buffer = torch.empty(min(count, PIECE_ELEMENTS), dtype=dtype)
+    data = memoryview(buffer.view(torch.uint8).numpy())
+    try:
+        with entry.file.open("rb", buffering=0) as stream:
+            stream.seek(entry.start + first * dtype.itemsize)
+            for start in range(0, count, PIECE_ELEMENTS):
+                elements = min(count - start, PIECE_ELEMENTS)
+                wanted = data[: elements * dtype.itemsize]
+                while wanted:
+                    got = stream.readinto(wanted)
+                    if not got:
+                        raise OSError("the file ends before it")
+                    wanted = wanted[got:]
+                yield buffer[:elements]
+    except OSError as error:
+        raise MismatchError(f"{entry.file}: tensor {entry.name} cannot be read ({error})") from error

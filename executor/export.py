@@ -1,7 +1,7 @@
 """Models out: a stream of tensors becomes a Hugging Face model directory.
 
-Owns the safetensors files, their index and the files copied from the source model. It holds one tensor at a time, and
-it never leaves a half-written model where a whole one is expected: everything is written into a temporary directory
+Owns the safetensors files, their index and the files copied from the source model. It holds nothing but the piece of
+a tensor that it is given, and it never leaves a half-written model where a whole one is expected: everything is written into a temporary directory
 beside the destination, flushed, and renamed.
 """
 
@@ -101,8 +101,9 @@ def export_model(
 ) -> None:
     """Writes the model directory `destination`: weights from `tensors`, configuration and tokenizer from `source`.
 
-    `entries` lists every tensor; `tensors` yields exactly these, one at a time and in the same order, on any device. A
-    shard holds consecutive entries of at most `max_shard_bytes` (a larger tensor gets a shard of its own).
+    `entries` lists every tensor; `tensors` yields exactly these in the same order, on any device: each whole, or under
+    its name once for each of its pieces, flat and in order, so that none need be whole in memory. A shard holds
+    consecutive entries of at most `max_shard_bytes` (a larger tensor gets a shard of its own).
 
     Raises UsageError when `destination` exists and is not an empty directory or `source` is not a model directory,
     DiskFullError when there is no space, IoFailure when writing fails otherwise. After these, and after whatever
@@ -194,10 +195,11 @@ def _write_weights(folder: Path, shards: Sequence[_Shard], tensors: Iterable[tup
             with _write_errors(folder.parent):
                 _write(stream, memoryview(header))
             for entry in shard.entries:
-                tensor = _next(remaining, entry)
                 with _write_errors(folder.parent):
                     stream.seek(len(header) + shard.offsets[entry.name])
-                    _write(stream, tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                for piece in _pieces(remaining, entry):
+                    with _write_errors(folder.parent):
+                        _write(stream, piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             with _write_errors(folder.parent):
                 os.fsync(stream.fileno())
     extra = next(remaining, None)
@@ -215,12 +217,20 @@ def _write_weights(folder: Path, shards: Sequence[_Shard], tensors: Iterable[tup
             _write_json(folder / "model.safetensors.index.json", index)
 
 
-def _next(tensors: Iterator[tuple[str, torch.Tensor]], entry: TensorEntry) -> torch.Tensor:
-    name, tensor = next(tensors, ("nothing", torch.empty(0)))
-    assert name == entry.name, f"the next tensor is {entry.name}, got {name}"
-    found = (tuple(tensor.shape), tensor.dtype)
-    assert found == (tuple(entry.shape), entry.dtype), f"{name}: listed as {entry.shape} {entry.dtype}, got {found}"
-    return tensor
+def _pieces(tensors: Iterator[tuple[str, torch.Tensor]], entry: TensorEntry) -> Iterator[torch.Tensor]:
+    """The next tensor, in as many pieces as it comes in."""
+    elements = prod(entry.shape)
+    while True:
+        name, piece = next(tensors, ("nothing", torch.empty(0)))
+        assert name == entry.name, f"the next tensor is {entry.name}, got {name}"
+        found = (tuple(piece.shape), piece.dtype)
+        whole = found == (tuple(entry.shape), entry.dtype)
+        flat = piece.dim() == 1 and piece.dtype == entry.dtype and 0 < len(piece) <= elements
+        assert whole or flat, f"{name}: listed as {entry.shape} {entry.dtype}, got {found}"
+        yield piece
+        elements -= piece.numel()
+        if not elements:
+            return
 
 
 def _write(stream: FileIO, data: memoryview) -> None:

@@ -200,18 +200,20 @@ class Layers:
         out_gradient: torch.Tensor | None,
         in_gradient: torch.Tensor | None,
         gradients: Sequence[torch.Tensor],
+        fresh: Sequence[bool] = (),
     ) -> None:
         """Recomputes a layer for one micro-batch and runs its backward.
 
         hidden: the layer's input (None for the embedding). out_gradient: of the layer's output (None for the head,
         which computes the loss). in_gradient: where the gradient of the input goes (None for the embedding).
         gradients: one fp32 1-D tensor for each of the layer's states, to which this micro-batch's is added, tensor by
-        tensor, each in one addition (in one a chunk in the head). Errors: MismatchError where a tensor has no part in
-        the loss.
+        tensor, each in one addition (in one a chunk in the head). fresh: those of them that begin with this
+        micro-batch, whatever is in them; none unless given. Errors: MismatchError where a tensor has no part in the
+        loss.
         """
         with torch.enable_grad():
             parameters = self._parameters(layer, weights, trained=True)
-            pending = self._accumulate_into(layer, parameters, gradients)
+            pending = self._accumulate_into(layer, parameters, gradients, fresh or [False] * len(gradients))
             self._seed_generators(layer, micro_batch)
             if layer == 0:
                 assert hidden is None and in_gradient is None and out_gradient is not None
@@ -268,21 +270,33 @@ class Layers:
         return parameters
 
     def _accumulate_into(
-        self, layer: int, parameters: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
+        self,
+        layer: int,
+        parameters: dict[str, torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        fresh: Sequence[bool],
     ) -> set[str]:
-        """Adds each parameter's gradient to its fp32 place as soon as it is there, and drops it.
+        """Adds each parameter's gradient to its fp32 place as soon as it is there, and drops it. The first of a fresh
+        place is copied there instead, and what lies between its tensors is zeroed.
 
         Returns the names that still wait for theirs; it empties during the backward.
         """
         states = self._model.layers[layer].states
         assert len(gradients) == len(states)
         pending = set(parameters)
-        for index, flat in zip(states, gradients, strict=True):
+        for index, flat, begins in zip(states, gradients, fresh, strict=True):
             assert flat.dtype == torch.float32
+            end = 0
             for tensor in self._model.states[index].tensors:
-                place = flat.data[tensor.offset : tensor.offset + tensor.elements].view(tensor.shape)
-                hook = _adder(place, pending, tensor.name)
+                assert tensor.offset >= end, "a state's tensors lie in order"
+                place = flat.data[tensor.offset : tensor.offset + tensor.elements]
+                hook = _adder(place, pending, tensor.name, begins=begins)
                 parameters[tensor.name].register_post_accumulate_grad_hook(hook)
+                if begins:
+                    flat[end : tensor.offset].zero_()
+                end = tensor.offset + tensor.elements
+            if begins:
+                flat[end:].zero_()
         return pending
 
     def _block(
@@ -420,13 +434,15 @@ def _next_tokens(labels: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
     return result
 
 
-def _adder(place: torch.Tensor, pending: set[str], name: str) -> Callable[[torch.Tensor], None]:
+def _adder(place: torch.Tensor, pending: set[str], name: str, *, begins: bool) -> Callable[[torch.Tensor], None]:
     def add(leaf: torch.Tensor) -> None:
         assert leaf.grad is not None
-        for part, gradient in zip(
-            place.view(-1).split(_ADDED_AT_ONCE), leaf.grad.reshape(-1).split(_ADDED_AT_ONCE), strict=True
-        ):
-            part.add_(gradient)
+        if begins and name in pending:
+            place.copy_(leaf.grad.reshape(-1))
+        else:
+            parts = zip(place.split(_ADDED_AT_ONCE), leaf.grad.reshape(-1).split(_ADDED_AT_ONCE), strict=True)
+            for part, gradient in parts:
+                part.add_(gradient)
         leaf.grad = None
         pending.discard(name)
 

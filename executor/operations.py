@@ -86,7 +86,9 @@ class Operations:
         self._clip_grad_norm = clip_grad_norm
         self._prompt: _Settings | None = None
         self._pending: _Settings | None = None
-        self._squares = 0  # of the step's gradients, in units of 2**-1074: integers add up alike in any order
+        self._squares: list[int] = []
+        """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, as
+        two lanes may add to it at once."""
         self._sampled: set[tuple[str, str]] = set()
         self.workspace_bytes = 0
         """The most device memory that the compute of an op has been seen to take."""
@@ -95,7 +97,7 @@ class Operations:
         """What the prompt updates from here on use (`step` counts from 1); delayed ones use what was set before."""
         self.finish()
         self._prompt = _Settings(optimizer, step)
-        self._squares = 0
+        self._squares = []
 
     def finish(self) -> None:
         """From here on delayed updates are those of the step that has just ended, its gradients clipped."""
@@ -112,7 +114,7 @@ class Operations:
 
         On one device the same bits whatever the residencies, delay and runner.
         """
-        return math.sqrt(self._squares / (1 << 1074))
+        return math.sqrt(sum(self._squares) / (1 << 1074))
 
     def bind(self, graph: Graph) -> list[Action]:
         """One action an op, ready to run any number of times."""
@@ -139,6 +141,7 @@ class Operations:
                 return partial(
                     self._update,
                     op.delayed,
+                    op.final_gradient,
                     self._memory.view(op.optimizer),
                     op.optimizer_states,
                     self._memory.view(op.gradient, torch.float32),
@@ -159,11 +162,12 @@ class Operations:
         if not finite:
             step = self._prompt.step if self._prompt else 0
             raise NumericalError(f"step {step}: a gradient is not finite; lower --lr, or train with --precision fp32")
-        self._squares += squares
+        self._squares.append(squares)
 
     def _update(
         self,
         delayed: bool,
+        final_gradient: bool,
         states: torch.Tensor,
         optimizer_states: OptimizerStates,
         gradient: torch.Tensor,
@@ -172,7 +176,7 @@ class Operations:
         settings = self._pending if delayed else self._prompt
         assert settings is not None, "an update before the first step"
         assert delayed or self._clip_grad_norm is None, "an update before the norm of all gradients is known"
-        settings.optimizer.update(
+        squares = settings.optimizer.update(
             states,
             optimizer_states,
             gradient,
@@ -180,7 +184,10 @@ class Operations:
             step=settings.step,
             gradient_scale=settings.gradient_scale,
             threads=self._threads,
+            statistics=final_gradient,
         )
+        if final_gradient:
+            self._squares.append(squares)
 
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]
@@ -195,15 +202,20 @@ class Operations:
     def _bind_backward(self, op: Backward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]
         gradients = [self._memory.view(region, torch.float32) for region in op.gradients]
-        fresh = [gradient for gradient, zero in zip(gradients, op.fresh, strict=True) if zero]
         hidden, out_gradient = self._optional(op.hidden), self._optional(op.out_gradient)
         in_gradient = self._optional(op.in_gradient)
 
-        def work() -> None:
-            for gradient in fresh:
-                gradient.zero_()
-            self._layers.backward(op.layer, op.micro_batch, weights, hidden, out_gradient, in_gradient, gradients)
-
+        work = partial(
+            self._layers.backward,
+            op.layer,
+            op.micro_batch,
+            weights,
+            hidden,
+            out_gradient,
+            in_gradient,
+            gradients,
+            op.fresh,
+        )
         return partial(self._compute, ("backward", op.layer_class), work)
 
     def _optional(self, region: Region | None) -> torch.Tensor | None:

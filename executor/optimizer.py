@@ -35,19 +35,22 @@ class AdamW:
         step: int,
         gradient_scale: float,
         threads: int,
-    ) -> None:
+        statistics: bool = False,
+    ) -> int:
         """Update one range in place. `states` uint8: fp32 masters [n], then first and second moments [n] each in the
         format `optimizer_states`; `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype.
 
         `step` counts from 1. Gradients count times `gradient_scale`, rounded to fp32. Moments in bf16 are rounded once
-        the masters are updated, to the nearest, ties to even. Raises NumericalError on a gradient that is not finite.
+        the masters are updated, to the nearest, ties to even. With `statistics`, returns the sum of squares of the
+        gradient before it is scaled, taken in the same pass: an integer in units of 2**-1074 that adds up over ranges
+        as that of `Device.copy_d2h_gradient` does; without, 0. Raises NumericalError on a gradient that is not finite.
         """
         elements = gradient.numel()
         assert states.dtype == torch.uint8 and gradient.dtype == torch.float32
         assert states.numel() == OPTIMIZER_BYTES[optimizer_states] * elements and parameters.numel() == elements
         master = states.data_ptr()
         exp_avg = master + 4 * elements
-        finite = native.adamw(
+        result = (native.adamw_statistics if statistics else native.adamw)(
             master,
             exp_avg,
             exp_avg + (OPTIMIZER_BYTES[optimizer_states] - 4) // 2 * elements,
@@ -65,7 +68,9 @@ class AdamW:
             gradient_scale=gradient_scale,
             threads=threads,
         )
+        finite, squares = result if isinstance(result, tuple) else (result, 0)
         if not finite:
             raise NumericalError(
                 f"step {step}: a gradient is not finite; the run stops here. Lower --lr, or train with --precision fp32"
             )
+        return squares

@@ -1,10 +1,9 @@
 """States in and out: fills a schedule's homes from a checkpoint, and reads parameters back from them.
 
-Owns the layout of a home (master, first moment, second moment; the low-precision copy beside). It moves one state at
-a time and never holds the whole model.
+Owns the layout of a home (master, first moment, second moment; the low-precision copy beside). It moves one home at a
+time, which is no longer than one update takes, and never holds a whole state.
 """
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,36 +30,37 @@ class States:
         self._homes: dict[int, list[Home]] = {}
         for home in schedule.homes:
             self._homes.setdefault(home.state, []).append(home)
-        self._scratch_bytes = max(max(home.optimizer.nbytes, home.parameters.nbytes) for home in schedule.homes)
+        self._scratch_bytes = max(home.optimizer.nbytes + home.parameters.nbytes for home in schedule.homes)
 
     def load(self, weights: Weights, progress: Progress) -> None:
         """Write every state to its homes: masters from the checkpoint, moments zero, parameters the masters rounded."""
         done, total = 0, sum(state.elements for state in self._model.states)
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
-            master = torch.zeros(state.elements, dtype=torch.float32)
-            weights.read(index, master)
             for home in self._homes[index]:
-                values = master[home.start : home.stop]
+                count = home.stop - home.start
                 states = scratch[: home.optimizer.nbytes].view(torch.float32)
-                states[: len(values)].copy_(values)
-                states[len(values) :].zero_()  # moments: zero in every format
+                values = states[:count]
+                weights.read(index, values, home.start)
+                states[count:].zero_()  # moments: zero in every format
                 self._put(home.optimizer, scratch)
-                scratch[: home.parameters.nbytes].view(self._dtype).copy_(values)
-                self._put(home.parameters, scratch)
-                done += len(values)
+                parameters = scratch[home.optimizer.nbytes :][: home.parameters.nbytes]
+                parameters.view(self._dtype).copy_(values)
+                self._put(home.parameters, parameters)
+                done += count
                 progress(done / total, f"loading {state.name}")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of all that the model saves, in `entries` order, one state in memory at a time."""
+        """(name, piece) of all that the model saves, in `entries` order: the elements of a tensor in order, flat, one
+        home of them at a time. A piece is gone when the next is asked for."""
+        scratch = self._scratch()
         for index, state in enumerate(self._model.states):
-            flat = torch.empty(state.elements, dtype=self._dtype)
-            scratch = self._scratch()
             for home in self._homes[index]:
-                flat[home.start : home.stop].copy_(self._get(home.parameters, scratch).view(self._dtype))
-            for tensor in state.tensors:
-                values = flat[tensor.offset : tensor.offset + math.prod(tensor.shape)]
-                yield tensor.name, values.view(tensor.shape)
+                values = self._get(home.parameters, scratch).view(self._dtype)
+                for tensor in state.tensors:
+                    start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
+                    if start < stop:
+                        yield tensor.name, values[start - home.start : stop - home.start]
         yield from self._model.persistent_buffers.items()
 
     def entries(self) -> list[TensorEntry]:
@@ -74,7 +74,7 @@ class States:
         return parameters + [TensorEntry(name, tuple(b.shape), b.dtype) for name, b in buffers.items()]
 
     def _scratch(self) -> torch.Tensor:
-        """Aligned memory for any form of the longest home; it goes when the tensor does."""
+        """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""
         return torch.from_dlpack(native.Arena(self._scratch_bytes, lock=False))
 
     def _put(self, region: Region, scratch: torch.Tensor) -> None:

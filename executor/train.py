@@ -24,8 +24,9 @@ from ssdplan.plans.errors import (
     StallError,
     UsageError,
 )
+from ssdplan.plans.homes import device_tier
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Graph, Schedule
+from ssdplan.plans.schedule import Graph, Schedule, Tier
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import write_trace
 from ssdplan.plans.units import format_bytes
@@ -413,8 +414,8 @@ def _steps(
                 tokens_per_second=sum(batch.input_ids.size for batch in batches) / seconds,
                 ssd_read_bytes=now_read - read,
                 ssd_write_bytes=now_written - written,
-                host_peak_bytes=session.memory.touched["host"],
-                device_peak_bytes=_device_peak(session, plan),
+                host_peak_bytes=_peak(session, plan, "host"),
+                device_peak_bytes=_peak(session, plan, "device"),
             )
             losses.append(loss)
             if not after_flush or step + 1 == recipe.steps == 1:
@@ -449,10 +450,13 @@ def _steps(
     return Result(losses, eval_losses, compared, destination)
 
 
-def _device_peak(session: _Session, plan: Plan) -> int:
-    decision = plan.decision
+def _peak(session: _Session, plan: Plan, tier: Tier) -> int:
+    """The tier's arena as far as it is used, and on the one that compute works on what compute takes besides."""
+    decision, arena = plan.decision, session.memory.touched[tier]
+    if tier != device_tier(decision):
+        return arena
     context = decision.micro_batches * plan.model.context_bytes[decision.micro_batch_size]
-    return session.memory.touched["device"] + session.operations.workspace_bytes + context
+    return arena + session.operations.workspace_bytes + context
 
 
 def _traffic(store: Store | None) -> tuple[int, int]:

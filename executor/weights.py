@@ -1,7 +1,7 @@
 """Streams a model's weights from its safetensors shards into flat states.
 
 Owns which stored tensor fills which place of a state, and the checks that each is there, once, of the right shape. It
-holds at most one tensor beyond the caller's buffer and knows nothing of training.
+holds a few MiB beyond the caller's buffer and knows nothing of training.
 """
 
 from __future__ import annotations
@@ -55,24 +55,28 @@ class Weights:
                     f"{entry.file}: {entry.name} is {entry.dtype}, not one of {', '.join(FLOAT_DTYPES)}"
                 )
 
-    def read(self, state: int, out: torch.Tensor) -> None:
-        """Fills `out` [states[state].elements], any float dtype, with a state's tensors; gaps and padding become zero.
+    def read(self, state: int, out: torch.Tensor, first: int = 0) -> None:
+        """Fills `out` [n], any float dtype, with elements [first, first + n) of a state; gaps and padding become zero.
 
-        A tensor that is stored under two tied names must be the same in both: MismatchError otherwise.
+        A tensor that is stored under two tied names must be the same in both: MismatchError otherwise, by whoever reads
+        its first element.
         """
         assert self._checkpoint is not None, "the weights are closed"
         spec = self._model.states[state]
-        assert out.shape == (spec.elements,), f"{spec.name} has {spec.elements} elements, the buffer {list(out.shape)}"
-        end = 0
+        stop = first + len(out)
+        assert 0 <= first <= stop <= spec.elements, f"{spec.name} has {spec.elements} elements, not [{first}, {stop})"
+        end = first
         for tensor in spec.tensors:
-            out[end : tensor.offset].zero_()
-            end = tensor.offset + tensor.elements
-            place = out[tensor.offset : end].view(tensor.shape)
+            start, tensor_end = max(tensor.offset, first), min(tensor.offset + tensor.elements, stop)
+            if start >= tensor_end:
+                continue
+            out[end - first : start - first].zero_()
+            end = tensor_end
             entries = self._entries[tensor.name]
-            self._checkpoint.read(entries[0], place)
-            for twin in entries[1:]:
+            self._checkpoint.read(entries[0], out[start - first : end - first], start - tensor.offset)
+            for twin in entries[1:] if start == tensor.offset else ():
                 self._checkpoint.require_equal(entries[0], twin)
-        out[end:].zero_()
+        out[end - first :].zero_()
 
     def close(self) -> None:
         """Ends the use of the checkpoint; closing twice is fine."""

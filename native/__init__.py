@@ -3,7 +3,8 @@
 `Arena` is one exact, page-locked, huge-page-backed block of host memory. `Engine` moves bytes between such memory and
 files or block devices past the page cache, and returns `Request`s; what fails is an `IoError`, of a type of its own
 where a caller may act on it. The kernels work on addresses, with the interpreter lock released: `adamw` (bounded by
-`stream_mix`), `zeroth_order` and `zeroth_order_update`; `gradient_statistics`, `copy_statistics` and `is_finite`;
+`stream_mix`), `zeroth_order` and `zeroth_order_update`; `gradient_statistics`, which `adamw_statistics` and
+`copy_statistics` take in passing, and `is_finite`;
 `convert`, `quantize` and `dequantize`; `copy` and `checksum`. `isa` names their instruction set.
 
 This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
@@ -15,6 +16,7 @@ from ssdplan.native._native import (
     Engine,
     Request,
     adamw,
+    adamw_statistics,
     checksum,
     convert,
     copy,
@@ -40,6 +42,7 @@ __all__ = [
     "NoSpaceError",
     "Request",
     "adamw",
+    "adamw_statistics",
     "checksum",
     "convert",
     "copy",

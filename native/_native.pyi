@@ -83,6 +83,26 @@ def adamw(
     gradient_scale: float = 1.0,
     threads: int = 2,
 ) -> bool: ...
+def adamw_statistics(
+    master: int | None,
+    exp_avg: int,
+    exp_avg_sq: int,
+    gradient: int,
+    parameter: int,
+    parameter_dtype: str,
+    elements: int,
+    *,
+    residual: int | None = None,
+    moment_dtype: str = "fp32",
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    gradient_scale: float = 1.0,
+    threads: int = 2,
+) -> tuple[bool, int]: ...
 def stream_mix(
     master: int,
     exp_avg: int,

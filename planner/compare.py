@@ -57,7 +57,10 @@ class _Comparison:
             rows.append(self._horizontal())
         if own != "single":
             rows.append(self._single())
-        return (*rows, self._on_host(), self._on_device(), *self._ideas())
+        rows.append(self._on_host())
+        if not self.decision.unified_memory:
+            rows.append(self._on_device())
+        return (*rows, *self._ideas())
 
     # Other schedules.
 
@@ -240,9 +243,9 @@ class _Comparison:
         return self._rung(name, choices, limits, left, note)
 
     @property
-    def _kept(self) -> Mapping[str, tuple[float, float]]:
+    def _kept(self) -> Mapping[str, tuple[float, float]] | None:
         """What the device keeps until the last rung: nothing but what the user asked for."""
-        return self.fixed.kept or {}
+        return None if self.fixed.unified_memory else self.fixed.kept or {}
 
     def _rung(self, name: str, choices: FixedChoices, limits: Limits, left: float, note: str) -> Compared:
         """`left`: bytes of the host budget that these choices leave; negative where they need more."""

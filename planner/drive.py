@@ -58,6 +58,11 @@ def shared_fraction(frontier: Sequence[Point]) -> float:
     return min(_at(relative, 0.5)[0], 1.0)
 
 
+def io_cores(volumes: Sequence[Volume]) -> tuple[float, float]:
+    """Cores that are busy while all volumes read, and while all write, at full bandwidth."""
+    return sum(volume.read_cores for volume in volumes), sum(volume.write_cores for volume in volumes)
+
+
 def _mix(point: Point) -> float:
     return point[1] / (point[0] + point[1])
 

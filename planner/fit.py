@@ -153,13 +153,14 @@ class Fitter:
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
             mixed = checkpoints != 0.0
             pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=mixed)
-            if pipeline.device > self.budget.device:
+            unified = self.fixed.unified_memory
+            if not unified and pipeline.device > self.budget.device:
                 continue
             limits = Limits(
-                host_bytes=self.budget.host - pipeline.constant,
+                host_bytes=self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
                 ssd_bytes=self.budget.ssd,
                 ssd_write_bytes=None if self.budget.writes == UNLIMITED else self.budget.writes,
-                device_bytes=self._spare_on_device(pipeline.device),
+                device_bytes=None if unified else self._spare_on_device(pipeline.device),
                 parameter_buffers=pipeline.parameters,
                 checkpoint_buffers=pipeline.checkpoints,
             )
@@ -221,7 +222,7 @@ class Fitter:
             )
             lean = [self._estimate(self._decision(candidate, corner, self.tight)) for corner in corners]
         memories: tuple[Room, ...] = ("host memory", "device memory")
-        for constraint in memories:
+        for constraint in memories[:1] if self.fixed.unified_memory else memories:
             found[constraint] = own.of(constraint), solved.program.seconds
             fits = [needs for needs in lean if not needs.over(self.budget.without(constraint))]
             least = min(fits, key=lambda needs: needs.of(constraint), default=own)
@@ -305,7 +306,7 @@ class Fitter:
     def _whole_states(self, candidate: Candidate, branch: Branch, aim: Aim) -> Branch:
         """`branch` with what the device keeps decided, as whole states: what the program takes of each class, cut to
         as many states as that is room for."""
-        if branch.fixed.kept is not None or branch.limits.device_bytes is None:
+        if branch.fixed.kept is not None or not (self.fixed.unified_memory or branch.limits.device_bytes is not None):
             return branch
         program = self._program(candidate, branch, aim)
         kept = {}
@@ -425,6 +426,7 @@ class Fitter:
             update_lookahead=pace.lookahead,
             host_budget_bytes=self.budget.host,
             device_budget_bytes=self.budget.device,
+            unified_memory=self.fixed.unified_memory,
         )
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:

@@ -17,11 +17,14 @@ from .traffic import checkpoint_bytes
 class Peaks:
     """Bytes that a run takes of each tier."""
 
+    host_arena: int
+    """Every buffer on host."""
     host: int
-    """The host arena: every buffer on host."""
+    """The host arena, and what is the device's where memory is separate."""
     device_arena: int
     device: int
-    """The device arena, the largest compute workspace and what every micro-batch keeps for the whole step."""
+    """The device arena, the largest compute workspace and what every micro-batch keeps for the whole step; nothing
+    where compute works on host memory."""
     ssd: int
     """The store."""
     residents: int
@@ -38,11 +41,13 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
     for buffer in schedule.buffers:
         if buffer.tier == "host" and not buffer.pool:
             stay[buffer.zone] = max(stay.get(buffer.zone, 0), buffer.offset + buffer.nbytes - buffer.zone)
+    beside = workspace + decision.micro_batches * model.context_bytes[size]
     arena = schedule.arenas["device"]
     return Peaks(
-        host=schedule.arenas["host"],
+        host_arena=schedule.arenas["host"],
+        host=schedule.arenas["host"] + (beside if decision.unified_memory else 0),
         device_arena=arena,
-        device=arena + workspace + decision.micro_batches * model.context_bytes[size],
+        device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
         residents=sum(-(-nbytes // PAGE) * PAGE for nbytes in stay.values()),
     )

@@ -4,7 +4,7 @@ Owns the constraints and the order of objectives; what moves comes from `traffic
 Alpha and all residencies are variables of one program, so it is never worse than GreedySnake's sweep (section 4.5).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
 
 from . import horizontal
 from . import traffic as vertical
-from .drive import combined_frontier, hull_edges
+from .drive import combined_frontier, hull_edges, io_cores
 from .lexicographic import Linear, Row, minimise, value
 from .traffic import (
     ALPHA,
@@ -26,6 +26,7 @@ from .traffic import (
     device_bytes,
     layer_groups,
     total_bytes,
+    without_links,
 )
 
 _FORMS = {"vertical": vertical, "horizontal": horizontal}
@@ -55,6 +56,9 @@ class FixedChoices:
     turn. None leaves both to the program, as fractions of elements; where `Limits.device_bytes` is None, they are 0."""
     schedule: Literal["vertical", "horizontal"] = "vertical"
     """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
+    unified_memory: bool = False
+    """Compute works on host memory: what "the device keeps" is kept there, by whole states, and no parameters are in
+    any other form on host. `parameters` then speaks of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,7 @@ def footprint(model: Model, decision: Decision) -> Footprint:
     at: dict[str, float] = {ALPHA: decision.delay_ratio, CHECKPOINT_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
         at |= _values(name, placement, 0.0)
+    kept = value(device_bytes(model, groups), at)
     checkpoints = n * checkpoint_bytes(model, size) * decision.checkpoint_host
     reclaimed = 0.0
     for group in groups:
@@ -182,18 +187,20 @@ def footprint(model: Model, decision: Decision) -> Footprint:
             waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
             reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
     return Footprint(
-        host_bytes=value(forms.host_bytes(model, groups, size, n, states), at) - reclaimed,
+        host_bytes=value(forms.host_bytes(model, groups, size, n, states), at)
+        + (kept if decision.unified_memory else 0.0)
+        - reclaimed,
         ssd_bytes=value(forms.ssd_bytes(model, groups, size, n, states), at),
         ssd_write_bytes=value(total_bytes(forms.stages(model, groups, size, n, states), "write"), at),
-        device_bytes=value(device_bytes(model, groups), at),
+        device_bytes=0.0 if decision.unified_memory else kept,
     )
 
 
 class _Program:
     """Variables, rows and objectives, each scaled to about 1.
 
-    The time of a stage is counted in multiples of what its constant work takes when the device keeps nothing, a step in
-    multiples of their sum, and bytes in multiples of what there is to move or keep.
+    The time of a stage is counted in multiples of what its constant work takes when the device keeps nothing (see
+    `_scale`), a step in multiples of their sum, and bytes in multiples of what there is to move or keep.
     """
 
     def __init__(
@@ -202,20 +209,28 @@ class _Program:
         self.machine, self.fixed = machine, fixed
         groups, forms = layer_groups(model), _FORMS[fixed.schedule]
         self.blocks = {use.state_class for group in groups if group.role == "block" for use in group.uses}
-        self.keeps = fixed.kept is not None or limits.device_bytes is not None
+        self.keeps = fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
         every = forms.stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        if fixed.unified_memory:
+            every = tuple(without_links(stage) for stage in every)
         self.stages = every if self.keeps else tuple(_keeping_nothing(stage, self.classes) for stage in every)
-        self.edges = hull_edges(combined_frontier(machine.volumes))
+        frontier = combined_frontier(machine.volumes)
+        self.edges = hull_edges(frontier)
+        read_cores, write_cores = io_cores(machine.volumes)
+        self.io_core_seconds = (read_cores / frontier[0][0], write_cores / frontier[-1][1])
+        """Of a core, that a byte read and a byte written take."""
+        self.device_bytes = device_bytes(model, groups)
         self.host = forms.host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
+        if fixed.unified_memory:
+            self.host = _sum(self.host, self.device_bytes)
         self.limited = _with_buffers(self.host, model, limits)
         self.store_bytes = forms.ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
-        self.device_bytes = device_bytes(model, groups)
         self.times = [self._times(stage) for stage in self.stages]
         least = [max(form.get("", 0.0) for _, form in each if set(form) <= {""}) for each in self.times]
-        scales = [max(form.get("", 0.0) for _, form in each) for each in self.times]
+        scales = [_scale([form for _, form in each]) for each in self.times]
         self.unit = sum(stage.count * seconds for stage, seconds in zip(self.stages, scales, strict=True))
 
         self.bounds: dict[str, tuple[float, float | None]] = {
@@ -268,7 +283,9 @@ class _Program:
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
             copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
-            times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies)))
+            moves = zip((stage.read_bytes, stage.write_bytes), self.io_core_seconds, strict=True)
+            drives = [_scaled(moved, each / machine.cores) for moved, each in moves if each]
+            times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies, *drives)))
         elif updates:
             times.append(("cpu", updates))
         for a, b in self.edges:
@@ -331,7 +348,11 @@ class _Program:
             names = StateVariables(name)
             if self.fixed.optimizer is not None:
                 rows.append(Row({names.optimizer[0]: 1.0, names.optimizer[2]: 1.0, "": -self.fixed.optimizer}, "=="))
-            if (wanted := self.fixed.parameters) is not None:  # of those that the device does not keep
+            if self.fixed.unified_memory:
+                rows.append(Row({names.parameters[0]: 1.0, names.parameters[2]: 1.0}, "=="))
+                if self.fixed.parameters is not None and self.fixed.kept is None:
+                    rows.append(Row({names.device[0]: 1.0, "": -self.fixed.parameters}, "=="))
+            elif (wanted := self.fixed.parameters) is not None:  # of those that the device does not keep
                 host, later = names.parameters[0], names.parameters[2]
                 there = {names.device[0]: wanted} if self.keeps else {}
                 rows.append(Row({host: 1.0, later: 1.0, "": -wanted, **there}, "=="))
@@ -375,7 +396,8 @@ class _Program:
             elsewhere = dict(zip(names.parameters, (1.0 - alpha, 0.0, alpha, 0.0), strict=True))
             if device < 1.0:  # a placement's fractions are of what the device does not keep
                 elsewhere = {variable: found[variable] / (1.0 - device) for variable in names.parameters}
-            parameters = _four(elsewhere, names.parameters, alpha, self.fixed.parameters)
+            on_host = 0.0 if self.fixed.unified_memory else self.fixed.parameters
+            parameters = _four(elsewhere, names.parameters, alpha, on_host)
             taken = min(round(found[names.gradient[0]], DIGITS), alpha)
             host = min(max(taken, round(found[names.gradient[0]] + found[names.gradient[1]], DIGITS)), alpha)
             placement[name] = Placement(
@@ -480,6 +502,12 @@ def _four(
     delayed_host = min(max(round(found[names[2]], DIGITS), host - prompt, 0.0), alpha, host)
     prompt_host = min(max(host - delayed_host, 0.0), prompt)
     return prompt_host, max(prompt - prompt_host, 0.0), delayed_host, max(alpha - delayed_host, 0.0)
+
+
+def _scale(forms: Sequence[Linear]) -> float:
+    """Seconds that a stage is counted in: its constant work, or where there is none all that it could have to do."""
+    constant = max(form.get("", 0.0) for form in forms)
+    return constant or max(sum(factor for factor in form.values() if factor > 0) for form in forms) or 1.0
 
 
 def _at_most(form: Linear, limit: float) -> Row:

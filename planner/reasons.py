@@ -229,6 +229,8 @@ def _share_of(plan: Plan, what: str) -> str:
             if what == "parameters"
             else place.optimizer_prompt_host + place.optimizer_delayed_host
         )
+        if what == "parameters" and plan.decision.unified_memory:
+            share = place.parameters_device
         kept += share * state.elements
     return _percent(kept / sum(state.elements for state in plan.model.states))
 
@@ -236,6 +238,8 @@ def _share_of(plan: Plan, what: str) -> str:
 def _offloading(plan: Plan) -> str:
     """What training entirely in device memory would take at least, with this plan's micro-batch and recomputation."""
     decision = plan.decision
+    if decision.unified_memory:
+        return "Compute works on host memory itself: nothing is copied to a device and back."
     needed = device_alone_bytes(plan.model, decision.micro_batch_size, decision.optimizer_states)
     budget = format_bytes(decision.device_budget_bytes)
     if needed > decision.device_budget_bytes:

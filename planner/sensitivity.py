@@ -86,6 +86,8 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
                 lambda: seconds(branch=halved),
             )
         )
+    if branch.fixed.unified_memory:
+        changes = [change for change in changes if change.resource not in ("device memory", "link")]
     rows = []
     for change in changes:
         more = change.seconds()

@@ -11,7 +11,10 @@ from ssdplan.plans.profile import Machine, Model, update_rate
 from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
 from ssdplan.plans.timeline import Timeline
 
-from .drive import combined_frontier, shared_fraction
+from .drive import combined_frontier, io_cores, shared_fraction
+
+LEAST_CORES = 0.25
+"""What is left to compute however much a drive takes: a scheduler gives everyone a share."""
 
 
 def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Timeline:
@@ -20,7 +23,7 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     Each lane runs one op at a time; an op is ready when all of its waits have ended, and a free lane takes the ready op
     of lowest index. A read and a write that run together share the drive at one point of its frontier. When compute
     shares the CPU, compute and updates are one lane that wants all cores, a copy to or from the device wants one, and
-    whatever runs slows in proportion when more cores are wanted than there are. Deterministic.
+    these slow in proportion when more cores are wanted than reads and writes leave them. Deterministic.
     """
     ops = graph.ops
     lane_of, speeds = _lanes(machine)
@@ -82,6 +85,7 @@ def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...
     if machine.compute_shares_cpu:
         lane_of["cpu"] = lane_of["compute"]
     kept = shared_fraction(combined_frontier(machine.volumes))
+    read_cores, write_cores = io_cores(machine.volumes)
     speeds: list[tuple[float, ...] | None] = []
     for mask in range(1 << len(RESOURCES)):
         drive = kept if mask & read and mask & write else 1.0
@@ -89,7 +93,8 @@ def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...
         if machine.compute_shares_cpu:
             wanted = bool(mask & h2d) + bool(mask & d2h)
             wanted += machine.cores if mask & (1 << lane_of["compute"]) else 0
-            core = min(1.0, machine.cores / wanted) if wanted else 1.0
+            taken = drive * (bool(mask & read) * read_cores + bool(mask & write) * write_cores)
+            core = min(1.0, max(machine.cores - taken, LEAST_CORES) / wanted) if wanted else 1.0
         on_drive = {lane_of["read"], lane_of["write"]}
         each = tuple(drive if lane in on_drive else core for lane in range(len(RESOURCES)))
         speeds.append(None if drive == core == 1.0 else each)

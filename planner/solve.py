@@ -58,6 +58,8 @@ class SolveRequest:
     """horizontal: one micro-batch through all layers before the next; single: one micro-batch, the whole batch."""
     optimizer_states: OptimizerStates = "fp32"
     clip_grad_norm: float | None = None
+    unified_memory: bool = False
+    """Compute works on host memory, as it can where it runs on the same cores; there is no device memory then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
     model, machine = profile.model, profile.machine
     budget = Needs(
         host=request.host_memory_bytes,
-        device=machine.device_memory_bytes if request.device_memory_bytes is None else request.device_memory_bytes,
+        device=_device_budget(machine, request),
         ssd=sum(volume.free_bytes for volume in machine.volumes),
         writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
     )
@@ -355,10 +357,22 @@ class _Search:
 # What the user asked for.
 
 
+def _device_budget(machine: Machine, request: SolveRequest) -> int:
+    if request.unified_memory:
+        if not machine.compute_shares_cpu:
+            raise UsageError(f"unified memory: {machine.device_name} has a memory of its own")
+        if request.device_memory_bytes is not None:
+            raise UsageError("unified memory: there is no device memory to limit")
+        return 0
+    return machine.device_memory_bytes if request.device_memory_bytes is None else request.device_memory_bytes
+
+
 def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
     unknown = sorted(set(request.residency) - set(RESIDENCIES))
     if unknown:
         raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
+    if request.unified_memory and "device" in request.residency:
+        raise UsageError("residency device: compute works on host memory here; say parameters")
     given = {"delay ratio": request.delay_ratio, **{f"residency {k}": v for k, v in request.residency.items()}}
     for name, fraction in given.items():
         if fraction is not None and not 0.0 <= fraction <= 1.0:
@@ -385,15 +399,19 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
         if delay_ratio not in (None, 0.0):
             raise UsageError(f"delay ratio = {delay_ratio:g}: with schedule horizontal it can only be 0")
         delay_ratio = 0.0
+    residency = dict(request.residency)
+    if request.unified_memory and "parameters" in residency:
+        residency["device"] = residency.pop("parameters")  # by whole states, as a device keeps them
     return FixedChoices(
         delay_ratio=delay_ratio,
-        parameters=request.residency.get("parameters"),
-        optimizer=request.residency.get("optimizer"),
-        checkpoints=request.residency.get("checkpoints"),
+        parameters=residency.get("parameters"),
+        optimizer=residency.get("optimizer"),
+        checkpoints=residency.get("checkpoints"),
         optimizer_states=request.optimizer_states,
         clip_grad_norm=request.clip_grad_norm,
-        kept=_kept(model, request.residency),
+        kept=_kept(model, residency),
         schedule="horizontal" if request.schedule == "horizontal" else "vertical",
+        unified_memory=request.unified_memory,
     )
 
 
@@ -488,7 +506,7 @@ def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Predictio
         tokens_per_second=chosen.tokens_per_second,
         peak_host_bytes=fitted.peaks.host,
         peak_device_bytes=fitted.peaks.device,
-        host_arena_bytes=fitted.peaks.host,
+        host_arena_bytes=fitted.peaks.host_arena,
         device_arena_bytes=fitted.peaks.device_arena,
         ssd_bytes=fitted.peaks.ssd,
         ssd_read_bytes=traffic["read"],

@@ -99,7 +99,7 @@ def _at(
         raise UsageError(f"--sweep {name}: {value:g} is not a whole number")
     requests: Mapping[str, Callable[[], SolveRequest]] = {
         "host-memory": lambda: replace(request, host_memory_bytes=whole),
-        "device-memory": lambda: replace(request, device_memory_bytes=whole),
+        "device-memory": lambda: replace(request, device_memory_bytes=whole, unified_memory=False),
         "micro-batches": lambda: replace(request, micro_batches=whole),
         "micro-batch-size": lambda: replace(request, micro_batch_size=whole),
         "global-batch": lambda: replace(request, global_batch=whole),

@@ -216,6 +216,12 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...]) -> Linear:
     return total
 
 
+def without_links(stage: Stage) -> Stage:
+    """`stage` where compute works on host memory: a gradient that waits for the next step is all that is copied."""
+    waiting = stage.updates.get("", 0.0)  # what backward could update, but for alpha of it
+    return replace(stage, h2d_bytes={}, d2h_bytes={ALPHA: GRADIENT_BYTES * waiting} if waiting else {})
+
+
 def total_bytes(stages: Iterable[Stage], kind: str) -> Linear:
     """read_bytes or write_bytes of a whole step."""
     total: dict[str, float] = {}

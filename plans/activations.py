@@ -1,12 +1,14 @@
 """Activations: the verbs for hidden states and for the gradients that pass between layers.
 
 Owns where they lie on device, host and ssd, one region after the other: of a block's input, the part that stays on
-host as its checkpoint, then the rest, which is on host only on its way to ssd and back.
+host as its checkpoint, then the rest, which is on host only on its way to ssd and back. Where memory is unified a
+layer's output is written where the next layer reads it, and so each checkpoint is whole on host or whole on ssd.
 """
 
 from collections.abc import Iterable
 
 from .emission import Emission, cut
+from .homes import spread
 from .schedule import PAGE, Region
 
 
@@ -22,14 +24,30 @@ class Activations:
         self._bytes = -(-rows * model.hidden_size * emission.parameter_bytes // PAGE) * PAGE
         self._host_bytes = min(round(decision.checkpoint_host * self._bytes / PAGE) * PAGE, self._bytes)
         self._blocks = range(1, len(model.layers) - 1) if checkpoints else range(0)
+        count = len(self._blocks) * kept
+        self._resident = spread(list(range(count)), round(decision.checkpoint_host * count))
+        """With unified memory, the checkpoints on host: each is layer by layer a number for each micro-batch kept."""
 
-    def on_device(self, name: str) -> Region:
-        """A place for one hidden state or inter-layer gradient."""
+    def output(self, stage: int, micro_batch: int, to_layer: int) -> Region:
+        """Where a stage's forward leaves its output for `to_layer`."""
+        if self._emission.unified:
+            return self.passing(stage, micro_batch, to_layer)[0]
+        return self._on_device(f"out/{stage}/{micro_batch}")
+
+    def in_gradient(self, stage: int, micro_batch: int) -> Region:
+        """Where a stage's backward leaves the gradient of its input."""
+        if self._emission.unified:
+            return self.passing_gradient(stage, micro_batch)
+        return self._on_device(f"in_gradient/{stage}/{micro_batch}")
+
+    def _on_device(self, name: str) -> Region:
         return Region(self._emission.passing(name, "device", self._bytes, "hidden states", "hidden"), 0, self._bytes)
 
     def bring(self, sources: list[Region], what: str, stage: int, micro_batch: int) -> Region:
-        """Move what lies on host in pieces to a place on the device."""
-        target = self.on_device(f"{what}/{stage}/{micro_batch}")
+        """Move what lies on host in pieces to a place on the device; with unified memory it is one piece, and there."""
+        if self._emission.unified:
+            return sources[0]
+        target = self._on_device(f"{what}/{stage}/{micro_batch}")
         begin = 0
         for source in sources:
             self._emission.move("h2d", source, Region(target.buffer, begin, begin + source.nbytes), what)
@@ -39,7 +57,7 @@ class Activations:
     def passing(self, stage: int, micro_batch: int, to_layer: int) -> list[Region]:
         """Where on host the output of a stage's forward lies for `to_layer`: the part to keep, then the rest."""
         regions = []
-        keep = self._host_bytes if to_layer in self._blocks else 0
+        keep = self._kept_bytes(to_layer, micro_batch)
         if keep:
             regions.append(self._checkpoint(to_layer, micro_batch))
         if keep < self._bytes:
@@ -67,8 +85,9 @@ class Activations:
 
     def restored(self, layer: int, micro_batch: int) -> list[Region]:
         """Where on host a layer's input lies for its backward."""
-        regions = [self._checkpoint(layer, micro_batch)] if self._host_bytes else []
-        rest = self._bytes - self._host_bytes
+        keep = self._kept_bytes(layer, micro_batch)
+        regions = [self._checkpoint(layer, micro_batch)] if keep else []
+        rest = self._bytes - keep
         if rest:
             name, pool = f"restored/{layer}/{micro_batch}", f"passing/{rest}"
             regions.append(Region(self._emission.passing(name, "host", rest, "hidden states", pool), 0, rest))
@@ -79,12 +98,21 @@ class Activations:
         name, pool = f"passed/{stage}/{micro_batch}", f"passing/{self._bytes}"
         return Region(self._emission.passing(name, "host", self._bytes, "hidden states", pool), 0, self._bytes)
 
+    def _kept_bytes(self, layer: int, micro_batch: int) -> int:
+        """How much of a layer's input stays on host as a checkpoint."""
+        if layer not in self._blocks:
+            return 0
+        if self._emission.unified:
+            number = (layer - self._blocks.start) * self._kept + micro_batch % self._kept
+            return self._bytes if number in self._resident else 0
+        return self._host_bytes
+
     def _checkpoint(self, layer: int, micro_batch: int) -> Region:
-        name, nbytes = f"checkpoint/{layer}/{micro_batch % self._kept}", self._host_bytes
+        name, nbytes = f"checkpoint/{layer}/{micro_batch % self._kept}", self._kept_bytes(layer, micro_batch)
         return Region(self._emission.buffers.get(name, "host", nbytes, "checkpoints", turn=layer), 0, nbytes)
 
     def _on_ssd(self, layer: int, micro_batch: int) -> Region | None:
-        rest = self._bytes - self._host_bytes
+        rest = self._bytes - self._kept_bytes(layer, micro_batch)
         if layer not in self._blocks or not rest:
             return None
         name = f"checkpoint/{layer}/{micro_batch % self._kept}/ssd"

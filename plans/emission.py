@@ -7,7 +7,7 @@ knows no layer and no order: `streaming.py`, `activations.py`, `compute.py` and 
 
 from enum import Enum
 
-from .homes import Buffers
+from .homes import Buffers, device_tier
 from .plan import Decision
 from .profile import ELEMENT_BYTES, Model
 from .schedule import Home, Op, Region, Resource, Tier, Transfer
@@ -34,6 +34,9 @@ class Emission:
     ) -> None:
         self.model, self.decision, self.homes, self.buffers = model, decision, homes, buffers
         self.parameter_bytes = ELEMENT_BYTES[decision.precision]
+        self.unified = decision.unified_memory
+        self.device: Tier = device_tier(decision)
+        """Where compute finds what it works on, and leaves it."""
         self.stage = 0
         """The stage that the operations to come belong to."""
         self.ops: list[Op] = []
@@ -67,7 +70,10 @@ class Emission:
         *,
         final_gradient: bool = False,
     ) -> None:
+        """Copy `source` to `target`, unless it is there: with unified memory, what compute wants often is."""
         assert source.nbytes == target.nbytes > 0
+        if source == target:
+            return
         self.ops.append(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient))
         self.whens.append(when)
 

@@ -71,12 +71,17 @@ def kept_on_device(model: Model, decision: Decision) -> Kept:
     turn: set[int] = set()
     for name, states in classes.items():
         placement = decision.placement[name]
-        device.update(_spread(states, round(placement.parameters_device * len(states))))
+        device.update(spread(states, round(placement.parameters_device * len(states))))
         rest = [state for state in states if state not in device]
-        turn.update(_spread(rest, min(round(placement.parameters_turn * len(states)), len(rest))))
+        turn.update(spread(rest, min(round(placement.parameters_turn * len(states)), len(rest))))
     ends = {0, len(model.layers) - 1}
     assert not any(ends & set(model.uses(state)) for state in turn), "only blocks' parameters stay across the turn"
     return Kept(frozenset(device), frozenset(turn))
+
+
+def device_tier(decision: Decision) -> Tier:
+    """The tier whose memory compute works on: host itself where memory is unified."""
+    return "host" if decision.unified_memory else "device"
 
 
 def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home, ...]:
@@ -119,7 +124,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         turn = first_layer if first_layer in blocks else -1
         in_parameters = [_tier(start, delayed_start, parameters) for start, _ in pieces]
         if index in kept.device:
-            in_parameters = ["device"] * len(pieces)
+            in_parameters = [device_tier(decision)] * len(pieces)
         sides = [
             ("optimizer", optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
             ("parameters", parameter_bytes, in_parameters),
@@ -181,13 +186,13 @@ def _tier(start: int, delayed_start: int, host_ends: tuple[int, int]) -> Tier:
     return "host" if start < host_ends[1 if start >= delayed_start else 0] else "ssd"
 
 
-def _spread(states: list[int], count: int) -> list[int]:
-    """So many of `states`, at even distances; the last is always among them."""
-    return [
-        state
-        for number, state in enumerate(states)
-        if (number + 1) * count // len(states) > number * count // len(states)
-    ]
+def spread(numbers: list[int], count: int) -> frozenset[int]:
+    """So many of `numbers`, at even distances; the last is among them unless there are none."""
+    return frozenset(
+        each
+        for number, each in enumerate(numbers)
+        if (number + 1) * count // len(numbers) > number * count // len(numbers)
+    )
 
 
 def _even(start: int, stop: int, most: int) -> list[tuple[int, int]]:

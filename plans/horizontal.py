@@ -119,14 +119,14 @@ class _Horizontal:
 
     def _forward(self, stage: int) -> None:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)
-        out = None if layer == self.head else self.activations.on_device(f"out/{stage}/{micro_batch}")
+        out = None if layer == self.head else self.activations.output(stage, micro_batch, layer + 1)
         self.compute.forward(stage, layer, micro_batch, self.hidden, out)
         self.hidden = out
 
     def _backward(self, stage: int) -> None:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)
         hidden, self.hidden = self.checkpoint or self.hidden, None
-        into = None if layer == 0 else self.activations.on_device(f"in_gradient/{stage}/{micro_batch}")
+        into = None if layer == 0 else self.activations.in_gradient(stage, micro_batch)
         self.compute.backward(stage, layer, micro_batch, hidden, self.gradient, into, first=micro_batch == 0)
         self.gradient = into
 
@@ -150,7 +150,10 @@ class _Horizontal:
     # Gradients: a sum on host that comes to the device to be added to, and leaves it again behind the next stage.
 
     def _accumulated(self, state: int) -> Region:
-        """Where on host a state's gradients add up over the micro-batches and over the layers that share it."""
+        """Where on host a state's gradients add up over the micro-batches and over the layers that share it: with
+        unified memory, where they are made."""
+        if self.emission.unified:
+            return self.updates.gradient(0, state)
         nbytes = self.emission.model.states[state].elements * GRADIENT_BYTES
         name = f"accumulated gradient/{self.emission.name(state)}"
         return Region(self.emission.buffers.get(name, "host", nbytes, "accumulated gradients"), 0, nbytes)

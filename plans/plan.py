@@ -66,6 +66,8 @@ class Decision(Part):
     """How many chunks' optimizer states are on their way between ssd and host at once."""
     host_budget_bytes: Bytes
     device_budget_bytes: Bytes
+    unified_memory: bool = False
+    """Compute works on host memory itself: nothing is copied to a device or back, and there is no device memory."""
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
@@ -88,6 +90,11 @@ class Decision(Part):
                 raise ValueError(
                     f"placement.{name}.parameters_turn = {p.parameters_turn:g}: the horizontal schedule keeps nothing "
                     "from forward to backward; set it to 0, or schedule to vertical"
+                )
+            if self.unified_memory and p.parameters_device < 1 and p.parameters_prompt_host + p.parameters_delayed_host:
+                raise ValueError(
+                    f"placement.{name}: with unified_memory a state's parameters stay whole (parameters_device) or "
+                    "live on ssd; set parameters_prompt_host and parameters_delayed_host to 0"
                 )
         if self.schedule == "horizontal" and alpha:
             raise ValueError(

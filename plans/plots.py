@@ -24,7 +24,7 @@ from .quantities import RESOURCE_LABELS, duration, number
 from .schedule import RESOURCES, Backward, Resource, Schedule
 from .timeline import Timeline
 from .units import format_bytes
-from .usage import Usage, label, memory_usage
+from .usage import Usage, label, memories, memory_usage
 from .work import OTHER_COLOUR, ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, roles_in_order, work_of
 
 DPI = 100
@@ -71,20 +71,20 @@ def write_plots(plan: Plan, schedule: Schedule, timeline: Timeline, directory: P
 
 
 def draw_memory(plan: Plan, schedule: Schedule, timeline: Timeline) -> Figure:
-    """Bytes alive on host and on device over the step, stacked by role, under what is reserved and what is allowed."""
+    """Bytes alive on host, and on device if there is one, over the step, stacked by role, under what is reserved and
+    what is allowed."""
     usage = memory_usage(schedule, timeline)
     figure = _figure(f"Memory over {_step_name(timeline)}: {_name(plan)}")
-    host, device = figure.subplots(2, 1, sharex=True)
-    decision, prediction = plan.decision, plan.prediction
-    _draw_tier(host, "host", usage["host"], decision.host_budget_bytes, schedule.arenas["host"])
-    _draw_tier(device, "device", usage["device"], decision.device_budget_bytes, prediction.peak_device_bytes)
-    device.set_xlim(0, timeline.seconds or 1.0)
-    for axes in (host, device):
-        _clock(axes, timeline.seconds)
-    host.set_xlabel("")
+    tiers = memories(plan)
+    column = figure.subplots(len(tiers), 1, sharex=True, squeeze=False)[:, 0]
     turn = _turning_point(timeline)
-    for axes in (host, device):
+    for axes, (tier, (peak, budget)) in zip(column, tiers.items(), strict=True):
+        _draw_tier(axes, tier, usage[tier], budget, peak)
+        axes.set_xlim(0, timeline.seconds or 1.0)
+        _clock(axes, timeline.seconds)
         _mark_turn(axes, turn)
+    for axes in column[:-1]:
+        axes.set_xlabel("")
     figure.align_ylabels()
     return figure
 

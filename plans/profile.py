@@ -44,6 +44,9 @@ class Volume(Part):
     engine: Literal["io_uring", "threads"]
     frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
     """From reads only to writes only; the two ends are required, points between them are optional."""
+    read_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Cores that reading at full bandwidth keeps busy, checksums included; it matters where compute wants them all."""
+    write_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     endurance_bytes: Bytes | None = None
     """What may be written to the drive in its life, by its maker's rating; None when nobody said."""
 

@@ -199,6 +199,8 @@ class Update(Op):
     gradient: Region
     parameters: Region
     optimizer_states: OptimizerStates
+    final_gradient: bool = False
+    """True when nobody has looked at a whole step's gradient before, the moment to see its norm."""
 
     @property
     def resource(self) -> Resource:

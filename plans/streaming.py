@@ -1,7 +1,7 @@
 """Streaming: the verbs that bring a layer's parameters from where they live to the device.
 
 Owns where parameters lie on their way, and that those which stay on the device are not moved again: a layer's weights
-are asked for stage by stage, and what is there already costs nothing.
+are asked for stage by stage, and what is there already costs nothing. Where memory is unified the way ends on host.
 """
 
 from .emission import Emission, When, cut, parts
@@ -40,8 +40,10 @@ class Parameters:
                         emission.move("read", cut(span.region, part), cut(target, part), emission.name(state), when)
 
     def upload(self, stage: int, layer: int, pieces: range, of: int) -> None:
-        """Move these pieces, of so many, of the layer's parameters to the device."""
+        """Move these pieces, of so many, of the layer's parameters to the device. Unified memory has them already."""
         emission = self._emission
+        if emission.unified:
+            return
         for state, target in zip(emission.model.layers[layer].states, self.weights(stage, layer), strict=True):
             if self._brought_for(stage, state) != stage:
                 continue
@@ -71,8 +73,11 @@ class Parameters:
         regions = []
         for state in emission.model.layers[layer].states:
             nbytes = emission.model.states[state].elements * emission.parameter_bytes
-            if self._spans[state][0].tier == "device":
-                buffer = self._spans[state][0].region.buffer
+            span = self._spans[state][0]
+            if span.tier == emission.device:
+                buffer = span.region.buffer
+            elif emission.unified:
+                buffer = self._staged(self._brought_for(stage, state), state, span).buffer
             else:
                 name, pool = f"weights/{self._brought_for(stage, state)}/{state}", f"weights/{nbytes}"
                 buffer = emission.passing(name, "device", nbytes, "parameters", pool)

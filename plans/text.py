@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
+from .homes import device_tier
 from .layout import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 from .plan import (
     Alternative,
@@ -72,7 +73,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         ("The least budgets that this batch would still fit, each alone", _least(plan)),
         ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
         ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),
-        ("Host memory, by what it is reserved for", _split(schedule, "host")),
+        ("Host memory, by what it is reserved for", [*_split(schedule, "host"), *_beside(plan, "host")]),
         ("Host memory in slots, by what takes turns in them", _pools(found)),
         ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
         ("Device memory, by what it is reserved for", _device(plan, schedule)),
@@ -117,7 +118,8 @@ def _decision(decision: Decision) -> list[str]:
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
         *([("", reason)] if reason else []),
         ("checkpoints on host", exact_percent(decision.checkpoint_host)),
-        *_kept("parameters on device", decision, "parameters_device", "for the whole run"),
+        *([("memory", "unified: compute works on host memory itself")] if decision.unified_memory else []),
+        *_kept(f"parameters on {device_tier(decision)}", decision, "parameters_device", "for the whole run"),
         *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
         ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
     )
@@ -142,7 +144,7 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     rows: list[Row] = []
     for name, states in Counter(class_of).items():
         title = short(name, 14) + (f" x{states}" if states > 1 else "")
-        for what, words, shares in _shares(plan.decision.placement[name]):
+        for what, words, shares in _shares(plan.decision.placement[name], unified=plan.decision.unified_memory):
             if any(shares):
                 rows.append((title, words, *map(percent, shares), *(amount(held[name, what, t]) for t in LIVES)))
                 title = ""
@@ -161,11 +163,12 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     return table(heads, rows)
 
 
-def _shares(p: Placement) -> list[tuple[str, str, tuple[float, float, float, float]]]:
+def _shares(p: Placement, *, unified: bool) -> list[tuple[str, str, tuple[float, float, float, float]]]:
     """(key, words, (prompt on host, prompt on ssd, delayed on host, delayed on ssd)) of each state."""
-    others = 1.0 - p.parameters_device
-    prompt = (others * p.parameters_prompt_host, others * p.parameters_prompt_ssd)
-    delayed = (others * p.parameters_delayed_host, others * p.parameters_delayed_ssd)
+    others, kept = 1.0 - p.parameters_device, p.parameters_device if unified else 0.0
+    whole = (p.parameters_prompt_host + p.parameters_prompt_ssd, p.parameters_delayed_host + p.parameters_delayed_ssd)
+    prompt = (others * p.parameters_prompt_host + kept * whole[0], others * p.parameters_prompt_ssd)
+    delayed = (others * p.parameters_delayed_host + kept * whole[1], others * p.parameters_delayed_ssd)
     optimizer_prompt = (p.optimizer_prompt_host, p.optimizer_prompt_ssd)
     optimizer_delayed = (p.optimizer_delayed_host, p.optimizer_delayed_ssd)
     return [
@@ -189,11 +192,14 @@ def _prediction(plan: Plan) -> list[str]:
         ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
         ("written to ssd", written),
         *([("drive wear", _wear(worn))] if p.ssd_write_bytes else []),
-        ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
+        ("copied on host", format_bytes(p.d2h_bytes))
+        if d.unified_memory
+        else ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
     )
+    device = ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget")
     budgets = [
         ("peak host memory", p.peak_host_bytes, d.host_budget_bytes, "budget"),
-        ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget"),
+        *([] if d.unified_memory else [device]),
         ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
     ]
     return figures + aligned(
@@ -306,12 +312,16 @@ def _otherwise(found: Blocks) -> list[str]:
 
 
 def _device(plan: Plan, schedule: Schedule) -> list[str]:
-    prediction = plan.prediction
-    extra = prediction.peak_device_bytes - prediction.device_arena_bytes
-    words = "  and for compute itself (its workspace, masks and tables, at most): "
-    if not schedule.arenas["device"]:
+    return [*_split(schedule, "device"), *_beside(plan, "device")] if schedule.arenas["device"] else []
+
+
+def _beside(plan: Plan, tier: Tier) -> list[str]:
+    """What compute takes beside the arena of the tier on which it works."""
+    p = plan.prediction
+    if tier != device_tier(plan.decision):
         return []
-    lines = [*_split(schedule, "device"), words + format_bytes(extra)]
+    extra = p.peak_host_bytes - p.host_arena_bytes if tier == "host" else p.peak_device_bytes - p.device_arena_bytes
+    lines = [f"  and for compute itself (its workspace, masks and tables, at most): {format_bytes(extra)}"]
     margin = plan.model.workspace_margin
     if margin:
         context = plan.decision.micro_batches * plan.model.context_bytes[plan.decision.micro_batch_size]
@@ -380,7 +390,7 @@ def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
             change = f"{signed(100 * row.throughput_gain)}% tokens/s"
             longer = "shorter" if row.throughput_gain > 0 else "longer"
             step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
-        changes.append((short(words, 44), change, step))
+        changes.append((short(words, 46), change, step))
     return table([], changes, left=(0, 1, 2))
 
 

@@ -26,10 +26,12 @@ class Updates:
             self._homes.setdefault(home.state, []).append(home)
 
     def gradient(self, stage: int, state: int) -> Region:
-        """Where on the device a stage's backward adds to a state's gradient."""
-        nbytes = self._emission.model.states[state].elements * GRADIENT_BYTES
-        name, pool = f"gradient/{stage}/{state}", f"gradient/{nbytes}"
-        return Region(self._emission.passing(name, "device", nbytes, "gradients", pool), 0, nbytes)
+        """Where a stage's backward adds to a state's gradient: on the device, or with unified memory in the one place
+        on host where it stays until it is used."""
+        emission = self._emission
+        nbytes = emission.model.states[state].elements * GRADIENT_BYTES
+        name = f"gradient/{state}" if emission.unified else f"gradient/{stage}/{state}"
+        return Region(emission.passing(name, emission.device, nbytes, "gradients", f"gradient/{nbytes}"), 0, nbytes)
 
     def finish(self, stage: int, state: int) -> Iterator[Piece]:
         """What follows the last backward that adds to a state's gradient: it leaves the device, its prompt part is
@@ -76,8 +78,8 @@ class Updates:
             if ahead not in loaded:
                 home = homes[ahead]
                 optimizer = self._load_optimizer(home, When.ALWAYS)
-                target = self._gradient_chunk(home)
                 source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
+                target = source if emission.unified else self._gradient_chunk(home)
                 emission.move("d2h", source, target, f"gradient of {emission.name(home.state)}", final_gradient=True)
                 loaded[ahead] = (optimizer, target)
         self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
@@ -133,6 +135,7 @@ class Updates:
                 gradient,
                 parameters,
                 emission.decision.optimizer_states,
+                final_gradient=emission.unified and not home.delayed,
             ),
             when,
         )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from .plan import Plan
 from .schedule import Buffer, Schedule, Tier
 from .timeline import Timeline
 
@@ -95,6 +96,13 @@ def _by_roles(spans: dict[str, set[tuple[int, int]]], stop: int) -> dict[str, in
         name = EITHER.join(roles) or name
         total[name] += end - start
     return {role: nbytes for role, nbytes in total.items() if nbytes}
+
+
+def memories(plan: Plan) -> dict[Tier, tuple[int, int]]:
+    """The memories that a plan uses, and of each the peak that it predicts and the budget, in bytes."""
+    p, d = plan.prediction, plan.decision
+    host: dict[Tier, tuple[int, int]] = {"host": (p.peak_host_bytes, d.host_budget_bytes)}
+    return host if d.unified_memory else {**host, "device": (p.peak_device_bytes, d.device_budget_bytes)}
 
 
 def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:

@@ -58,6 +58,13 @@ def _verify_contents(schedule: Schedule, graph: Graph) -> None:
     for index in stays:
         buffer = schedule.buffers[index]
         owners[buffer.tier].append((buffer.offset, buffer.offset + buffer.nbytes, index))
+    device: Tier = "device" if any(buffer.tier == "device" for buffer in schedule.buffers) else "host"
+    tiers: dict[str, tuple[Tier, Tier]] = {
+        "read": ("ssd", "host"),
+        "write": ("host", "ssd"),
+        "h2d": ("host", device),
+        "d2h": (device, "host"),
+    }
     for op in graph.ops:
         for region in op.reads:
             tier, start, stop = _bytes_of(schedule, region)
@@ -85,12 +92,6 @@ def _verify_contents(schedule: Schedule, graph: Graph) -> None:
             rest.append((start, stop, region.buffer))
             owners[tier] = rest
         if isinstance(op, Transfer):
-            tiers = {
-                "read": ("ssd", "host"),
-                "write": ("host", "ssd"),
-                "h2d": ("host", "device"),
-                "d2h": ("device", "host"),
-            }
             ends = (schedule.buffers[op.source.buffer].tier, schedule.buffers[op.target.buffer].tier)
             assert ends == tiers[op.kind], f"{graph.name}: {op} moves from {ends[0]} to {ends[1]}"
             assert op.source.nbytes == op.target.nbytes, f"{graph.name}: {op} moves unequal ranges"

@@ -162,7 +162,7 @@ class _Vertical:
     def _forward(self, stage: int, position: int) -> None:
         micro_batch, layer = self._micro_batch(stage, position), self.layer_of[stage]
         hidden, _ = self._inputs(stage, micro_batch)
-        out = None if layer == self.head else self.activations.on_device(f"out/{stage}/{micro_batch}")
+        out = None if layer == self.head else self.activations.output(stage, micro_batch, stage + 1)
         if out:
             self.out[stage, micro_batch] = out
         self.compute.forward(stage, layer, micro_batch, hidden, out)
@@ -170,7 +170,7 @@ class _Vertical:
     def _backward(self, stage: int, position: int) -> None:
         micro_batch, layer = self._micro_batch(stage, position), self.layer_of[stage]
         hidden, out_gradient = self._inputs(stage, micro_batch)
-        in_gradient = None if layer == 0 else self.activations.on_device(f"in_gradient/{stage}/{micro_batch}")
+        in_gradient = None if layer == 0 else self.activations.in_gradient(stage, micro_batch)
         if in_gradient:
             self.passed[stage, micro_batch] = in_gradient
         self.compute.backward(stage, layer, micro_batch, hidden, out_gradient, in_gradient, first=position == 0)
@@ -215,7 +215,10 @@ class _Vertical:
                     yield partial(self.emission.move, "d2h", cut(gradient, part), cut(target, part), what)
 
     def _partial_gradient(self, state: int) -> Region:
-        """Where the head's share of a tied state's gradient waits on host for the embedding's backward."""
+        """Where the head's share of a tied state's gradient waits on host for the embedding's backward: with unified
+        memory, where it was made."""
+        if self.emission.unified:
+            return self.updates.gradient(self.forwards, state)
         nbytes = self.emission.model.states[state].elements * GRADIENT_BYTES
         buffer = self.emission.passing(f"partial/{state}", "host", nbytes, "gradients", f"partial/{nbytes}")
         return Region(buffer, 0, nbytes)

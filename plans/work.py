@@ -24,6 +24,7 @@ ROLE_COLOURS = {
     "optimizer": "#DDCC77",
     "checkpoints": "#44AA99",
     "delayed gradient": "#AA4499",
+    "accumulated gradients": "#C488BC",
     "parameters in transit": "#8C83C9",
     "optimizer in transit": "#EEE5B8",
     "hidden states": "#88CCEE",
@@ -35,7 +36,7 @@ SIZE_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#AA4499", "#DDCC77"
 OTHER_COLOUR = "#BBBBBB"
 _ROLES_OF_WORK = (
     ({"optimizer", "optimizer in transit"}, "optimizer states"),
-    ({"gradients", "delayed gradient"}, "gradients of parameters"),
+    ({"gradients", "delayed gradient", "accumulated gradients"}, "gradients of parameters"),
     ({"parameters", "parameters in transit"}, "parameters"),
 )
 

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from ssdplan.native import Arena, Engine, IoError, Request
+from ssdplan.native import Arena, Engine, IoError, Request, checksum
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
 from ssdplan.plans.profile import MixedBandwidth, Volume
 from ssdplan.profiler.measure import Limits, Progress, portion, repeat
@@ -34,6 +35,7 @@ LARGEST_REQUEST = 24 * MIB
 WINDOW_SECONDS = 0.12
 """How long one sample lasts; longer on a drive that needs longer for REQUESTS_A_WINDOW."""
 REQUESTS_A_WINDOW = 3
+CHECKSUMS = 7
 POOR_MIX = 0.9
 """Below this part of what taking turns would reach, reading and writing at once deserves a note."""
 
@@ -82,14 +84,18 @@ def measure_volume(
             uring, notes = bench.engine.kind == "io_uring", []
             bench.write_all(limits.seconds / 3, portion(progress, 0.0, 0.3))
             shares: dict[Mix, list[float]] = {mix: [] for mix in MIXES}
+            cores: dict[Mix, list[float]] = {mix: [] for mix in MIXES}
 
             def rate(mix: Mix) -> float:
+                spent = time.process_time()
                 read, written, seconds = bench.run(mix)
+                cores[mix].append((time.process_time() - spent) / seconds)
                 shares[mix].append(read / (read + written))
                 return (read + written) / seconds
 
             figures = {mix: partial(rate, mix) for mix in MIXES}
             measured = repeat(figures, limits, portion(progress, 0.3, 1.0), f"{directory}: bandwidth")
+            checked = bench.checksum_rate()
     except IoError as error:
         raise explained(error, directory) from error
     points = []
@@ -103,8 +109,14 @@ def measure_volume(
     worst = min(efficiency(point, points[0][0], points[-1][1]) for point in points)
     if worst < POOR_MIX:
         notes.append(f"{directory}: reading and writing at once reaches {worst:.0%} of what taking turns would")
+    reads, writes = (median(cores[MIXES[end]]) + sum(points[end]) / checked for end in (0, -1))
     return Volume(
-        path=str(directory), free_bytes=free or 0, engine="io_uring" if uring else "threads", frontier=frontier(points)
+        path=str(directory),
+        free_bytes=free or 0,
+        engine="io_uring" if uring else "threads",
+        frontier=frontier(points),
+        read_cores=reads,
+        write_cores=writes,
     ), notes
 
 
@@ -196,6 +208,15 @@ class _Bench:
             nbytes = min(step, self.size - offset)
             self.engine.write([(self.file, offset, self.arena.address, nbytes)]).wait()
         self.engine.flush(self.file)
+
+    def checksum_rate(self) -> float:
+        """Bytes a second of the checksum that a store takes of all that it reads and writes, by one core."""
+        spent = []
+        for _ in range(CHECKSUMS):
+            started = time.perf_counter()
+            checksum(self.arena.address, LARGEST_REQUEST)
+            spent.append(time.perf_counter() - started)
+        return LARGEST_REQUEST / median(spent)
 
     def run(self, mix: Mix) -> tuple[int, int, float]:
         """Keep one request of each direction of `mix` going; returns bytes read, bytes written and seconds.

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include "squares.hpp"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -137,7 +139,8 @@ struct SplitMaster {
 
 // No array is said to be unaliased, for the parameter may be the master; an element depends on no other in any case.
 template <typename Master, typename Moment>
-SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars) {
+SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars,
+                               double* squares) {
     const AdamwScalars s = scalars;
     const Master master(streams);
     auto* const exp_avg = static_cast<typename Moment::Storage*>(streams.exp_avg);
@@ -145,6 +148,7 @@ SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements
     const float* const gradient = streams.gradient;
     std::uint32_t special[kGroup] = {};
     float values[kGroup] = {};
+    Squares block;
     const auto update = [&](std::size_t i, std::size_t lane) __attribute__((always_inline)) {
         const float g = gradient[i] * s.gradient_scale;
         const Updated updated =
@@ -163,19 +167,30 @@ SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements
 #pragma omp simd
         for (std::size_t lane = 0; lane < kGroup; ++lane) update(i + lane, lane);
         master.store(i, values, kGroup);
+        if (squares == nullptr) continue;
+        for (std::size_t group = 0; group < kGroup; group += Squares::kGroup) block.add(gradient + i + group);
+        if ((i + kGroup) % kBlock == 0) {
+            *squares++ = block.total(nullptr, 0);
+            block = Squares{};
+        }
     }
     const std::size_t rest = elements - i;
     for (std::size_t lane = 0; lane < rest; ++lane) update(i + lane, lane);
     master.store(i, values, rest);
+    if (squares != nullptr && elements % kBlock != 0) {
+        for (; i + Squares::kGroup <= elements; i += Squares::kGroup) block.add(gradient + i);
+        *squares = block.total(gradient + i, elements - i);
+    }
     stream_fence();
     std::uint32_t any_special = 0;
     for (const std::uint32_t lane : special) any_special |= lane;
     return any_special == 0;
 }
 
-#define SSDPLAN_ADAMW(name, Master, Moment)                                                                        \
-    SSDPLAN_DISPATCHED bool name(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars) { \
-        return adamw_body<Master, Moment>(streams, elements, scalars);                                             \
+#define SSDPLAN_ADAMW(name, Master, Moment)                                                                      \
+    SSDPLAN_DISPATCHED bool name(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, \
+                                 double* squares) {                                                              \
+        return adamw_body<Master, Moment>(streams, elements, scalars, squares);                                  \
     }
 SSDPLAN_ADAMW(adamw_fp32, PlainMaster, Fp32)
 SSDPLAN_ADAMW(adamw_bf16, CopiedMaster<Bf16>, Fp32)
@@ -255,20 +270,20 @@ AdamwStreams AdamwStreams::from(std::size_t element) const {
             parameter_dtype};
 }
 
-bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars) {
+bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares) {
     const bool narrow = streams.moment_dtype == Dtype::bf16;
     if (streams.residual != nullptr) {
-        return (narrow ? adamw_split_moments_bf16 : adamw_split)(streams, elements, scalars);
+        return (narrow ? adamw_split_moments_bf16 : adamw_split)(streams, elements, scalars, squares);
     }
     switch (streams.parameter_dtype) {
         case Dtype::bf16:
-            return (narrow ? adamw_bf16_moments_bf16 : adamw_bf16)(streams, elements, scalars);
+            return (narrow ? adamw_bf16_moments_bf16 : adamw_bf16)(streams, elements, scalars, squares);
         case Dtype::fp16:
-            return (narrow ? adamw_fp16_moments_bf16 : adamw_fp16)(streams, elements, scalars);
+            return (narrow ? adamw_fp16_moments_bf16 : adamw_fp16)(streams, elements, scalars, squares);
         case Dtype::fp32:
             break;
     }
-    return (narrow ? adamw_fp32_moments_bf16 : adamw_fp32)(streams, elements, scalars);
+    return (narrow ? adamw_fp32_moments_bf16 : adamw_fp32)(streams, elements, scalars, squares);
 }
 
 void stream_mix(const AdamwStreams& streams, std::size_t elements) {

@@ -35,8 +35,10 @@ struct AdamwStreams {
     AdamwStreams from(std::size_t element) const;  // the same streams, beginning at an element
 };
 
-// Returns whether every scaled gradient is finite.
-bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars);
+// Returns whether every scaled gradient is finite. `squares` is null, or receives the sum of squares of each block of
+// the gradient, unscaled, taken while the pass has it at hand: sum_of_squares() of kBlock elements, or of the last
+// ones.
+bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares = nullptr);
 
 // Loads and stores what adamw does of streams with fp32 masters and a 2-byte parameter, and hardly computes: m ^= g,
 // v ^= g, p ^= g and the parameter is p's upper half, all on bits. How fast this runs bounds any such update.

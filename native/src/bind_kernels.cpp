@@ -32,24 +32,35 @@ py::tuple released(const Compute& compute) {
     return py::make_tuple(statistics->finite, integer);
 }
 
-}  // namespace
-
-void bind_kernels(py::module_& module) {
+// Binds `update(arrays, settings, threads)` under a name.
+template <typename Update>
+void define_adamw(py::module_& module, const char* name, const Update& update, const char* doc) {
     module.def(
-        "adamw",
-        [](std::optional<std::uintptr_t> master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq,
-           std::uintptr_t gradient, std::uintptr_t parameter, const std::string& parameter_dtype, std::int64_t elements,
-           std::optional<std::uintptr_t> residual, const std::string& moment_dtype, double lr, double beta1,
-           double beta2, double eps, double weight_decay, std::int64_t step, double gradient_scale,
-           std::int64_t threads) {
+        name,
+        [update](std::optional<std::uintptr_t> master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq,
+                 std::uintptr_t gradient, std::uintptr_t parameter, const std::string& parameter_dtype,
+                 std::int64_t elements, std::optional<std::uintptr_t> residual, const std::string& moment_dtype,
+                 double lr, double beta1, double beta2, double eps, double weight_decay, std::int64_t step,
+                 double gradient_scale, std::int64_t threads) {
             const AdamwArrays arrays{elements, master.value_or(0), residual.value_or(0),
                                      exp_avg,  exp_avg_sq,         parse_dtype(moment_dtype),
                                      gradient, parameter,          parse_dtype(parameter_dtype)};
-            return parallel_adamw(arrays, {lr, beta1, beta2, eps, weight_decay, step, gradient_scale}, threads);
+            return update(arrays, AdamwSettings{lr, beta1, beta2, eps, weight_decay, step, gradient_scale}, threads);
         },
         "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "parameter_dtype"_a, "elements"_a,
         py::kw_only(), "residual"_a = py::none(), "moment_dtype"_a = "fp32", "lr"_a, "beta1"_a, "beta2"_a, "eps"_a,
-        "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2, ReleaseLock(),
+        "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2, doc);
+}
+
+}  // namespace
+
+void bind_kernels(py::module_& module) {
+    define_adamw(
+        module, "adamw",
+        [](const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads) {
+            const py::gil_scoped_release release;
+            return parallel_adamw(arrays, settings, threads);
+        },
         R"(One AdamW step on a range of elements, in one pass. Returns whether every scaled gradient is finite.
 
 Arrays, by address, all of `elements` elements:
@@ -77,6 +88,15 @@ case.
 
 Raises ValueError for a null or misaligned pointer, both or neither of master and residual, a residual of another
 parameter than bf16, an unknown dtype, a negative size or a number out of range.)");
+    define_adamw(
+        module, "adamw_statistics",
+        [](const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads) {
+            return released([&] { return parallel_adamw_statistics(arrays, settings, threads); });
+        },
+        R"(`adamw`, and the sum of squares of the gradient before it is scaled: (finite, sum_of_squares), in the one pass.
+
+finite is what `adamw` returns, parameters and moments get the same bits, and sum_of_squares is that of
+`gradient_statistics`. Raises ValueError as `adamw`.)");
     module.def(
         "stream_mix",
         [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,

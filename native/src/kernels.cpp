@@ -3,56 +3,23 @@
 #include <cfenv>
 #include <cstring>
 
+#include "squares.hpp"
+
 // Built without contraction of a * b + c and without fast math (CMakeLists.txt), so that each operation is IEEE 754's
 // own and vectors of any width give a scalar's bits.
 namespace ssdplan {
 namespace {
 
-constexpr std::size_t kLanes = 8;
-constexpr std::size_t kGroup = 2 * kLanes;
 constexpr std::size_t kPrefetch = 4096;  // bytes ahead: past the end of a page, where the processor's own ends
-typedef double Lanes __attribute__((vector_size(kLanes * sizeof(double))));
 
-// Of a block's lanes, in their order.
-SSDPLAN_INLINE BlockStatistics statistics_of(const std::uint32_t* special, const double* sums) {
-    std::uint32_t any_special = 0;
-    double total = 0.0;
-    for (std::size_t lane = 0; lane < kGroup; ++lane) {
-        any_special |= special[lane];
-        total += sums[lane];
-    }
-    return {any_special == 0, total};
-}
-
-// Squares of fp32 values are exact in fp64. Sixteen sums a block, then one fixed order: the same on any vector width.
-SSDPLAN_DISPATCHED BlockStatistics statistics_fp32(const float* gradient, std::size_t elements) {
-    Lanes low{};
-    Lanes high{};
-    std::uint32_t special[kGroup] = {};
+SSDPLAN_DISPATCHED double squares_fp32(const float* gradient, std::size_t elements) {
+    Squares squares;
     std::size_t i = 0;
-    for (; i + kGroup <= elements; i += kGroup) {
+    for (; i + Squares::kGroup <= elements; i += Squares::kGroup) {
         __builtin_prefetch(gradient + i + kPrefetch / sizeof(float));
-        Lanes a;
-        Lanes b;
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-            a[lane] = static_cast<double>(gradient[i + lane]);
-            b[lane] = static_cast<double>(gradient[i + kLanes + lane]);
-        }
-#pragma omp simd
-        for (std::size_t lane = 0; lane < kGroup; ++lane) special[lane] |= is_special(gradient[i + lane]);
-        low += a * a;
-        high += b * b;
+        squares.add(gradient + i);
     }
-    double sums[kGroup];
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        sums[lane] = low[lane];
-        sums[kLanes + lane] = high[lane];
-    }
-    for (std::size_t lane = 0; i < elements; ++i, ++lane) {
-        special[lane] |= is_special(gradient[i]);
-        sums[lane] += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
-    }
-    return statistics_of(special, sums);
+    return squares.total(gradient + i, elements - i);
 }
 
 template <typename To, typename From>
@@ -115,8 +82,8 @@ void convert(void* destination, Dtype destination_dtype, const void* source, Dty
     }
 }
 
-BlockStatistics statistics_block(const float* gradient, std::size_t elements) {
-    return statistics_fp32(gradient, elements);
+double sum_of_squares(const float* gradient, std::size_t elements) {
+    return squares_fp32(gradient, elements);
 }
 
 bool is_finite(const void* data, Dtype dtype, std::size_t elements) {

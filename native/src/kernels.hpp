@@ -10,16 +10,8 @@
 
 namespace ssdplan {
 
-// Sums of squares are taken in float64 over blocks of this many elements, then exactly over the blocks.
-constexpr std::size_t kBlock = 2048;
-
-struct BlockStatistics {
-    bool finite;
-    double sum_of_squares;  // infinite or NaN where not finite
-};
-
-// Of at most kBlock fp32 elements.
-BlockStatistics statistics_block(const float* gradient, std::size_t elements);
+// Of at most kBlock elements (squares.hpp); finite where all of them are.
+double sum_of_squares(const float* gradient, std::size_t elements);
 
 void convert(void* destination, Dtype destination_dtype, const void* source, Dtype source_dtype, std::size_t elements);
 

@@ -12,6 +12,7 @@
 #include "checksum.hpp"
 #include "kernels.hpp"
 #include "quantize.hpp"
+#include "squares.hpp"
 #include "workers.hpp"
 #include "zeroth_order.hpp"
 
@@ -102,28 +103,61 @@ AdamwStreams checked_streams(const AdamwArrays& a) {
             at<const float>(a.gradient), at<void>(a.parameter),         a.moment_dtype,      a.parameter_dtype};
 }
 
-// `block(begin, count)` gives the statistics of the block that begins there.
-template <typename Block>
-GradientStatistics statistics_by_blocks(std::size_t length, unsigned workers, const Block& block) {
+AdamwScalars checked_scalars(const AdamwSettings& a) {
+    check_number("lr", a.lr, std::isfinite(a.lr) && a.lr >= 0.0);
+    check_number("beta1", a.beta1, a.beta1 >= 0.0 && a.beta1 < 1.0);
+    check_number("beta2", a.beta2, a.beta2 >= 0.0 && a.beta2 < 1.0);
+    check_number("eps", a.eps, std::isfinite(a.eps) && a.eps >= 0.0);
+    check_number("weight_decay", a.weight_decay, std::isfinite(a.weight_decay) && a.weight_decay >= 0.0);
+    check_number("step", static_cast<double>(a.step), a.step >= 1);
+    check_number("gradient_scale", a.gradient_scale, std::isfinite(a.gradient_scale));
+    const auto step = static_cast<double>(a.step);
+    return {
+        static_cast<float>(1.0 - a.lr * a.weight_decay),
+        static_cast<float>(1.0 - a.beta1),
+        static_cast<float>(a.beta2),
+        static_cast<float>(1.0 - a.beta2),
+        static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(a.beta2, step))),
+        static_cast<float>(a.eps),
+        static_cast<float>(a.lr / (1.0 - std::pow(a.beta1, step))),
+        static_cast<float>(a.gradient_scale),
+    };
+}
+
+// `part(begin, count, squares)` gives the sum of squares of each block of a piece, and returns whether the piece is
+// finite.
+template <typename Part>
+GradientStatistics statistics_by_pieces(std::size_t length, unsigned workers, const Part& part) {
     GradientStatistics total{true, {}};
     std::mutex mutex;
     Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
         const FloatEnvironment environment;
-        GradientStatistics part{true, {}};
-        const std::size_t end = std::min(length, (piece + 1) * kPiece);
-        for (std::size_t begin = piece * kPiece; begin < end; begin += kBlock) {
-            const BlockStatistics statistics = block(begin, std::min(kBlock, end - begin));
-            if (statistics.finite) {
-                part.sum_of_squares.add(statistics.sum_of_squares);
-            } else {
-                part.finite = false;
-            }
+        const std::size_t begin = piece * kPiece;
+        const std::size_t count = std::min(kPiece, length - begin);
+        double squares[kPiece / kBlock];
+        const bool finite = part(begin, count, squares);
+        ExactSum sum;
+        for (std::size_t block = 0; block < pieces(count, kBlock); ++block) {
+            if (std::isfinite(squares[block])) sum.add(squares[block]);
         }
         const std::lock_guard lock(mutex);
-        total.finite = total.finite && part.finite;
-        total.sum_of_squares.add(part.sum_of_squares);
+        total.finite = total.finite && finite;
+        total.sum_of_squares.add(sum);
     });
     return total;
+}
+
+// `block(begin, count)` gives the sum of squares of the block that begins there.
+template <typename Block>
+GradientStatistics statistics_by_blocks(std::size_t length, unsigned workers, const Block& block) {
+    return statistics_by_pieces(length, workers, [&](std::size_t piece, std::size_t length_of_piece, double* squares) {
+        bool finite = true;
+        for (std::size_t begin = 0; begin < length_of_piece; begin += kBlock, ++squares) {
+            *squares = block(piece + begin, std::min(kBlock, length_of_piece - begin));
+            finite = finite && std::isfinite(*squares);
+        }
+        return finite;
+    });
 }
 
 }  // namespace
@@ -135,28 +169,11 @@ Dtype parse_dtype(const std::string& name) {
     throw std::invalid_argument("dtype must be 'fp32', 'bf16' or 'fp16', not '" + name + "'");
 }
 
-bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& a, std::int64_t threads) {
+bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
     const AdamwStreams streams = checked_streams(arrays);
     const auto elements = static_cast<std::size_t>(arrays.elements);
-    check_number("lr", a.lr, std::isfinite(a.lr) && a.lr >= 0.0);
-    check_number("beta1", a.beta1, a.beta1 >= 0.0 && a.beta1 < 1.0);
-    check_number("beta2", a.beta2, a.beta2 >= 0.0 && a.beta2 < 1.0);
-    check_number("eps", a.eps, std::isfinite(a.eps) && a.eps >= 0.0);
-    check_number("weight_decay", a.weight_decay, std::isfinite(a.weight_decay) && a.weight_decay >= 0.0);
-    check_number("step", static_cast<double>(a.step), a.step >= 1);
-    check_number("gradient_scale", a.gradient_scale, std::isfinite(a.gradient_scale));
-    const auto step = static_cast<double>(a.step);
-    const AdamwScalars scalars{
-        static_cast<float>(1.0 - a.lr * a.weight_decay),
-        static_cast<float>(1.0 - a.beta1),
-        static_cast<float>(a.beta2),
-        static_cast<float>(1.0 - a.beta2),
-        static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(a.beta2, step))),
-        static_cast<float>(a.eps),
-        static_cast<float>(a.lr / (1.0 - std::pow(a.beta1, step))),
-        static_cast<float>(a.gradient_scale),
-    };
+    const AdamwScalars scalars = checked_scalars(settings);
     std::atomic<bool> finite{true};
     Workers::shared().run(pieces(elements, kPiece), workers, [&](std::size_t piece) {
         const FloatEnvironment environment;
@@ -166,6 +183,17 @@ bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& a, std::int6
         }
     });
     return finite.load();
+}
+
+GradientStatistics parallel_adamw_statistics(const AdamwArrays& arrays, const AdamwSettings& settings,
+                                             std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const AdamwStreams streams = checked_streams(arrays);
+    const AdamwScalars scalars = checked_scalars(settings);
+    return statistics_by_pieces(static_cast<std::size_t>(arrays.elements), workers,
+                                [&](std::size_t begin, std::size_t count, double* squares) {
+                                    return adamw(streams.from(begin), count, scalars, squares);
+                                });
 }
 
 void parallel_stream_mix(const AdamwArrays& arrays, std::int64_t threads) {
@@ -186,7 +214,7 @@ GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t ele
     const std::size_t length = checked_size("elements", elements);
     check_pointer("gradient", gradient, length, sizeof(float));
     return statistics_by_blocks(length, workers, [=](std::size_t begin, std::size_t count) {
-        return statistics_block(at<const float>(gradient) + begin, count);
+        return sum_of_squares(at<const float>(gradient) + begin, count);
     });
 }
 
@@ -199,9 +227,9 @@ GradientStatistics parallel_copy_statistics(std::uintptr_t destination, std::uin
     check_disjoint(destination, length * sizeof(float), source, length * sizeof(float));
     return statistics_by_blocks(length, workers, [=](std::size_t begin, std::size_t count) {
         const float* const block = at<const float>(source) + begin;
-        const BlockStatistics statistics = statistics_block(block, count);
+        const double squares = sum_of_squares(block, count);
         std::memcpy(at<float>(destination) + begin, block, count * sizeof(float));  // from the first-level cache
-        return statistics;
+        return squares;
     });
 }
 

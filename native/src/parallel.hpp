@@ -44,6 +44,8 @@ struct AdamwSettings {
 
 // All throw std::invalid_argument for a null or misaligned pointer, a negative size or a number out of range.
 bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads);
+GradientStatistics parallel_adamw_statistics(const AdamwArrays& arrays, const AdamwSettings& settings,
+                                             std::int64_t threads);
 void parallel_stream_mix(const AdamwArrays& arrays, std::int64_t threads);
 GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t elements, std::int64_t threads);
 GradientStatistics parallel_copy_statistics(std::uintptr_t destination, std::uintptr_t source, std::int64_t elements,

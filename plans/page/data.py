@@ -16,7 +16,7 @@ from ssdplan.plans.quantities import RESOURCE_LABELS
 from ssdplan.plans.schedule import RESOURCES, Graph, Schedule, Tier
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import amount
-from ssdplan.plans.usage import Usage, label, memory_usage
+from ssdplan.plans.usage import Usage, label, memories, memory_usage
 from ssdplan.plans.work import OTHER_COLOUR, ROLE_COLOURS, WORK_COLOURS, roles_in_order, work_of
 
 from .colours import colour_class
@@ -32,7 +32,6 @@ def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline])
     """All that data.js reads. `timelines` are of one graph of `schedule`: what each is called, and when its ops ran."""
     graph = next(iter(timelines.values())).graph
     works = sorted({work_of(schedule, op) for op in graph.ops}, key=_work_order)
-    decision, prediction = plan.decision, plan.prediction
     shared = plan.machine.compute_shares_cpu
     return {
         "lanes": [RESOURCE_LABELS.get(name, name) for name in RESOURCES],
@@ -41,10 +40,7 @@ def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline])
         "starting": STARTING,
         "graph": _graph(schedule, graph, works),
         "timelines": [{"name": name, **_timeline(schedule, timeline, shared)} for name, timeline in timelines.items()],
-        "tiers": {
-            "host": {"budget": decision.host_budget_bytes, "peak": prediction.peak_host_bytes},
-            "device": {"budget": decision.device_budget_bytes, "peak": prediction.peak_device_bytes},
-        },
+        "tiers": {tier: {"budget": budget, "peak": peak} for tier, (peak, budget) in memories(plan).items()},
     }
 
 

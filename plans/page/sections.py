@@ -17,7 +17,7 @@ from ssdplan.plans.schedule import RESOURCES, Schedule
 from ssdplan.plans.text import is_chosen
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
-from ssdplan.plans.usage import label
+from ssdplan.plans.usage import label, memories
 from ssdplan.plans.work import OTHER_COLOUR
 
 from .charts import bar, swatch, throughput_chart
@@ -51,17 +51,9 @@ def opening(plan: Plan, overlay: Overlay | None) -> Markup:
     tiles = [
         _tile("a step", duration(p.step_seconds), beside[0] or f"bound by {p.bound_by}"),
         _tile("tokens a second", number(p.tokens_per_second), beside[1] or f"{tokens:,} tokens a step"),
-        _tile(
-            "peak host memory",
-            format_bytes(p.peak_host_bytes),
-            f"of {format_bytes(d.host_budget_bytes)}",
-            bar(p.peak_host_bytes, d.host_budget_bytes),
-        ),
-        _tile(
-            "peak device memory",
-            format_bytes(p.peak_device_bytes),
-            f"of {format_bytes(d.device_budget_bytes)}",
-            bar(p.peak_device_bytes, d.device_budget_bytes),
+        *(
+            _tile(f"peak {tier} memory", format_bytes(peak), f"of {format_bytes(budget)}", bar(peak, budget))
+            for tier, (peak, budget) in memories(plan).items()
         ),
         _tile("read from ssd a step", format_bytes(p.ssd_read_bytes), f"store of {format_bytes(p.ssd_bytes)}"),
         _tile("written to ssd a step", format_bytes(p.ssd_write_bytes), "the drive's wear"),
@@ -146,10 +138,9 @@ def step(timelines: Mapping[str, Timeline]) -> Markup:
 
 def memory(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline]) -> Markup:
     """Memory over the same time, on host and on device."""
-    decision = plan.decision
     drawings = []
-    for tier, budget in (("host", decision.host_budget_bytes), ("device", decision.device_budget_bytes)):
-        arena = schedule.arenas["host" if tier == "host" else "device"]
+    for tier, (_, budget) in memories(plan).items():
+        arena = schedule.arenas[tier]
         words = f"{tier.capitalize()}: {format_bytes(arena)} reserved, budget {format_bytes(budget)}"
         canvas = element("canvas", data_draw="memory", data_of=tier, tabindex="0", role="img", aria_label=words)
         drawings.append(element("figure", element("figcaption", words), canvas, element("ul", class_="legend")))
@@ -217,13 +208,12 @@ def sensitivities(plan: Plan) -> Markup:
 
 def budgets(plan: Plan) -> Markup:
     """Peaks against what is allowed."""
-    p, d = plan.prediction, plan.decision
+    p = plan.prediction
     free = sum(volume.free_bytes for volume in plan.machine.volumes)
     rows = [
         (name, bar(used, most), format_bytes(used), format_bytes(most), percent(used / most if most else 0.0))
         for name, used, most in (
-            ("host memory", p.peak_host_bytes, d.host_budget_bytes),
-            ("device memory", p.peak_device_bytes, d.device_budget_bytes),
+            *((f"{tier} memory", *figures) for tier, figures in memories(plan).items()),
             ("space on ssd", p.ssd_bytes, free),
         )
     ]

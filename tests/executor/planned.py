@@ -99,6 +99,7 @@ def make_plan(
     device: Literal["cpu", "cuda"] = "cpu",
     optimizer_states: OptimizerStates = "fp32",
     clip_grad_norm: float | None = None,
+    unified: bool = False,
 ) -> Plan:
     """A plan with these fractions on host, `on_device` and `across_turn` on the device."""
     shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
@@ -118,6 +119,7 @@ def make_plan(
         schedule=schedule,
         optimizer_states=optimizer_states,
         clip_grad_norm=clip_grad_norm,
+        unified=unified,
     )
     built = build_schedule(shape, decision)
     traffic = built.traffic("steady")

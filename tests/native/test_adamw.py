@@ -4,6 +4,7 @@ and its formats of masters and moments against what they are made of."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 import ssdplan.native as native
 
+Result = TypeVar("Result")
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LR, BETAS, EPS, WEIGHT_DECAY = 3e-3, (0.9, 0.999), 1e-8, 0.1
 FORMATS = [(parameter, moments, False) for parameter in TORCH_DTYPES for moments in ("fp32", "bf16")]
@@ -61,12 +63,28 @@ class State:
     def update(
         self, step: int, begin: int = 0, end: int | None = None, gradient_scale: float = 1.0, threads: int = 2
     ) -> bool:
+        return self._apply(native.adamw, step, begin, end, gradient_scale, threads)
+
+    def update_statistics(
+        self, step: int, begin: int = 0, end: int | None = None, gradient_scale: float = 1.0, threads: int = 2
+    ) -> tuple[bool, int]:
+        return self._apply(native.adamw_statistics, step, begin, end, gradient_scale, threads)
+
+    def _apply(
+        self,
+        apply: Callable[..., Result],
+        step: int,
+        begin: int,
+        end: int | None,
+        gradient_scale: float,
+        threads: int,
+    ) -> Result:
         kept, exp_avg, exp_avg_sq, gradient, parameter = (
             tensor[begin:end] for tensor in (self.kept, self.exp_avg, self.exp_avg_sq, self.gradient, self.parameter)
         )
         names = {dtype: name for name, dtype in TORCH_DTYPES.items()}
         residual = kept.dtype == torch.int16
-        return native.adamw(
+        return apply(
             elements=gradient.numel(),
             parameter=parameter.data_ptr(),
             parameter_dtype=names[parameter.dtype],
@@ -310,6 +328,68 @@ def test_what_the_scale_makes_infinite_is_reported() -> None:
     state.gradient.fill_(3e38)
     assert state.update(1)
     assert not state.update(1, gradient_scale=10.0)
+
+
+def wild_gradient(elements: int) -> torch.Tensor:
+    """Of any exponent that leaves squares and moments finite, subnormals among them."""
+    generator = torch.Generator().manual_seed(elements)
+    exponents = torch.randint(-149, 60, (elements,), generator=generator)
+    return torch.ldexp(torch.randn(elements, generator=generator, dtype=torch.float64).clamp(-1, 1), exponents).float()
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("elements", [1, 15, 16, 31, 33, 47, 2047, 2048, 2049, 4095, 70_001])
+def test_statistics_in_passing_are_those_of_a_pass_of_their_own(elements: int, formats: tuple[str, str, bool]) -> None:
+    plain, summed = State.random(elements, *formats), State.random(elements, *formats)
+    for state in (plain, summed):
+        state.gradient.copy_(wild_gradient(elements))
+    finite, squares = summed.update_statistics(7, gradient_scale=1e-9)
+    assert (finite, squares) == native.gradient_statistics(summed.gradient.data_ptr(), elements)
+    assert finite == plain.update(7, gradient_scale=1e-9)
+    assert equal_bits(plain.bits(), summed.bits())
+    assert squares / (1 << 1074) == pytest.approx(float(summed.gradient.double().square().sum()), rel=1e-13)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    blocks=st.integers(1, 80),
+    rest=st.integers(0, 2047),
+    cuts=st.lists(st.integers(0, 80), max_size=5),
+    threads=st.integers(1, 4),
+    formats=st.sampled_from(FORMATS),
+)
+def test_statistics_of_ranges_cut_at_blocks_add_up(
+    blocks: int, rest: int, cuts: list[int], threads: int, formats: tuple[str, str, bool]
+) -> None:
+    elements = 2048 * blocks + rest
+    whole, parts = (State.random(elements, *formats) for _ in range(2))
+    for state in (whole, parts):
+        state.gradient.copy_(wild_gradient(elements))
+    whole.update(3, threads=1)
+    total = 0
+    for begin, end in pairwise([0, *sorted(2048 * min(cut, blocks) for cut in cuts), elements]):
+        finite, squares = parts.update_statistics(3, begin, end, threads=threads)
+        assert finite
+        total += squares
+    assert total == native.gradient_statistics(whole.gradient.data_ptr(), elements)[1]
+    assert equal_bits(whole.bits(), parts.bits())
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("position", [0, 17, 2048, 4095, 4999])
+def test_statistics_report_a_gradient_that_is_not_finite(bad: float, position: int) -> None:
+    state = State.random(5000)
+    state.gradient[position] = bad
+    got = state.update_statistics(1)
+    assert not got[0] and got == native.gradient_statistics(state.gradient.data_ptr(), 5000)
+
+
+def test_statistics_are_those_before_scaling() -> None:
+    state = State.random(4096)
+    state.gradient.fill_(3e38)
+    finite, squares = state.update_statistics(1, gradient_scale=10.0)
+    assert not finite  # the update saw infinities
+    assert squares == 4096 * int(float(state.gradient[0])) ** 2 << 1074
 
 
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])

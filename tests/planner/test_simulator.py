@@ -87,6 +87,22 @@ def test_compute_updates_and_copies_share_the_cores() -> None:
     assert apart.ends == pytest.approx((BACKWARD, 0.5, 0.001))
 
 
+def test_reads_and_writes_take_their_cores_from_compute() -> None:
+    """On two cores: beside a read that keeps half of one busy compute gets three quarters, the read all it needs."""
+    volume = made_volume(read=2e9, write=2e9).model_copy(update={"read_cores": 0.5, "write_cores": 1.0})
+    machine = made_machine(shared=True, cores=2, volumes=(volume,))
+    beside = 0.5 * BACKWARD
+    graph = Graph("made", (backward(0), transfer(1, "read", round(2e9 * beside))), 1)
+    timeline = simulate(graph, MODEL, machine, 1)
+    assert timeline.ends == pytest.approx((BACKWARD + beside / 4, beside))
+    half = round(1e9 * beside)
+    both = Graph("made", (backward(0), transfer(1, "read", half), transfer(2, "write", half)), 1)
+    # Each at half its bandwidth, so of their 1.5 cores they take half.
+    assert simulate(both, MODEL, machine, 1).ends[0] == pytest.approx(BACKWARD + beside * 0.75 / 2)
+    apart = simulate(graph, MODEL, made_machine(cores=2, volumes=(volume,)), 1)
+    assert apart.ends[0] == pytest.approx(BACKWARD)
+
+
 def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fraction], list[Fraction]]:
     """The policy once more, exactly and without cleverness: all work that is left is counted down at every event."""
 

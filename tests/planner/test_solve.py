@@ -48,7 +48,10 @@ def check(profile: Profile, request: SolveRequest, plan: Plan) -> None:
     decision, prediction = plan.decision, plan.prediction
     schedule = build_schedule(plan.model, decision)
     peaks = predict_peaks(schedule, plan.model, decision)
-    assert prediction.peak_host_bytes == schedule.arenas["host"] == peaks.host <= request.host_memory_bytes
+    assert prediction.host_arena_bytes == schedule.arenas["host"] == peaks.host_arena <= peaks.host
+    assert prediction.peak_host_bytes == peaks.host <= request.host_memory_bytes
+    if not decision.unified_memory:
+        assert peaks.host == peaks.host_arena
     assert prediction.peak_device_bytes == peaks.device <= decision.device_budget_bytes
     assert prediction.ssd_bytes == schedule.arenas["ssd"]
     traffic = schedule.traffic("steady")

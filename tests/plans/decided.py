@@ -23,12 +23,15 @@ def decide(
     schedule: Literal["vertical", "horizontal"] = "vertical",
     optimizer_states: OptimizerStates = "fp32",
     clip_grad_norm: float | None = None,
+    unified: bool = False,
 ) -> Decision:
     """The same fractions on host for every class, prompt and delayed part alike.
 
     `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
-    states, those kept there from forward to backward.
+    states, those kept there from forward to backward. `unified`: compute works on host memory, where parameters are
+    whole or not at all: `parameters` is for separate memory only.
     """
+    assert not (unified and parameters)
     prompt = 1.0 - alpha
     ends = {*model.layers[0].states, *model.layers[-1].states}
     at_ends = {model.states[index].state_class for index in ends}
@@ -67,4 +70,5 @@ def decide(
         update_lookahead=lookahead,
         host_budget_bytes=1 << 40,
         device_budget_bytes=1 << 40,
+        unified_memory=unified,
     )

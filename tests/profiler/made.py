@@ -26,8 +26,16 @@ class MadeDevice:
     kind = "cpu"
     name = "made device"
 
-    def __init__(self, h2d: float = 20e9, d2h: float = 10e9, peak: int = 12345, note: str = "") -> None:
+    def __init__(
+        self,
+        h2d: float = 20e9,
+        d2h: float = 10e9,
+        peak: int = 12345,
+        note: str = "",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.bandwidths = (h2d, d2h)
+        self.sleep = sleep
         self.peak = peak
         self.note = note
         self.released: list[MadeArena] = []
@@ -46,11 +54,11 @@ class MadeDevice:
 
     def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
         assert target.nbytes == source.nbytes and target.dtype == source.dtype == torch.uint8
-        time.sleep(source.nbytes / self.bandwidths[0])
+        self.sleep(source.nbytes / self.bandwidths[0])
 
     def copy_d2h(self, target: torch.Tensor, source: torch.Tensor) -> None:
         assert target.nbytes == source.nbytes
-        time.sleep(source.nbytes / self.bandwidths[1])
+        self.sleep(source.nbytes / self.bandwidths[1])
 
     def synchronize(self) -> None:
         pass

@@ -159,6 +159,7 @@ def test_this_drive_against_plain_system_calls(tmp_path: Path) -> None:
     wrong = []
     for attempt in range(3):  # a neighbour on the drive may disturb one of the two
         volume, _ = measure_volume(tmp_path, QUICK, silent)
+        assert 0 < volume.read_cores < os.cpu_count() and 0 < volume.write_cores < os.cpu_count()
         assert volume.engine in ("io_uring", "threads")
         read, write = system_call_rates(tmp_path / "plain", attempt)
         assert [path.name for path in tmp_path.iterdir()] == ["plain"]

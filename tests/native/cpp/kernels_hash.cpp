@@ -9,6 +9,7 @@
 #include "checksum.hpp"
 #include "kernels.hpp"
 #include "quantize.hpp"
+#include "squares.hpp"
 #include "zeroth_order.hpp"
 
 using namespace ssdplan;
@@ -100,16 +101,17 @@ int main() {
                                        parameter,
                                        update.moment_dtype,
                                        update.parameter_dtype};
-            const bool finite = adamw(streams, elements, scalars);
-            const BlockStatistics statistics = statistics_block(gradient.data(), elements);
+            double fused = 0.0;
+            const bool finite = adamw(streams, elements, scalars, &fused);
+            const double squares = sum_of_squares(gradient.data(), elements);
             add(master.data(), elements * 4);
             add(streams.exp_avg, elements * item_bytes(update.moment_dtype));
             add(streams.exp_avg_sq, elements * item_bytes(update.moment_dtype));
             add(parameter, elements * item_bytes(update.parameter_dtype));
             add(other.data(), elements * 2);
             add(&finite, 1);
-            add(&statistics.sum_of_squares, sizeof statistics.sum_of_squares);
-            add(&statistics.finite, 1);
+            add(&squares, sizeof squares);
+            add(&fused, sizeof fused);
             if (update.residual || update.parameter_dtype == Dtype::fp32) continue;
             stream_mix(streams, elements);
             add(master.data(), elements * 4);

@@ -21,6 +21,8 @@ std::uintptr_t address(std::vector<T>& values) {
     return reinterpret_cast<std::uintptr_t>(values.data());
 }
 
+constexpr AdamwSettings kSettings{1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.5};
+
 struct State {
     explicit State(std::size_t elements)
         : master(elements), exp_avg(elements), exp_avg_sq(elements), gradient(elements), parameter(elements) {
@@ -34,10 +36,22 @@ struct State {
         }
     }
 
-    bool update(std::int64_t threads) {
-        return parallel_adamw({static_cast<std::int64_t>(master.size()), address(master), 0, address(exp_avg),
-                               address(exp_avg_sq), Dtype::fp32, address(gradient), address(parameter), Dtype::bf16},
-                              {1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.5}, threads);
+    AdamwArrays arrays() {
+        return {static_cast<std::int64_t>(master.size()),
+                address(master),
+                0,
+                address(exp_avg),
+                address(exp_avg_sq),
+                Dtype::fp32,
+                address(gradient),
+                address(parameter),
+                Dtype::bf16};
+    }
+
+    bool update(std::int64_t threads) { return parallel_adamw(arrays(), kSettings, threads); }
+
+    GradientStatistics update_statistics(std::int64_t threads) {
+        return parallel_adamw_statistics(arrays(), kSettings, threads);
     }
 
     GradientStatistics statistics(std::int64_t threads) {
@@ -94,9 +108,10 @@ int main() {
         for (int caller = 0; caller < 3; ++caller) {
             callers.emplace_back([&alone, &expected, elements, caller] {
                 State shared(elements);
-                CHECK(shared.update(caller + 2));
-                const GradientStatistics got = shared.statistics(caller + 2);
-                CHECK(got.finite && got.sum_of_squares.bytes() == expected.sum_of_squares.bytes());
+                for (const GradientStatistics& got :
+                     {shared.update_statistics(caller + 2), shared.statistics(caller + 2)}) {
+                    CHECK(got.finite && got.sum_of_squares.bytes() == expected.sum_of_squares.bytes());
+                }
                 CHECK(same(shared.master, alone.master) && same(shared.exp_avg, alone.exp_avg));
                 CHECK(same(shared.exp_avg_sq, alone.exp_avg_sq) && shared.parameter == alone.parameter);
             });
@@ -136,7 +151,7 @@ int main() {
         back[elements - 1] = -std::numeric_limits<float>::infinity();
         CHECK(!parallel_is_finite(address(back), n, Dtype::fp32, 3));
         alone.gradient[elements / 2] = std::numeric_limits<float>::quiet_NaN();
-        CHECK(!alone.update(3) && !alone.statistics(3).finite);
+        CHECK(!alone.update(3) && !alone.update_statistics(3).finite && !alone.statistics(3).finite);
     }
     State state(16);
     CHECK_THROWS(std::invalid_argument, state.update(0));

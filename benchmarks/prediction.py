@@ -1,0 +1,198 @@
+"""How close predictions are, and how close steps come to the machine's own limit: a table over configurations.
+
+For each model it profiles, then for each configuration solves from that profile and runs a few steps at once, so that
+every prediction was made before its run, on a profile of the same hour. The limit of a step is what cannot be hidden:
+compute and update seconds together (they share the cores) as measured in that run, or the bytes of the ssd over its
+mixed bandwidth as profiled, whichever is longer. Only the commands of ssdplan do the work; what it writes lies in one
+folder, which goes when it ends.
+
+    python benchmarks/prediction.py --work DIR [--only small] [--steps 6] [--json FILE]
+"""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ssdplan.planner.drive import combined_frontier, hull_edges
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule import Transfer
+from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.trace import read_trace
+
+HOUR = 3600.0
+SPACE = 24 << 30
+"""Bytes that the largest of the models needs for weights, store and export together, with room to spare."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A random Llama, and how it is trained."""
+
+    hidden: int
+    layers: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration: a shape, its micro-batches, the host budget, and whatever else is fixed."""
+
+    shape: str
+    micro_batches: int
+    host: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came out. Seconds are of a steady step, the medians of the run."""
+
+    case: str
+    predicted_seconds: float
+    measured_seconds: float
+    limit_seconds: float
+    limited_by: str
+    host_predicted: float
+    host_measured: float
+    ssd_predicted: float
+    ssd_measured: float
+    tokens_per_second: float
+
+    @property
+    def error(self) -> float:
+        return self.measured_seconds / self.predicted_seconds - 1
+
+    @property
+    def over_limit(self) -> float:
+        return self.measured_seconds / self.limit_seconds
+
+
+SHAPES = {"small": Shape(768, 12, 256), "medium": Shape(1536, 16, 128), "tiny": Shape(128, 4, 64)}
+CASES = (
+    Case("small", 1, "2GiB"),
+    Case("small", 4, "2GiB"),
+    Case("small", 16, "2GiB"),
+    Case("small", 1, "900MiB"),
+    Case("small", 4, "900MiB", ("--delay-ratio", "0.3")),
+    Case("small", 16, "900MiB"),
+    Case("small", 8, "900MiB", ("--delay-ratio", "1")),
+    Case("medium", 1, "5GiB"),
+    Case("medium", 4, "5GiB"),
+    Case("medium", 1, "2GiB"),
+    Case("medium", 4, "2GiB", ("--delay-ratio", "0.5")),
+    Case("medium", 16, "2GiB"),
+    Case("tiny", 2, "64MiB"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="on the drive to measure")
+    parser.add_argument("--only", choices=sorted(SHAPES), help="one shape [small and medium]")
+    parser.add_argument("--steps", type=int, default=7, metavar="N", help="a run; the first is not steady [7]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    given = parser.parse_args()
+    if shutil.disk_usage(given.work).free < SPACE:
+        parser.exit(5, f"error: {given.work}: fewer than {SPACE >> 30} GiB are free\n")
+    wanted = {given.only} if given.only else {"small", "medium"}
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="ssdplan-prediction-", dir=given.work) as folder:
+        for name in sorted(wanted, reverse=True):
+            bench = Bench(name, Path(folder))
+            for case in (case for case in CASES if case.shape == name):
+                rows.append(bench.run(case, given.steps))
+                print(line(rows[-1]), flush=True)
+    errors = [abs(row.error) for row in rows]
+    print(f"error of step seconds: median {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+    print(f"over the limit: worst {max(row.over_limit for row in rows):.2f}")
+    if given.json:
+        each = [asdict(row) | {"error": row.error, "over_limit": row.over_limit} for row in rows]
+        given.json.write_text(json.dumps(each, indent=1) + "\n")
+
+
+class Bench:
+    """One shape: its model, data and profile."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.shape, self.folder = SHAPES[name], folder / name
+        self.folder.mkdir()
+        self.model, self.data = self.folder / "model", self.folder / "data.txt"
+        shape = self.shape
+        python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
+               "--out", self.model)  # fmt: skip
+        words = random.Random(1)
+        self.data.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
+        command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length", shape.sequence,
+                "--micro-batch-sizes", 1, "-o", self.folder / "profile.json")  # fmt: skip
+
+    def run(self, case: Case, steps: int) -> Row:
+        plan_path, out = self.folder / "plan.json", self.folder / "run"
+        command("solve", self.folder / "profile.json", "--host-memory", case.host, "--micro-batches",
+                case.micro_batches, *case.options, "-o", plan_path)  # fmt: skip
+        command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
+        plan = Plan.load(plan_path)
+        figures = {row["quantity"]: row for row in json.loads((out / "report.json").read_text())["predictions"]}
+        timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
+        shutil.rmtree(out)
+        seconds, by = limit(plan, timeline)
+        host = figures.get("process_peak_bytes", figures["peak_host_bytes"])
+        ssd = [figures["ssd_read_bytes"], figures["ssd_write_bytes"]]
+        return Row(
+            case=" ".join((case.shape, f"n={case.micro_batches}", case.host, *case.options)),
+            predicted_seconds=figures["step_seconds"]["predicted"],
+            measured_seconds=figures["step_seconds"]["measured"],
+            limit_seconds=seconds * figures["step_seconds"]["measured"] / timeline.seconds,
+            limited_by=by,
+            host_predicted=host["predicted"],
+            host_measured=host["measured"],
+            ssd_predicted=sum(row["predicted"] for row in ssd),
+            ssd_measured=sum(row["measured"] for row in ssd),
+            tokens_per_second=figures["tokens_per_second"]["measured"],
+        )
+
+
+def limit(plan: Plan, timeline: Timeline) -> tuple[float, str]:
+    """The seconds that no overlap could hide of a measured step, and what takes them."""
+    busy = timeline.busy()
+    moved = {"read": 0, "write": 0}
+    for op in timeline.graph.ops:
+        if isinstance(op, Transfer) and op.kind in moved:
+            moved[op.kind] += op.nbytes
+    edges = hull_edges(combined_frontier(plan.machine.volumes))
+    ssd = max(a * moved["read"] + b * moved["write"] for a, b in edges)
+    return max((busy["compute"] + busy["cpu"], "cores"), (ssd, "ssd"))
+
+
+def line(row: Row) -> str:
+    gib = 1 << 30
+    return (
+        f"{row.case:38}  predicted {row.predicted_seconds:6.2f} s  measured {row.measured_seconds:6.2f} s "
+        f"({row.error:+.1%})  limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
+        f"host {row.host_predicted / gib:.2f} / {row.host_measured / gib:.2f} GiB  "
+        f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_measured / max(row.ssd_predicted, 1) - 1:+.2%})  "
+        f"{row.tokens_per_second:.0f} tokens/s"
+    )
+
+
+def command(*arguments: object) -> None:
+    python("ssdplan.cli", *arguments)
+
+
+def python(module: str, *arguments: object) -> None:
+    """Run a module, quietly; what it said is shown when it fails."""
+    call = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR)
+    if done.returncode:
+        sys.exit(f"{' '.join(call)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Plans for unified memory: the program's forms are the graph's own bytes, and every promise holds."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdplan.planner.memory import predict_peaks
+from ssdplan.planner.program import footprint
+from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.errors import InfeasibleError, UsageError
+from ssdplan.plans.profile import Machine, Model
+from tests.planner.machines import machines, models
+from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume
+from tests.planner.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
+from tests.planner.test_solve import QUICK, check, least_named
+
+
+@settings(RELAXED, max_examples=25)
+@given(models(), machines(), st.integers(1, 4), st.floats(0, 1), SHARES, SHARES, st.sampled_from((None, 0.0, 0.4, 1.0)))
+def test_counts_what_the_graph_moves_and_keeps(
+    model: Model, machine: Machine, n: int, memory: float, device: float, turn: float, alpha: float | None
+) -> None:
+    kept = kept_of(model, device, turn)
+    host = (1 + memory) * scale_of(model, machine, 1, n)  # across the turn parameters are kept a second time
+    result = solved(model, machine, 1, n, host, kept=kept, delay_ratio=alpha, unified_memory=True)
+    assert result is not None
+    decision = decision_of(model, result, 1, n).model_copy(update={"unified_memory": True})
+    schedule = build_schedule(model, decision)
+    traffic = schedule.traffic("steady")
+    # Of checkpoints whole ones are kept, so of each kind of bytes one may be on the other side.
+    grain = 2 * len(model.layers) * (2048 * 18 + n * 4096) + 4 * model.sequence_length * model.hidden_size * 4
+    assert traffic["read"] == pytest.approx(result.ssd_read_bytes, abs=2 * grain)
+    assert traffic["write"] == pytest.approx(result.ssd_write_bytes, abs=2 * grain)
+    assert schedule.arenas["ssd"] == pytest.approx(result.ssd_bytes, abs=grain)
+    assert footprint(model, decision).host_bytes == pytest.approx(result.host_bytes, rel=1e-4, abs=8192)
+    assert traffic["h2d"] == 0
+    waiting = 4 * result.delay_ratio * sum(state.elements for state in model.states)
+    assert traffic["d2h"] == pytest.approx(waiting, abs=grain)
+    stays = sum(b.nbytes for b in schedule.buffers if b.tier == "host" and not b.pool and b.turn < 0)
+    assert stays <= footprint(model, decision).host_bytes + grain
+
+
+@QUICK
+@given(models(), machines(), st.floats(0.02, 1.3), st.sampled_from((1, 4, 12)), st.sampled_from((None, 1.0)))
+def test_every_plan_keeps_its_promises(model, machine, memory: float, batch: int | None, clip: float | None) -> None:
+    profile = made_profile(machine=machine.model_copy(update={"compute_shares_cpu": True}), model=model)
+    states = sum(state.elements for state in model.states)
+    request = SolveRequest(
+        host_memory_bytes=int(memory * 20 * states) + MIB, global_batch=batch, unified_memory=True, clip_grad_norm=clip
+    )
+    try:
+        plan = solve(profile, request)
+    except InfeasibleError as error:
+        constraint, least = least_named(error)
+        assert constraint == "host memory" and least > request.host_memory_bytes
+        request = replace(request, host_memory_bytes=least)
+        plan = solve(profile, request)
+    check(profile, request, plan)
+    assert plan.decision.unified_memory and plan.prediction.peak_device_bytes == 0
+    peaks = predict_peaks(build_schedule(model, plan.decision), model, plan.decision)
+    timings = [model.timing(entry.name, plan.decision.micro_batch_size) for entry in model.classes]
+    workspace = max(max(t.forward_workspace_bytes, t.backward_workspace_bytes) for t in timings)
+    context = plan.decision.micro_batches * model.context_bytes[plan.decision.micro_batch_size]
+    assert peaks.host - peaks.host_arena == workspace + context
+
+
+def small(**figures: float):
+    return made_profile(
+        machine=made_machine(shared=True, update_rate=2e8, volumes=(made_volume(read=1e9, write=8e8),), **figures),
+        model=made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=2e12, tied=True),
+    )
+
+
+@pytest.mark.parametrize("memory", [14, 20, 30, 60])
+def test_what_is_not_copied_is_faster_than_what_is(memory: int) -> None:
+    """Within the DRAM that an emulated device and its host take together."""
+    copied = SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4, device_memory_bytes=memory * MIB)
+    separate = solve(small(), copied).prediction
+    host = memory * MIB + separate.peak_device_bytes
+    unified = solve(small(), replace(copied, host_memory_bytes=host, device_memory_bytes=None, unified_memory=True))
+    assert unified.prediction.h2d_bytes == 0 < separate.h2d_bytes
+    assert unified.prediction.step_seconds < separate.step_seconds
+
+
+def test_more_memory_is_not_slower() -> None:
+    seconds = [
+        solve(small(), SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4, unified_memory=True)).prediction
+        for memory in (12, 16, 24, 32, 48)
+    ]
+    for less, more in pairwise(seconds):
+        assert more.program_seconds <= less.program_seconds * (1 + 1e-6)
+        assert more.step_seconds <= less.step_seconds * 1.01
+
+
+def test_fixed_residencies_are_of_whole_states() -> None:
+    request = SolveRequest(
+        60 * MIB,
+        micro_batches=4,
+        micro_batch_size=2,
+        unified_memory=True,
+        residency={"parameters": 0.5, "optimizer": 0.25, "checkpoints": 0.5},
+    )
+    plan = solve(small(), request)
+    block = plan.decision.placement["block"]
+    assert block.parameters_device == 0.5 and block.parameters_prompt_host == block.parameters_delayed_host == 0
+    assert block.optimizer_prompt_host + block.optimizer_delayed_host == pytest.approx(0.25)
+    assert plan.decision.checkpoint_host == 0.5
+
+
+@pytest.mark.parametrize(
+    ("request_", "shared", "words"),
+    [
+        (SolveRequest(MIB, unified_memory=True), False, "has a memory of its own"),
+        (SolveRequest(MIB, device_memory_bytes=MIB, unified_memory=True), True, "no device memory to limit"),
+        (SolveRequest(MIB, unified_memory=True, residency={"device": 1.0}), True, "say parameters"),
+    ],
+)
+def test_requests_that_cannot_be_meant(request_: SolveRequest, shared: bool, words: str) -> None:
+    profile = made_profile(machine=made_machine(shared=shared), model=made_model())
+    with pytest.raises(UsageError, match=words):
+        solve(profile, request_)
+
+
+@settings(deadline=None, max_examples=20, print_blob=True)
+@given(models(), machines(), st.integers(1, 6), st.floats(0.3, 1))
+def test_the_program_is_a_lower_bound_of_what_is_simulated(
+    model: Model, machine: Machine, n: int, memory: float
+) -> None:
+    profile = made_profile(machine=machine.model_copy(update={"compute_shares_cpu": True}), model=model)
+    states = sum(state.elements for state in model.states)
+    request = SolveRequest(
+        int(memory * 20 * states) + 32 * MIB, micro_batch_size=2, micro_batches=n, unified_memory=True
+    )
+    prediction = solve(profile, request).prediction
+    # A step that waits for the drive in one stage may hide behind neighbours that compute: a percent.
+    assert prediction.step_seconds >= 0.99 * prediction.program_seconds
