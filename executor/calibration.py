@@ -48,5 +48,5 @@ class Calibrator:
             return None
         chosen = f"{duration(better.prediction.step_seconds)} with {describe_change(self._plan, better)}"
         hint = "" if self._replan else "; ssdplan run --replan would move to that plan"
-        self._note(f"{text}; solve would now choose {chosen}{hint}")
+        self._note(f"{text}; solve would now choose a step of {chosen}{hint}")
         return better if self._replan else None

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from .plan import Plan
 from .profile import Machine, MixedBandwidth, Model, Timing, Volume, update_rate
-from .quantities import duration, number, percent, rate
+from .quantities import duration, number, rate
 from .schedule import RESOURCES, Backward, Forward, Graph, Op
 from .timeline import Timeline
 
@@ -151,7 +151,7 @@ def describe_drift(plan: Plan, drift: Drift) -> str:
 def describe_change(old: Plan, new: Plan) -> str:
     """What another plan of the same batch does otherwise, in a few words."""
     changes = [
-        f"{name} {percent(before)} -> {percent(after)}"
+        f"{name} {100 * before:.1f}% -> {100 * after:.1f}%"
         for (name, before), (_, after) in zip(_choices(old), _choices(new), strict=True)
         if abs(before - after) >= 0.005
     ]

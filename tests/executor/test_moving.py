@@ -12,7 +12,7 @@ from ssdplan.executor.calibration import STEPS, Calibrator
 from ssdplan.executor.device import EmulatedDevice, HostArena
 from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.store import check
+from ssdplan.executor.store import check, initialise
 from ssdplan.executor.train import Recipe, Result, Watch, train
 from ssdplan.planner.simulator import expectation, simulate
 from ssdplan.plans.build import build_schedule
@@ -193,6 +193,27 @@ def test_without_space_for_a_second_store_the_plan_is_kept(directory, tmp_path, 
     assert Plan.load(tmp_path / "kept" / "plan.json") == plan and not (tmp_path / "kept" / "plan-0.json").exists()
 
 
+def test_on_a_volume_of_its_own_the_plan_is_kept(directory, tmp_path):
+    """A file or device that was made a volume has room for one store."""
+    initialise(tmp_path / "volume", 32 << 20, force=False)
+    model = open_model(directory / "llama", torch.float32)
+    plan, other = (make_plan(model, sequence_length=LENGTH, **choices) for choices in (SPREAD, ON_HOST))
+    notes: list[str] = []
+    train(
+        plan,
+        model,
+        EmulatedDevice(),
+        data=directory / "text.txt",
+        out=tmp_path / "run",
+        recipe=Recipe(steps=6, optimizer=AdamW(lr=1e-3), replan=True),
+        volumes=[tmp_path / "volume"],
+        watch=Watch(note=notes.append),
+        advisor=Advice(plan, other),
+    )
+    assert any("the run keeps its plan" in note and "holds the store" in note for note in notes), notes
+    assert Plan.load(tmp_path / "run" / "plan.json") == plan
+
+
 # What is told, and when.
 
 
@@ -243,7 +264,7 @@ def test_what_is_told_of_a_drift_says_the_figure_the_change_and_the_way(director
 
     text, chosen = told(better, replan=False)
     assert chosen is None and "backward of block 6 ms instead of 3 ms" in text
-    assert "solve would now choose 1 us with checkpoints on host 50% -> 100%; ssdplan run --replan would move" in text
+    assert "solve would now choose a step of 1 us with checkpoints on host 50.0% -> 100.0%; ssdplan run" in text
     text, chosen = told(better, replan=True)
     assert chosen is not None and chosen.decision.checkpoint_host == 1.0 and "--replan" not in text
     text, chosen = told(lambda plan: plan, replan=True)
