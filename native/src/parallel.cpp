@@ -246,6 +246,22 @@ void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64
     });
 }
 
+void parallel_accumulate(std::uintptr_t target, std::uintptr_t source, Dtype source_dtype, std::int64_t elements,
+                         bool begin, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    const std::size_t from = item_bytes(source_dtype);
+    check_pointer("target", target, length, sizeof(float));
+    check_pointer("source", source, length, from);
+    check_disjoint(target, length * sizeof(float), source, length * from);
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t first = piece * kPiece;
+        accumulate(at<float>(target) + first, at<const std::byte>(source) + first * from, source_dtype,
+                   std::min(kPiece, length - first), begin);
+    });
+}
+
 void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
                       std::int64_t elements, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);

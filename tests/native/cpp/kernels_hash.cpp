@@ -124,6 +124,12 @@ int main() {
             convert(wide.data(), Dtype::fp32, narrow.data(), dtype, elements);
             convert(other.data(), dtype == Dtype::bf16 ? Dtype::fp16 : Dtype::bf16, narrow.data(), dtype, elements);
             const bool finite = is_finite(other.data(), Dtype::fp16, elements);
+            for (const bool begin : {true, false}) {
+                accumulate(master.data(), narrow.data(), dtype, elements, begin);
+                accumulate(exp_avg.data(), gradient.data(), Dtype::fp32, elements, begin);
+            }
+            add(master.data(), elements * 4);
+            add(exp_avg.data(), elements * 4);
             add(narrow.data(), elements * 2);
             add(wide.data(), elements * 4);
             add(other.data(), elements * 2);
