@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ssdplan import __version__
 from ssdplan.plans.documents import Document
-from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
+from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StallError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import NO_FP16, Profile
 from ssdplan.plans.progress import ProgressLine
@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.command(options)
         return code
+    except StallError as error:
+        _fail(str(error), error.exit_code)
+        sys.stdout.flush()
+        os._exit(error.exit_code)  # an orderly end would wait for what hangs
     except SsdplanError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -468,6 +472,15 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out text, evaluated first and last")
     parser.add_argument("--eval-every", type=_count, metavar="N", help="and after every N steps")
     parser.add_argument("--serial", action="store_true", help="one operation at a time: slow, and easy to believe")
+    parser.add_argument(
+        "--stall-after",
+        type=_positive,
+        metavar="SECONDS",
+        help="tell what a step waits for in which no operation ends for so long [60, or 5 predicted steps]",
+    )
+    parser.add_argument(
+        "--stall-abort", type=_positive, metavar="SECONDS", help="end the run when none ends for so long [never]"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -495,6 +508,8 @@ def _run(options: argparse.Namespace) -> int:
         pack=options.pack,
         eval_every=options.eval_every or 0,
         serial=options.serial,
+        stall_after_seconds=options.stall_after,
+        stall_abort_seconds=options.stall_abort,
     )
 
     def step(metrics: "StepMetrics") -> None:

@@ -1,14 +1,16 @@
 """Runners: walk a graph of operations, one after the other or all lanes at once. Both give the same bits.
 
 Owns threads and the order in which ready ops start; what an op does is given in as a list of actions, one an op. The
-policy is the simulator's: each lane runs one op at a time, the ready op of lowest index first.
+policy is the simulator's: each lane takes the ready op of lowest index first.
 """
 
-import heapq
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Protocol
 
 from ssdplan.plans.schedule import Graph, Resource
@@ -17,11 +19,36 @@ from ssdplan.plans.timeline import Timeline
 Action = Callable[[], None]
 Lane = Callable[[Resource], AbstractContextManager[None]]
 
+IN_FLIGHT: dict[str, int] = {"read": 2, "write": 2}
+"""Lane -> ops that it has under way at once, where that is more than one: while the bytes of one are checked and the
+next is set going, the drive works on the other. Ops of a lane start in their order all the same."""
+_NONE = -1
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a graph is that runs at this moment. Times are of time.perf_counter."""
+
+    graph: Graph
+    ended: int
+    """How many of its ops have ended."""
+    last_end: float
+    """When the last of them did; when the graph began, as long as none has."""
+    running: tuple[tuple[int, float], ...]
+    """Each op that runs, and when it began."""
+
 
 class Runner(Protocol):
     """Runs a graph to its end. An action's error is raised in the caller after all lanes have stopped."""
 
     def run(self, graph: Graph, actions: Sequence[Action]) -> Timeline: ...
+    def standing(self) -> Standing | None:
+        """From any thread; None when no graph runs."""
+
+    def abandon(self, error: BaseException) -> None:
+        """From any thread: have `run` raise `error` now, though an op hangs. What it works on must be left as it is."""
+
     def close(self) -> None: ...
 
 
@@ -30,127 +57,282 @@ class SerialRunner:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
+        self._graph: Graph | None = None
+        self._times: list[float] = []
 
     def run(self, graph: Graph, actions: Sequence[Action]) -> Timeline:
-        times = [time.perf_counter()]
-        for op, action in zip(graph.ops, actions, strict=True):
-            with self._lane(op.resource):
-                action()
-            times.append(time.perf_counter())
+        self._times = times = [time.perf_counter()]
+        self._graph = graph
+        try:
+            for op, action in zip(graph.ops, actions, strict=True):
+                with self._lane(op.resource):
+                    action()
+                times.append(time.perf_counter())
+        finally:
+            self._graph = None
         return Timeline(graph, tuple(t - times[0] for t in times[:-1]), tuple(t - times[0] for t in times[1:]))
+
+    def standing(self) -> Standing | None:
+        graph, times = self._graph, self._times
+        if graph is None:
+            return None
+        ended = len(times) - 1
+        return Standing(graph, ended, times[ended], ((ended, times[ended]),) if ended < len(graph.ops) else ())
+
+    def abandon(self, error: BaseException) -> None:
+        raise AssertionError("ops that run in the caller's thread cannot be left")
 
     def close(self) -> None:
         pass
 
 
 class OverlappedRunner:
-    """One thread a lane; an op starts when all that it waits for have ended."""
+    """Threads for every lane; an op starts when all that it waits for have ended and its lane has a thread free.
 
-    def __init__(self, lane: Lane, lanes: dict[Resource, str]) -> None:
-        self._lane, self._lanes = lane, lanes
+    The thread that ends an op hands on what became ready by it: one op of its own lane it runs itself, so that a lane
+    with work never changes threads, and threads of other lanes are woken only where they sleep and there is something
+    to do. A thread that is woken knows its op already.
+    """
+
+    def __init__(self, lane: Lane, lanes: Mapping[Resource, str], in_flight: Mapping[str, int] | None = None) -> None:
+        """`lanes`: resource -> the lane that runs its ops. `in_flight`: lane -> how many of them at once, if not 1."""
+        names = sorted(set(lanes.values()))
+        self._lane = lane
+        self._lane_of = {resource: names.index(name) for resource, name in lanes.items()}
+        self._programs: dict[int, _Program] = {}
         self._lock = threading.Lock()
-        self._wake = {name: threading.Condition(self._lock) for name in sorted(set(lanes.values()))}
-        self._finished = threading.Condition(self._lock)
-        self._ready: dict[str, list[int]] = {name: [] for name in self._wake}
-        self._dependents: dict[int, tuple[Graph, list[list[int]]]] = {}
-        self._graph: Graph | None = None
-        self._actions: Sequence[Action] = ()
-        self._current: list[list[int]] = []
-        self._missing: list[int] = []
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-        self._left = self._running = 0
-        self._error: BaseException | None = None
-        self._closing = False
-        self._threads = [
-            threading.Thread(target=self._work, args=(name,), name=f"ssdplan-{name}", daemon=True)
-            for name in self._wake
+        self._run: _Run | None = None
+        self._closing = self._abandoned = False
+        self._workers = [
+            _Worker(number, name) for number, name in enumerate(names) for _ in range((in_flight or {}).get(name, 1))
         ]
-        for thread in self._threads:
-            thread.start()
+        self._idle: list[list[_Worker]] = [[] for _ in names]
+        for worker in self._workers:
+            self._idle[worker.lane].append(worker)
+            worker.thread = threading.Thread(
+                target=self._work, args=(worker,), name=f"ssdplan-{worker.name}", daemon=True
+            )
+            worker.thread.start()
 
     def run(self, graph: Graph, actions: Sequence[Action]) -> Timeline:
         """Not reentrant: one graph at a time."""
-        assert len(actions) == len(graph.ops)
-        dependents = self._dependents_of(graph)
-        origin = time.perf_counter()
+        assert len(actions) == len(graph.ops) and self._run is None
+        program = self._programs.get(id(graph))
+        if program is None:
+            program = self._programs[id(graph)] = _Program(graph, self._lane_of)
+        run = _Run(program, actions, len(self._idle))
+        started = False
+        while True:
+            try:
+                if not started:
+                    self._run, started = run, True
+                    # A thread of a lane begins: an interruption reaches this one between any two of its steps.
+                    self._workers[0].wake()
+                # Not for ever: a signal that another thread took is seen here only between two waits.
+                while not run.end.acquire(timeout=_LOOK_SECONDS):
+                    pass
+                break
+            except BaseException as interruption:  # what runs must end before its memory may go away
+                with self._lock:
+                    run.error = run.error or interruption
+                    run.check_end()
+                    if run.over:
+                        break
+        self._run = None
+        if run.error:
+            raise run.error
+        began = run.began
+        return Timeline(graph, tuple([t - began for t in run.starts]), tuple([t - began for t in run.ends]))
+
+    def standing(self) -> Standing | None:
         with self._lock:
-            assert self._graph is None, "a graph is running already"
-            self._graph, self._actions, self._error = graph, actions, None
-            self._current = dependents
-            self._missing = [len(op.waits) for op in graph.ops]
-            self._starts, self._ends = [0.0] * len(graph.ops), [0.0] * len(graph.ops)
-            self._left, self._running = len(graph.ops), 0
-            for op in graph.ops:
-                if not op.waits:
-                    self._make_ready(op.index)
-            while self._left and not (self._error and not self._running):
-                try:
-                    self._finished.wait()
-                except BaseException as interruption:  # what runs must end before its memory may go away
-                    self._error = self._error or interruption
-            self._graph, self._actions = None, ()
-            for ready in self._ready.values():
-                ready.clear()
-            if self._error:
-                raise self._error
-        return Timeline(graph, tuple(t - origin for t in self._starts), tuple(t - origin for t in self._ends))
+            run = self._run
+            if run is None:
+                return None
+            running = [(worker.index, worker.began) for worker in self._workers if worker.index != _NONE]
+            now = time.perf_counter()
+            # One that was handed an op a moment ago has not begun it.
+            running = [(index, began if began >= run.began else now) for index, began in running]
+            return Standing(run.program.graph, len(run.starts) - run.left, run.last_end, tuple(sorted(running)))
+
+    def abandon(self, error: BaseException) -> None:
+        with self._lock:
+            if self._run is not None:
+                self._abandoned = True
+                self._run.error = self._run.error or error
+                self._run.let_go()
 
     def close(self) -> None:
-        """End the threads; what runs is finished first."""
-        with self._lock:
-            self._closing = True
-            for wake in self._wake.values():
-                wake.notify_all()
-        for thread in self._threads:
-            thread.join()
+        """End the threads, but one that hangs in an op that was abandoned. No graph may be running."""
+        assert self._run is None
+        self._closing = True
+        for worker in self._workers:
+            worker.wake()
+        if not self._abandoned:
+            for worker in self._workers:
+                assert worker.thread is not None
+                worker.thread.join()
 
-    def _dependents_of(self, graph: Graph) -> list[list[int]]:
-        known = self._dependents.get(id(graph))
-        if known is None:
-            lists: list[list[int]] = [[] for _ in graph.ops]
-            for op in graph.ops:
-                for wait in op.waits:
-                    lists[wait].append(op.index)
-            known = self._dependents[id(graph)] = (graph, lists)
-        return known[1]
-
-    def _make_ready(self, index: int) -> None:
-        assert self._graph is not None
-        name = self._lanes[self._graph.ops[index].resource]
-        heapq.heappush(self._ready[name], index)
-        self._wake[name].notify()
-
-    def _work(self, name: str) -> None:
-        ready, wake = self._ready[name], self._wake[name]
+    def _work(self, worker: "_Worker") -> None:
+        clock, lane = time.perf_counter, self._lane
         while True:
-            with self._lock:
-                while not self._closing and (not ready or self._error):
-                    wake.wait()
+            worker.gate.acquire()
+            index = worker.index
+            if index == _NONE:
                 if self._closing:
                     return
-                index = heapq.heappop(ready)
-                assert self._graph is not None
-                op, action = self._graph.ops[index], self._actions[index]
-                self._running += 1
-            start = time.perf_counter()
-            error: BaseException | None = None
-            try:
-                with self._lane(op.resource):
-                    action()
-            except BaseException as caught:
-                error = caught
-            end = time.perf_counter()
-            with self._lock:
-                self._starts[index], self._ends[index] = start, end
-                self._running -= 1
-                self._left -= 1
-                if error is not None:
-                    self._error = self._error or error
-                elif not self._error:
-                    for dependent in self._current[index]:
-                        self._missing[dependent] -= 1
-                        if not self._missing[dependent]:
-                            self._make_ready(dependent)
-                if not self._left or self._error:
-                    self._finished.notify()
+                index = self._begin(worker)
+            run = self._run
+            while index != _NONE:
+                assert run is not None
+                error: BaseException | None = None
+                run.starts[index] = worker.began = clock()
+                try:
+                    with lane(run.program.resources[index]):
+                        run.actions[index]()
+                except BaseException as caught:
+                    error = caught
+                run.ends[index] = end = clock()
+                index = self._ended(run, worker, index, end, error)
+
+    def _begin(self, worker: "_Worker") -> int:
+        """Hand out what waits for nothing, unless that is done. Returns the op that `worker` itself is to run."""
+        with self._lock:
+            run = self._run
+            if run is None or run.begun or run.error is not None:
+                return _NONE
+            run.begun = True
+            lanes = run.program.lanes
+            for index in run.program.first:
+                heappush(run.ready[lanes[index]], index)
+            self._idle[worker.lane].remove(worker)
+            after, woken = self._hand_out(run, worker, range(len(self._idle)))
+        for each in woken:
+            each.wake()
+        return after
+
+    def _ended(self, run: "_Run", worker: "_Worker", index: int, end: float, error: BaseException | None) -> int:
+        """Note that `worker` has ended op `index`, and hand on what became ready. Returns the op that it runs next."""
+        with self._lock:
+            run.last_end = end
+            run.left -= 1
+            run.running -= 1
+            if error is not None:
+                run.error = run.error or error
+            touched = []
+            missing, lanes, ready, idle = run.missing, run.program.lanes, run.ready, self._idle
+            for follower in run.program.followers[index]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    lane = lanes[follower]
+                    heappush(ready[lane], follower)
+                    if idle[lane]:
+                        touched.append(lane)
+            after, woken = self._hand_out(run, worker, touched)
+        for each in woken:
+            each.wake()
+        return after
+
+    def _hand_out(self, run: "_Run", worker: "_Worker", lanes: Iterable[int]) -> tuple[int, list["_Worker"]]:
+        """Give `worker`, which is awake, the first ready op of its lane, and those of `lanes` to threads that sleep;
+        returns its op and the threads to wake. The caller holds the lock. A thread without an op is anybody's to wake
+        as soon as the lock is free."""
+        woken = []
+        after = _NONE
+        if run.error is None:
+            mine = run.ready[worker.lane]
+            if mine:
+                after = heappop(mine)
+                run.running += 1
+            for lane in lanes:
+                ready, idle = run.ready[lane], self._idle[lane]
+                while ready and idle:
+                    other = idle.pop()
+                    other.index = heappop(ready)
+                    run.running += 1
+                    woken.append(other)
+        worker.index = after
+        if after == _NONE:
+            self._idle[worker.lane].append(worker)
+        run.check_end()
+        return after, woken
+
+
+class _Program:
+    """What running a graph needs to know of it, once for all its runs."""
+
+    __slots__ = ("first", "followers", "graph", "lanes", "resources", "waits")
+
+    def __init__(self, graph: Graph, lane_of: Mapping[Resource, int]) -> None:
+        self.graph = graph
+        self.resources = [op.resource for op in graph.ops]
+        self.lanes = [lane_of[resource] for resource in self.resources]
+        self.waits = [len(op.waits) for op in graph.ops]
+        self.first = [op.index for op in graph.ops if not op.waits]
+        followers: list[list[int]] = [[] for _ in graph.ops]
+        for op in graph.ops:
+            for wait in op.waits:
+                followers[wait].append(op.index)
+        self.followers = [tuple(each) for each in followers]
+
+
+class _Run:
+    """One run of a graph; all but `starts` and `ends` belong to whoever holds the runner's lock."""
+
+    __slots__ = (
+        "actions",
+        "began",
+        "begun",
+        "end",
+        "ends",
+        "error",
+        "last_end",
+        "left",
+        "missing",
+        "over",
+        "program",
+        "ready",
+        "running",
+        "starts",
+    )
+
+    def __init__(self, program: _Program, actions: Sequence[Action], lanes: int) -> None:
+        count = len(program.waits)
+        self.program, self.actions = program, actions
+        self.missing = list(program.waits)
+        self.ready: list[list[int]] = [[] for _ in range(lanes)]
+        self.left, self.running = count, 0
+        self.starts, self.ends = [0.0] * count, [0.0] * count
+        self.error: BaseException | None = None
+        self.begun = self.over = False
+        self.end = threading.Lock()
+        self.end.acquire()
+        self.began = self.last_end = time.perf_counter()
+
+    def check_end(self) -> None:
+        """Let the caller of `run` go on when nothing runs and nothing will."""
+        if not self.left or (self.error is not None and not self.running):
+            self.let_go()
+
+    def let_go(self) -> None:
+        if not self.over:
+            self.over = True
+            self.end.release()
+
+
+class _Worker:
+    """A thread of a lane, asleep at its gate until it is woken; whoever wakes it gave it an op before."""
+
+    __slots__ = ("began", "gate", "index", "lane", "name", "thread")
+
+    def __init__(self, lane: int, name: str) -> None:
+        self.lane, self.name = lane, name
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.index = _NONE
+        self.began = 0.0
+        self.thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its gate is open already
+            self.gate.release()

@@ -16,7 +16,14 @@ from pathlib import Path
 import torch
 
 from ssdplan.plans.build import build_schedule
-from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError, NumericalError, UsageError
+from ssdplan.plans.errors import (
+    DiskFullError,
+    MemoryBudgetError,
+    MismatchError,
+    NumericalError,
+    StallError,
+    UsageError,
+)
 from ssdplan.plans.homes import device_tier
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph, Schedule, Tier
@@ -34,10 +41,11 @@ from .model import StreamedModel
 from .operations import Memory, Operations
 from .optimizer import AdamW
 from .records import Records
-from .runner import Action, OverlappedRunner, Runner, SerialRunner
+from .runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
 from .states import States
 from .store import Store
 from .tokens import load_tokenizer
+from .watchdog import Patience, Watchdog, Words
 from .weights import Weights
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -55,6 +63,10 @@ class Recipe:
     snapshot_every: int = 0
     """Steps between two durable generations of the store; 0 keeps nothing beyond a crash."""
     serial: bool = False
+    stall_after_seconds: float | None = None
+    """When a step of which nothing ends is told of; None: by the plan (`watchdog.Patience`)."""
+    stall_abort_seconds: float | None = None
+    """When such a step ends the run; None: never. Not with `serial`, whose ops cannot be left."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,8 @@ def train(
     made before the first step is removed then.
     """
     watch = watch or Watch()
+    if recipe.serial and recipe.stall_abort_seconds is not None:
+        raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
     tokenizer = load_tokenizer(model.path)
@@ -335,10 +349,19 @@ def _session(
         operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
         graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
-        runner: Runner = SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, device.lanes)
+        runner: Runner = (
+            SerialRunner(device.lane)
+            if recipe.serial
+            else OverlappedRunner(device.lane, device.lanes, in_flight=IN_FLIGHT)
+        )
         session = _Session(schedule, memory, store, records, layers, operations, states, runner, device, actions)
+        patience = Patience.of(plan, recipe.stall_after_seconds, recipe.stall_abort_seconds)
         try:
-            yield session
+            with Watchdog(patience, runner.standing, Words(plan, schedule, store), watch.note, runner.abandon):
+                yield session
+        except StallError as error:
+            error.left_open = stack.pop_all()
+            raise
         finally:
             runner.close()
             actions.clear()

@@ -41,6 +41,13 @@ class IoFailure(SsdplanError):  # noqa: N818 - native.IoError is the engine's ow
     exit_code = 6
 
 
+class StallError(IoFailure):
+    """No operation of a step ended for as long as the user allows."""
+
+    left_open: object = None
+    """What hangs still works on its memory and its volumes: they are kept with the error, and go with the process."""
+
+
 class StoreError(SsdplanError):
     """A store that is corrupt, foreign, incomplete or in use by another run."""
 

@@ -7,7 +7,7 @@ measures nothing itself.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from heapq import heappop, heappush
 
 from .errors import MismatchError
 from .layout import page, table
@@ -15,7 +15,7 @@ from .plan import Plan
 from .profile import Model
 from .quantities import RESOURCE_LABELS, duration, percent
 from .schedule import RESOURCES, Backward, Forward, Op, Resource, Schedule, Transfer, Update
-from .timeline import Timeline
+from .timeline import CLOCK_SECONDS, Timeline
 from .work import work_of
 
 LONGEST = 5
@@ -198,14 +198,22 @@ def _by_start(timeline: Timeline) -> Callable[[int], tuple[float, float, int]]:
 
 
 def _before_on_lane(timeline: Timeline, shared: bool) -> dict[int, int]:
-    """Op -> the op that ran before it on its lane."""
+    """Op -> the op of its lane that was the last to end before it began: the one that made room for it, however many a
+    lane has under way at once."""
     lanes: dict[Resource, list[int]] = defaultdict(list)
     for op in timeline.graph.ops:
         lanes["compute" if shared and op.resource == "cpu" else op.resource].append(op.index)
     before: dict[int, int] = {}
     for lane in lanes.values():
-        lane.sort(key=_by_start(timeline))
-        before.update((after, earlier) for earlier, after in pairwise(lane))
+        under_way: list[tuple[float, int, int]] = []
+        latest: tuple[float, int, int] | None = None
+        for order, index in enumerate(sorted(lane, key=_by_start(timeline))):
+            while under_way and under_way[0][0] <= timeline.starts[index] + CLOCK_SECONDS:
+                ended = heappop(under_way)
+                latest = ended if latest is None else max(latest, ended)
+            if latest is not None:
+                before[index] = latest[2]
+            heappush(under_way, (timeline.ends[index], order, index))
     return before
 
 

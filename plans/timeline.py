@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from .schedule import RESOURCES, Graph, Resource
 
+CLOCK_SECONDS = 1e-8
+"""What times are good to: a trace rounds a start and a length each to a nanosecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:

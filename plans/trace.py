@@ -1,7 +1,8 @@
 """Traces: a timeline as a Chrome trace (trace.json, opens in Perfetto), and a timeline read back from one.
 
-Owns the format. A track a resource, with an arrow to each operation from the one that it waited for longest; and a
-counter for each role of memory on host and on device. The trace says which graph ran, so that it can be read again.
+Owns the format. A track a resource (two where two of its operations are under way at once), with an arrow to each
+operation from the one that it waited for longest; and a counter for each role of memory on host and on device. The
+trace says which graph ran, so that it can be read again.
 """
 
 import json
@@ -10,8 +11,8 @@ from math import inf
 from pathlib import Path
 
 from .errors import MismatchError, UsageError
-from .schedule import RESOURCES, Op, Schedule, Tier, Transfer, Update
-from .timeline import Timeline
+from .schedule import RESOURCES, Op, Resource, Schedule, Tier, Transfer, Update
+from .timeline import CLOCK_SECONDS, Timeline
 from .usage import Usage, label, memory_usage
 from .work import roles_in_order
 
@@ -29,7 +30,8 @@ def write_trace(timeline: Timeline, schedule: Schedule, path: Path, *, name: str
 
     Raises OSError when it cannot be written.
     """
-    events = [*_names(name), *_operations(timeline)]
+    tracks = _tracks(timeline)
+    events = [*_names(name, tracks), *_operations(timeline, tracks)]
     usage = memory_usage(schedule, timeline)
     for tier in _TIERS:
         events += _counters(usage[tier])
@@ -88,17 +90,37 @@ def amount(op: Op) -> tuple[int, str]:
     return 0, ""
 
 
-def _names(name: str) -> Iterator[Event]:
+def _tracks(timeline: Timeline) -> list[tuple[Resource, int]]:
+    """Op -> resource and the first of its tracks, from 0, on which nothing else runs: there, spans that overlap must
+    lie one within the other."""
+    tracks: list[tuple[Resource, int]] = [(op.resource, 0) for op in timeline.graph.ops]
+    ends: dict[Resource, list[float]] = {resource: [] for resource in RESOURCES}
+    for index in sorted(range(len(tracks)), key=lambda index: timeline.starts[index]):
+        resource = tracks[index][0]
+        mine, start = ends[resource], timeline.starts[index]
+        number = next((n for n, end in enumerate(mine) if end <= start + CLOCK_SECONDS), len(mine))
+        mine[number : number + 1] = [timeline.ends[index]]
+        tracks[index] = (resource, number)
+    return tracks
+
+
+def _names(name: str, tracks: list[tuple[Resource, int]]) -> Iterator[Event]:
     yield {"ph": "M", "pid": _OPERATIONS, "name": "process_name", "args": {"name": name}}
     yield {"ph": "M", "pid": _MEMORY, "name": "process_name", "args": {"name": "memory in use, by role"}}
-    for tid, resource in enumerate(RESOURCES, 1):
-        yield {"ph": "M", "pid": _OPERATIONS, "tid": tid, "name": "thread_name", "args": {"name": resource}}
-        yield {"ph": "M", "pid": _OPERATIONS, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+    for track in sorted({*tracks, *((resource, 0) for resource in RESOURCES)}, key=_thread):
+        resource, number = track
+        tid, place = _thread(track), {"ph": "M", "pid": _OPERATIONS, "tid": _thread(track)}
+        yield {**place, "name": "thread_name", "args": {"name": f"{resource} ({number + 1})" if number else resource}}
+        yield {**place, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
-def _operations(timeline: Timeline) -> Iterator[Event]:
+def _thread(track: tuple[Resource, int]) -> int:
+    resource, number = track
+    return 100 * (RESOURCES.index(resource) + 1) + number
+
+
+def _operations(timeline: Timeline, tracks: list[tuple[Resource, int]]) -> Iterator[Event]:
     ops = timeline.graph.ops
-    tracks = {resource: tid for tid, resource in enumerate(RESOURCES, 1)}
     for op, start, end in zip(ops, timeline.starts, timeline.ends, strict=True):
         args: dict[str, object] = {"op": op.index, "stage": op.stage, "waits": op.waits}
         size, unit = amount(op)
@@ -107,12 +129,12 @@ def _operations(timeline: Timeline) -> Iterator[Event]:
         last = timeline.last_wait(op.index)
         if last is not None:
             args["last wait"] = f"{ops[last]} ({ops[last].resource}, op {last})"
-        place = {"pid": _OPERATIONS, "tid": tracks[op.resource]}
+        place = {"pid": _OPERATIONS, "tid": _thread(tracks[op.index])}
         yield {"ph": "X", **place, "name": str(op), "ts": _us(start), "dur": _us(end - start), "args": args}
         if last is not None:
             # At the middle of both: an arrow belongs to the operation that encloses its end.
             arrow: Event = {"name": "wait", "cat": "wait", "id": op.index}
-            there = {"pid": _OPERATIONS, "tid": tracks[ops[last].resource]}
+            there = {"pid": _OPERATIONS, "tid": _thread(tracks[last])}
             yield {"ph": "s", **arrow, **there, "ts": _us((timeline.starts[last] + timeline.ends[last]) / 2)}
             yield {"ph": "f", "bp": "e", **arrow, **place, "ts": _us((start + end) / 2)}
 

@@ -7,6 +7,7 @@ that is read. It moves bytes between its address space and memory; it does not k
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,8 @@ Progress = Callable[[float], None]
 
 
 class Store:
-    """A store that is open. One thread may read while another writes; each call returns when its bytes have moved.
+    """A store that is open. Threads may read and write at once, but none what another writes; a call returns when its
+    bytes have moved.
 
     `commit` makes what was written until then a generation; after a crash the store opens at the last one committed
     (or, cut off within a commit, at the one that was being committed). Nothing that the last two generations hold is
@@ -59,6 +61,9 @@ class Store:
         """What the last commit was given."""
         self.bytes_read = self.bytes_written = 0
         """Of states, since the store was opened; tables and superblocks are not counted."""
+        self._counting = threading.Lock()
+        self._under_way: dict[tuple[int, int], list[Request]] = {}
+        """Offset and bytes of a read or write -> a request for each of its extents that was started."""
 
     @classmethod
     def create(
@@ -200,23 +205,25 @@ class Store:
         those that were written.
         """
         chosen = self._layout.range(offset, nbytes)
-        with self._requests() as started:
+        with self._requests() as started, self._told(offset, nbytes, started):
             for index in chosen:
                 copy = self._copy[index]
                 assert copy != _NOWHERE, f"{self._name(index)} is read before it is written"
                 started.append(self._disk.read(self._segments(index, copy, address - offset)))
             for index, request in zip(chosen, started, strict=True):
-                self.bytes_read += request.wait()
+                request.wait()
                 extent = self._layout.extents[index]
                 if native.checksum(address - offset + extent.address, extent.nbytes) != self._checksums[index]:
                     raise StoreError(self._damage(index))
+        with self._counting:
+            self.bytes_read += nbytes
 
     def write(self, offset: int, nbytes: int, address: int) -> None:
         """Memory to bytes [offset, offset + nbytes) of the store, which must begin and end at cuts of the records.
 
         Raises IoFailure or DiskFullError; after one the store can be read but not committed.
         """
-        with self._failing(), self._requests() as started:
+        with self._failing(), self._requests() as started, self._told(offset, nbytes, started):
             for index in self._layout.range(offset, nbytes):
                 extent = self._layout.extents[index]
                 self._checksums[index] = native.checksum(address - offset + extent.address, extent.nbytes)
@@ -224,7 +231,26 @@ class Store:
                 self._copy[index] = copy = self._free_copy(index)
                 started.append(self._disk.write(self._segments(index, copy, address - offset)))
             for request in started:
-                self.bytes_written += request.wait()
+                request.wait()
+        with self._counting:
+            self.bytes_written += nbytes
+
+    def outstanding(self, offset: int, nbytes: int) -> dict[Path, int]:
+        """Of a read or write of these bytes that is under way: what each volume has not moved yet, if anything. An
+        extent counts until all of it has. From any thread, and for people: it is old news when it comes."""
+        started = self._under_way.get((offset, nbytes))
+        left: dict[Path, int] = {}
+        if started is None:
+            return left
+        for number, index in enumerate(self._layout.range(offset, nbytes)):
+            if number >= len(started) or not started[number].done():
+                extent = self._layout.extents[index]
+                for volume, _, _, length in self._superblock.striping.locate(
+                    extent.places[self._copy[index]], extent.nbytes
+                ):
+                    path = self._volumes[volume].path
+                    left[path] = left.get(path, 0) + length
+        return left
 
     def commit(self, metadata: dict[str, Any]) -> None:
         """Make all that was written a generation: data and tables, one flush on every volume, then the superblocks,
@@ -396,6 +422,15 @@ class Store:
                     with contextlib.suppress(OSError):
                         request.wait()
                 raise
+
+    @contextlib.contextmanager
+    def _told(self, offset: int, nbytes: int, started: list[Request]) -> Iterator[None]:
+        """What `outstanding` knows of."""
+        self._under_way[offset, nbytes] = started
+        try:
+            yield
+        finally:
+            self._under_way.pop((offset, nbytes), None)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

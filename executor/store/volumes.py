@@ -30,6 +30,7 @@ _PROBED_BYTES = 1 << 20
 
 class Request(Protocol):
     def wait(self) -> int: ...
+    def done(self) -> bool: ...
 
 
 class Disk(Protocol):

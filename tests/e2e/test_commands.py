@@ -212,6 +212,7 @@ def test_wrong_inputs_are_named(home, tmp_path):
         ([*run, "--data", tmp_path / "empty.txt"], 2, "empty.txt"),
         ([*run, "--data", tmp_path / "none.txt"], 2, "none.txt"),
         ([*run, "--data", "text.txt", "--eval-every", 2], 2, "--eval-data"),
+        ([*run, "--data", "text.txt", "--serial", "--stall-abort", 9], 2, "--stall-abort"),
         ([*run, "--data", "text.txt", "--volume", "/proc/sys/kernel"], 6, "/proc"),
     ]
     for arguments, code, says in cases:
@@ -284,7 +285,7 @@ def test_the_command_line_is_this():
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
         "show": "--plots --html --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
-        "--eval-every --serial --json",
+        "--eval-every --serial --stall-after --stall-abort --json",
         "volume": "init info check",
         "bench": "--volume --pairs --size --only --json",
     }.items():

@@ -13,13 +13,14 @@ from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.overlay import Stall, describe_overlay, lay_over, stalls
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Forward, Graph, Op, Region, Schedule, Transfer, Update
+from ssdplan.plans.schedule import RESOURCES, Forward, Graph, Op, Region, Schedule, Transfer, Update
 from ssdplan.plans.timeline import Timeline
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.planned import planned
 
 NOWHERE = Region(0, 0, 4096)
+IN_FLIGHT = {"read": 2, "write": 2}
 
 
 def _move(index: int, kind: str, *waits: int) -> Transfer:
@@ -61,6 +62,17 @@ def test_a_chain_is_walked_back_to_where_the_gap_begins() -> None:
     )
 
 
+def test_of_two_reads_at_once_the_one_that_ended_made_room() -> None:
+    """Reads 0 and 1 run side by side; read 2 begins when 1 ends, though 0, the one before 1, goes on for longer."""
+    timeline = _timeline(
+        (_move(0, "read"), 0.0, 5.0),
+        (_move(1, "read"), 0.0, 2.0),
+        (_move(2, "read"), 2.0, 4.0),
+        (_forward(3, 2), 4.0, 6.0),
+    )
+    assert stalls(timeline, shared=False) == (Stall(0.0, 2.0, 3, 1), Stall(2.0, 4.0, 3, 2))
+
+
 def test_an_update_is_in_the_way_only_on_the_same_cores() -> None:
     timeline = _timeline((_forward(0), 0.0, 1.0), (_update(1), 1.0, 3.0), (_forward(2, 0), 3.0, 4.0))
     assert stalls(timeline, shared=True) == (Stall(1.0, 3.0, 2, 1),)
@@ -83,16 +95,18 @@ def _plan(**choices: object) -> tuple[Plan, Schedule]:
 
 def _measured(timeline: Timeline, seed: int) -> Timeline:
     """Run again in the same order of starts, each op longer or shorter and begun a little late: never before its waits
-    and its lane allow it."""
+    and its lane allow it. Reads and writes are two at a time, as the executor has them."""
     rng = random.Random(seed)
     starts, ends = [0.0] * len(timeline.starts), [0.0] * len(timeline.starts)
-    free: dict[str, float] = {}
+    slots = {resource: [0.0] * IN_FLIGHT.get(resource, 1) for resource in RESOURCES}
     for index in sorted(range(len(starts)), key=lambda index: (timeline.starts[index], timeline.ends[index], index)):
         op = timeline.graph.ops[index]
-        ready = max([free.get(op.resource, 0.0), *(ends[wait] for wait in op.waits)])
+        mine = slots[op.resource]
+        slot = mine.index(min(mine))
+        ready = max([mine[slot], *(ends[wait] for wait in op.waits)])
         starts[index] = ready + rng.choice([0.0, 1e-6, 1e-5])
         ends[index] = starts[index] + (timeline.ends[index] - timeline.starts[index]) * rng.uniform(0.5, 3.0)
-        free[op.resource] = ends[index]
+        mine[slot] = ends[index]
     return Timeline(timeline.graph, tuple(starts), tuple(ends))
 
 
@@ -133,7 +147,7 @@ def test_time_is_accounted_for(seed: int, **choices: object) -> None:
 
 
 def _connected(timeline: Timeline, pieces: tuple[Stall, ...], shared: bool) -> None:
-    """Going back, each cause is something that the op after it waits for, or the op before that one on its lane."""
+    """Going back, each cause is something that the op after it waits for, or the op that made room on its lane."""
 
     def lane(index: int) -> str:
         resource = timeline.graph.ops[index].resource
@@ -151,10 +165,9 @@ def _connected(timeline: Timeline, pieces: tuple[Stall, ...], shared: bool) -> N
             continue
         if after is not None:
             mine = lanes[lane(after)]
-            same_lane = next(
-                (i for i in reversed(mine[: mine.index(after)]) if timeline.starts[i] < timeline.starts[after]), None
-            )
-            ready = [*timeline.graph.ops[after].waits, *([] if same_lane is None else [same_lane])]
+            ended = [i for i in mine[: mine.index(after)] if timeline.ends[i] <= timeline.starts[after] + 1e-8]
+            same_lane = sorted(ended, key=lambda index: timeline.ends[index])[-1:]
+            ready = [*timeline.graph.ops[after].waits, *same_lane]
             # What took no time is no piece: such an op may stand between.
             assert piece.cause in ready or any(timeline.ends[i] == timeline.starts[i] for i in ready)
             assert timeline.ends[piece.cause] == max(timeline.ends[index] for index in ready)

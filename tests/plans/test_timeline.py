@@ -1,6 +1,7 @@
 """Timelines as traces: what Perfetto is told is what the schedule and its memory say, and it can be read back."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,23 @@ def test_each_resource_is_a_track(tmp_path: Path) -> None:
         assert (args["op"], tuple(args["waits"])) == (op.index, op.waits)
         assert args.get("bytes") == (op.nbytes if isinstance(op, Transfer) else None)
         assert args.get("elements") == (op.elements if isinstance(op, Update) else None)
+
+
+def test_what_overlaps_on_a_resource_has_a_second_track(tmp_path: Path) -> None:
+    """Spans of one track either follow each other or lie one within the other, or viewers drop them."""
+    schedule, timeline = _made()
+    reads = [op.index for op in timeline.graph.ops if op.resource == "read"]
+    ends = list(timeline.ends)
+    for index in reads[::4]:
+        ends[index] += 0.4 * (timeline.ends[index] - timeline.starts[index])
+    longer = Timeline(timeline.graph, timeline.starts, tuple(ends))
+    events = _written(tmp_path / "trace.json", schedule, longer)
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert sorted(tracks.values()) == sorted([*RESOURCES, "read (2)"])
+    for tid in tracks:
+        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == tid)
+        assert all(one[1] <= other[0] + 0.01 for one, other in pairwise(spans))
+    assert read_trace(tmp_path / "trace.json", schedule).ends == pytest.approx(longer.ends, abs=2 * NANOSECOND)
 
 
 def test_an_arrow_comes_from_the_wait_that_ended_last(tmp_path: Path) -> None:

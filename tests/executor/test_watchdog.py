@@ -1,0 +1,221 @@
+"""A step that stands still is told of by name: operation, tensor, bytes, volume. It ends only where that is asked."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdplan import native
+from ssdplan.executor.device import EmulatedDevice
+from ssdplan.executor.model import open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.runner import OverlappedRunner, SerialRunner
+from ssdplan.executor.store import Record, Store
+from ssdplan.executor.train import Recipe, Watch, train
+from ssdplan.executor.watchdog import Patience, Watchdog, Words
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.errors import StallError, UsageError
+from ssdplan.plans.schedule import RESOURCES, Update
+from tests.executor.planned import make_plan
+from tests.executor.runs import LENGTH, prepare
+
+MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def no_lane(resource: str) -> Iterator[None]:
+    yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    return prepare(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def plan(directory):
+    return make_plan(open_model(directory / "llama", torch.float32), sequence_length=LENGTH)
+
+
+@pytest.fixture(params=["serial", "overlapped"])
+def runner(request):
+    made = (
+        SerialRunner(no_lane)
+        if request.param == "serial"
+        else OverlappedRunner(no_lane, {resource: resource for resource in RESOURCES})
+    )
+    yield made
+    made.close()
+
+
+def never(error: StallError) -> None:
+    raise AssertionError(error)
+
+
+def test_patience_follows_the_plan_unless_told(plan):
+    slow = plan.model_copy(update={"prediction": plan.prediction.model_copy(update={"step_seconds": 40.0})})
+    assert Patience.of(plan) == Patience(60.0, None)
+    assert Patience.of(slow) == Patience(200.0, None)
+    assert Patience.of(slow, 3.0, 9.0) == Patience(3.0, 9.0)
+
+
+def test_an_action_that_hangs_is_named_at_doubling_intervals(plan, runner):
+    schedule = build_schedule(plan.model, plan.decision)
+    graph = schedule.steady
+    hanging = next(op for op in graph.ops if isinstance(op, Update))
+    notes: list[tuple[float, str]] = []
+    began: list[float] = []
+
+    def hang() -> None:
+        began.append(time.perf_counter())
+        while len(notes) < 3:
+            time.sleep(0.01)
+
+    actions = [hang if op is hanging else (lambda: None) for op in graph.ops]
+
+    def note(text: str) -> None:
+        notes.append((time.perf_counter(), text))
+
+    with Watchdog(Patience(0.2), runner.standing, Words(plan, schedule, None), note, never):
+        runner.run(graph, actions)
+        runner.run(graph, [lambda: None] * len(actions))
+        time.sleep(0.5)  # a runner at rest is no stall
+    assert len(notes) == 3, notes
+    after = [moment - began[0] for moment, _ in notes]
+    for moment, due in zip(after, (0.2, 0.4, 0.8), strict=True):
+        assert moment >= due - 0.01
+    text = notes[0][1]
+    assert str(hanging) in text and f"of {len(graph.ops)} of the steady step" in text
+    assert f"{hanging.elements:,} elements of {plan.model.states[hanging.state].name}" in text
+    follower = next(op for op in graph.ops if hanging.index in op.waits)
+    assert f"waiting for it: {follower}" in text
+
+
+def test_a_step_that_goes_on_is_left_alone(plan, runner):
+    """Slow in all, but never without an operation that ends."""
+    schedule = build_schedule(plan.model, plan.decision)
+    notes: list[str] = []
+    naps = [lambda: time.sleep(0.02)] * len(schedule.steady.ops)
+    with Watchdog(Patience(0.5), runner.standing, Words(plan, schedule, None), notes.append, never):
+        assert runner.run(schedule.steady, naps).seconds > 0.5
+    assert not notes
+
+
+def test_a_run_ends_where_it_was_asked_to(plan):
+    schedule = build_schedule(plan.model, plan.decision)
+    graph = schedule.steady
+    runner = OverlappedRunner(no_lane, {resource: resource for resource in RESOURCES})
+    released = threading.Event()
+    hanging = next(op for op in graph.ops if op.resource == "compute")
+    actions = [(lambda: released.wait(60)) if op is hanging else (lambda: None) for op in graph.ops]
+    notes: list[str] = []
+    started = time.perf_counter()
+    words = Words(plan, schedule, None)
+    with (
+        pytest.raises(StallError, match="no operation has ended") as caught,
+        Watchdog(Patience(0.1, 0.5), runner.standing, words, notes.append, runner.abandon),
+    ):
+        runner.run(graph, actions)
+    assert 0.5 <= time.perf_counter() - started < 10
+    assert str(hanging) in str(caught.value) and notes
+    layer = plan.model.layers[hanging.layer]
+    assert f"layer {layer.name}, of {plan.model.states[layer.states[0]].name}" in str(caught.value)
+    runner.close()
+    released.set()
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "threads"])
+def test_the_volume_and_its_outstanding_bytes_are_named(tmp_path, monkeypatch, engine):
+    """Every transfer begins 20 ms late: until then all bytes of a write, then of a read, are outstanding."""
+    try:
+        native.Engine(engine).close()
+    except native.IoError as error:
+        pytest.skip(f"no {engine} here: {error}")
+    real = native.Engine
+    monkeypatch.setattr(native, "Engine", lambda: real(engine, faults=[(n, "delay") for n in range(400)]))
+    places = [tmp_path / "one", tmp_path / "two"]
+    store = Store.create(places, [Record("state", 0, 8 * MIB, False, (0, 8 * MIB))], "0" * 64)
+    arena = native.Arena(8 * MIB, lock=False)
+    for move in (store.write, store.read):
+        thread = threading.Thread(target=move, args=(0, 8 * MIB, arena.address))
+        thread.start()
+        seen: list[dict[Path, int]] = []
+        while thread.is_alive():
+            seen.append(store.outstanding(0, 8 * MIB))
+        thread.join()
+        assert {path: 4 * MIB for path in store.paths} in seen
+        assert all(set(left) <= set(store.paths) and max(left.values(), default=0) <= 4 * MIB for left in seen)
+        assert store.outstanding(0, 8 * MIB) == {}
+    store.remove()
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "threads"])
+def test_a_read_that_is_late_is_told_with_its_volume(directory, plan, tmp_path, monkeypatch, engine):
+    """A whole run on an engine whose every transfer is late, watched by somebody without patience."""
+    try:
+        native.Engine(engine).close()
+    except native.IoError as error:
+        pytest.skip(f"no {engine} here: {error}")
+    real = native.Engine
+    monkeypatch.setattr(native, "Engine", lambda: real(engine, faults=[(n, "delay") for n in range(20000)]))
+    notes: list[str] = []
+    train(
+        plan,
+        open_model(directory / "llama", torch.float32),
+        EmulatedDevice(),
+        data=directory / "text.txt",
+        out=tmp_path / "run",
+        recipe=Recipe(steps=1, optimizer=AdamW(lr=1e-3), stall_after_seconds=0.008),
+        watch=Watch(note=notes.append),
+    )
+    stalls = [note for note in notes if "no operation has ended" in note]
+    volume = tmp_path / "run" / "volume-0.ssdplan"
+    assert any(f"{volume}: " in note and "outstanding" in note for note in stalls), stalls[:3]
+    assert any("read optimizer states of block" in note or "read parameters of block" in note for note in stalls)
+    assert any("/ssd [" in note and "on ssd to" in note for note in stalls)
+
+
+def test_a_serial_run_cannot_be_ended(directory, plan, tmp_path):
+    with pytest.raises(UsageError, match="--stall-abort"):
+        train(
+            plan,
+            open_model(directory / "llama", torch.float32),
+            EmulatedDevice(),
+            data=directory / "text.txt",
+            out=tmp_path / "run",
+            recipe=Recipe(steps=1, optimizer=AdamW(lr=1e-3), serial=True, stall_abort_seconds=1.0),
+        )
+
+
+def test_a_command_whose_drive_hangs_ends_with_code_6(directory, plan, tmp_path):
+    """In a process of its own, whose reads never return."""
+    plan.save(tmp_path / "plan.json")
+    code = textwrap.dedent("""
+        import sys, time
+        from ssdplan import cli
+        from ssdplan.executor.store import Store
+        Store.read = lambda self, offset, nbytes, address: time.sleep(600)
+        sys.exit(cli.main(sys.argv[1:]))
+    """)
+    run = ["run", "plan.json", "--data", directory / "text.txt", "--steps", "2", "--out", "run", "--stall-abort", "1"]
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, run)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 6, done
+    assert "ssdplan: error: no operation has ended for 1" in done.stderr and "read " in done.stderr
+    assert time.monotonic() - started < 100
