@@ -97,7 +97,8 @@ def compare(request: Request, line: ProgressLine) -> Comparison:
     load = os.getloadavg()[0]
     with _directories(request) as (work, swap):
         bench = _Bench(request, facts, work, swap, line, len(os.sched_getaffinity(0)), missing=missing)
-        _prepare(bench, arms)
+        if len(bench.missing) < len(arms):
+            _prepare(bench, arms)
         order = [arm for arm in arms if arm.name not in bench.missing]
         for number in range(1, request.rounds + 1):
             for place, arm in enumerate(order):
@@ -234,8 +235,8 @@ def _prepare(bench: _Bench, arms: tuple[Arm, ...]) -> None:
             for arm in arms:
                 if arm.kind.startswith("deepspeed"):
                     bench.missing.setdefault(arm.name, f"its extensions cannot be built: {_last_words(built, log)}")
-    if any(arm.ours for arm in arms):
-        _plan(bench, [arm for arm in arms if arm.ours and arm.name not in bench.missing])
+    if ours := [arm for arm in arms if arm.ours and arm.name not in bench.missing]:
+        _plan(bench, ours)
 
 
 def _plan(bench: _Bench, ours: list[Arm]) -> None:

@@ -19,6 +19,8 @@ AGREEMENT = 2e-3
 moved them by up to 3e-4; other batches move them by more than ten times this."""
 MEMORY_COUNTED = "VmHWM"
 SHOWN_STEPS = 12
+LETTERS = "ABCDEFGH"
+"""Of the arms, in tables and pictures."""
 
 
 class Round(Part):
@@ -244,7 +246,7 @@ def describe_comparison(found: Comparison) -> str:
 def _arms(found: Comparison) -> list[str]:
     cells = [("", "", "tokens/s", "step", "quartiles", "peak memory", "ssd read", "written")]
     remarks = []
-    for letter, arm in zip(_LETTERS, found.arms, strict=False):
+    for letter, arm in zip(LETTERS, found.arms, strict=False):
         if arm.step_seconds is None:
             cells.append((letter, arm.name, *"------"))
         else:
@@ -306,7 +308,7 @@ def _ratios(found: Comparison) -> list[str]:
 
 
 def _losses(found: Comparison) -> list[str]:
-    measured = [(letter, arm) for letter, arm in zip(_LETTERS, found.arms, strict=False) if arm.losses]
+    measured = [(letter, arm) for letter, arm in zip(LETTERS, found.arms, strict=False) if arm.losses]
     if not measured:
         return []
     steps = range(found.steps)
@@ -323,6 +325,3 @@ def _losses(found: Comparison) -> list[str]:
     others = [letter for letter, arm in measured if arm.same_training is False]
     remark = f"{', '.join(others)}: not the same training: the first loss is not {letter}'s. Compare nothing with it."
     return [*table(cells, [], left=(0,)), *([f"  {line}" for line in wrapped(remark)] if others else [])]
-
-
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -23,9 +23,10 @@ SUB_GROUP_ELEMENTS = {"fast": 50_000_000, "lean": 25_000_000}
 
 def build() -> None:
     """Compile the extensions, where that was not done before; an error of the compiler is raised."""
-    from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder
+    from deepspeed.accelerator import get_accelerator
 
-    for builder in (AsyncIOBuilder(), CPUAdamBuilder()):
+    for name in ("AsyncIOBuilder", "CPUAdamBuilder", "ShareMemCommBuilder"):
+        builder = get_accelerator().create_op_builder(name)
         if not builder.is_compatible(verbose=True):
             raise SystemExit(f"deepspeed's {builder.name} needs a compiler, ninja and the headers of libaio")
         builder.load()
