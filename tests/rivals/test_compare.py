@@ -34,9 +34,9 @@ def found(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     (home / "volume").mkdir()
     done = finished(
-        *TINY, "--arms", "torch,torch-checkpointing,ssdplan", "--host-memory", "64MiB,64KiB", "--steps", 4, "--rounds", 1,
-        "--volume", home / "volume", "--work", home / "work", "--plots", home / "plots", "--json",
-        expect=1,
+        *TINY, "--arms", "torch,torch-checkpointing,ssdplan", "--host-memory", "64MiB,64KiB",
+        "--steps", 4, "--rounds", 1, "--volume", home / "volume", "--work", home / "work", "--plots", home / "plots",
+        "--json", expect=1,
     )  # fmt: skip
     return json.loads(done.stdout), home
 
@@ -86,9 +86,10 @@ def test_only_what_is_named_stays(found):
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 def test_deepspeed_trains_the_same_and_its_bytes_are_counted(tmp_path):
-    # States of less than a megabyte stay in its memory: a tiny model would not touch the drive.
+    # Parameters of less than a MiB stay in its memory, and where a head is small beside them it stumbles over itself
+    # (0.19.8 reads one that is used twice in a row into two buffers); so the least model that it treats as a large one.
     done = finished(
-        *TINY, "--shape", "hidden=256,layers=2,heads=4,vocab=2048", "--arms", "torch,deepspeed-fast,deepspeed-lean",
+        *TINY, "--shape", "hidden=768,layers=2,heads=12,vocab=8192", "--arms", "torch,deepspeed-fast,deepspeed-lean",
         "--steps", 3, "--rounds", 1, "--volume", tmp_path, "--json",
     )  # fmt: skip
     torch, *others = json.loads(done.stdout)["arms"]
@@ -98,7 +99,7 @@ def test_deepspeed_trains_the_same_and_its_bytes_are_counted(tmp_path):
         assert arm["losses"] == pytest.approx(torch["losses"], abs=2e-3)
         assert not arm["missing"], arm["missing"]
         # Masters and two moments of each parameter in fp32 go to the drive every step.
-        assert arm["kernel_write_bytes"] > 12 * 2_600_000
+        assert arm["kernel_write_bytes"] > 12 * 26_700_000
     assert not list(tmp_path.iterdir())
 
 
