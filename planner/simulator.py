@@ -7,6 +7,7 @@ a drive or the cores slow each other. It never changes a graph and schedules not
 import heapq
 from math import inf
 
+from ssdplan.plans.calibration import Expectation
 from ssdplan.plans.profile import Machine, Model, update_rate
 from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
 from ssdplan.plans.timeline import Timeline
@@ -76,6 +77,20 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
                     if missing[follower] == 0:
                         heapq.heappush(ready[lanes[follower]], follower)
     return Timeline(graph, tuple(starts), tuple(ends))
+
+
+def expectation(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Expectation:
+    """The figures that `simulate` counts on, for whoever compares a measured timeline with them."""
+    lane_of, speeds = _lanes(machine)
+    by_resource = []
+    for mask in range(1 << len(RESOURCES)):
+        lanes = 0
+        for number, resource in enumerate(RESOURCES):
+            if mask >> number & 1:
+                lanes |= 1 << lane_of[resource]
+        each = speeds[lanes]
+        by_resource.append(tuple(1.0 if each is None else each[lane_of[resource]] for resource in RESOURCES))
+    return Expectation(tuple(_seconds_alone(graph.ops, model, machine, micro_batch_size)), tuple(by_resource))
 
 
 def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...] | None]]:
