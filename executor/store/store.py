@@ -7,6 +7,7 @@ that is read. It moves bytes between its address space and memory; it does not k
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,8 @@ Progress = Callable[[float], None]
 
 
 class Store:
-    """A store that is open. One thread may read while another writes; each call returns when its bytes have moved.
+    """A store that is open. Any threads may read and write at once, as long as no range is written while it is read or
+    written elsewhere: nothing is locked while bytes move, and each call returns when its own have.
 
     `commit` makes what was written until then a generation; after a crash the store opens at the last one committed
     (or, cut off within a commit, at the one that was being committed). Nothing that the last two generations hold is
@@ -48,6 +50,7 @@ class Store:
         self._durable = durable
         self._locks = Locks()
         self._failure = ""
+        self._counting = threading.Lock()
         count = len(layout.extents)
         self._copy = [_NOWHERE] * count
         """Extent -> which of its places holds it now."""
@@ -200,31 +203,31 @@ class Store:
         those that were written.
         """
         chosen = self._layout.range(offset, nbytes)
-        with self._requests() as started:
-            for index in chosen:
-                copy = self._copy[index]
-                assert copy != _NOWHERE, f"{self._name(index)} is read before it is written"
-                started.append(self._disk.read(self._segments(index, copy, address - offset)))
-            for index, request in zip(chosen, started, strict=True):
-                self.bytes_read += request.wait()
-                extent = self._layout.extents[index]
-                if native.checksum(address - offset + extent.address, extent.nbytes) != self._checksums[index]:
-                    raise StoreError(self._damage(index))
+        assert _NOWHERE not in self._copy[chosen.start : chosen.stop], f"{self._name(chosen[0])}: read before written"
+        with translated():
+            ranges = [self._segments(index, self._copy[index], address - offset) for index in chosen]
+            checksums = self._disk.read_summed(ranges)
+        for index, checksum in zip(chosen, checksums, strict=True):
+            if checksum != self._checksums[index]:
+                raise StoreError(self._damage(index))
+        with self._counting:
+            self.bytes_read += nbytes
 
     def write(self, offset: int, nbytes: int, address: int) -> None:
         """Memory to bytes [offset, offset + nbytes) of the store, which must begin and end at cuts of the records.
 
         Raises IoFailure or DiskFullError; after one the store can be read but not committed.
         """
-        with self._failing(), self._requests() as started:
-            for index in self._layout.range(offset, nbytes):
-                extent = self._layout.extents[index]
-                self._checksums[index] = native.checksum(address - offset + extent.address, extent.nbytes)
-                self._born[index] = self.generation + 1
-                self._copy[index] = copy = self._free_copy(index)
-                started.append(self._disk.write(self._segments(index, copy, address - offset)))
-            for request in started:
-                self.bytes_written += request.wait()
+        chosen = self._layout.range(offset, nbytes)
+        copies = [self._free_copy(index) for index in chosen]
+        with self._failing():
+            ranges = [self._segments(index, copy, address - offset) for index, copy in zip(chosen, copies, strict=True)]
+            checksums = self._disk.write_summed(ranges)
+        span = slice(chosen.start, chosen.stop)
+        self._copy[span], self._checksums[span] = copies, checksums
+        self._born[span] = [self.generation + 1] * len(chosen)
+        with self._counting:
+            self.bytes_written += nbytes
 
     def commit(self, metadata: dict[str, Any]) -> None:
         """Make all that was written a generation: data and tables, one flush on every volume, then the superblocks,
