@@ -15,7 +15,7 @@ constexpr std::size_t kWords = 8;  // a vector's
 typedef std::uint64_t Words __attribute__((vector_size(kWords * sizeof(std::uint64_t))));
 constexpr std::size_t kVectors = kChecksumUnit / sizeof(Words);
 
-constexpr std::size_t kPrefetch = 4096;  // bytes ahead: past the end of a page, where the processor's own ends
+constexpr std::size_t kPrefetch = 1024;  // bytes ahead: of 256 to 4096 the best for what is in no cache
 
 template <typename Word>
 SSDPLAN_INLINE void step(Word& x) {
