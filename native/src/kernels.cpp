@@ -12,7 +12,7 @@
 namespace ssdplan {
 namespace {
 
-constexpr std::size_t kPrefetch = 4096;  // bytes ahead: past the end of a page, where the processor's own ends
+constexpr std::size_t kPrefetch = 1024;  // bytes ahead: of 512 to 4096 the best for what is in no cache
 
 // Fetches, ahead of its use, what a later turn takes of a stream.
 template <std::size_t elements, typename Item>

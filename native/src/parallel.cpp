@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kPiece = 32 * kBlock;      // elements that one thread takes at a time
 constexpr std::size_t kCopyPiece = 1024 * 1024;  // bytes, likewise
+constexpr std::size_t kChecksumPiece = 256 * 1024;
 
 std::size_t pieces(std::size_t length, std::size_t piece) {
     return (length + piece - 1) / piece;
@@ -384,16 +385,12 @@ std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::i
         throw std::invalid_argument("nbytes must be a multiple of " + std::to_string(kChecksumUnit) + ", not " +
                                     std::to_string(length));
     }
-    // The first piece takes what is over: a sum is carried past whole pieces only.
-    const std::size_t count = pieces(length, kChecksumPiece);
-    const std::size_t before = count * kChecksumPiece - length;
-    std::vector<std::uint64_t> sums(count);
-    Workers::shared().run(count, workers, [&](std::size_t piece) {
-        const std::size_t begin = piece == 0 ? 0 : piece * kChecksumPiece - before;
-        sums[piece] = checksum_sum(at<const std::byte>(data) + begin, (piece + 1) * kChecksumPiece - before - begin);
+    std::atomic<std::uint64_t> sum{0};
+    Workers::shared().run(pieces(length, kChecksumPiece), workers, [&](std::size_t piece) {
+        const std::size_t begin = piece * kChecksumPiece;
+        const std::size_t nbytes = std::min(kChecksumPiece, length - begin);
+        sum ^= checksum_carry(checksum_sum(at<const std::byte>(data) + begin, nbytes), length - begin - nbytes);
     });
-    std::uint64_t sum = 0;
-    for (const std::uint64_t piece : sums) sum = checksum_join(sum, piece);
     return checksum_finish(sum, length);
 }
 
