@@ -474,6 +474,11 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval-every", type=_count, metavar="N", help="and after every N steps")
     parser.add_argument("--serial", action="store_true", help="one operation at a time: slow, and easy to believe")
     parser.add_argument(
+        "--replan",
+        action="store_true",
+        help="when the first steps show another machine than the profile's, move to the plan that solve would choose",
+    )
+    parser.add_argument(
         "--stall-after",
         type=_positive,
         metavar="SECONDS",
@@ -497,6 +502,7 @@ def _run(options: argparse.Namespace) -> int:
     from ssdplan.executor.model import open_model
     from ssdplan.executor.optimizer import AdamW
     from ssdplan.executor.train import DTYPES, Recipe, Watch, train
+    from ssdplan.planner.replan import Replanner
     from ssdplan.plans.report import describe_report
 
     if not (options.model or plan.model.path):
@@ -509,6 +515,7 @@ def _run(options: argparse.Namespace) -> int:
         pack=options.pack,
         eval_every=options.eval_every or 0,
         serial=options.serial,
+        replan=options.replan,
         stall_after_seconds=options.stall_after,
         stall_abort_seconds=options.stall_abort,
     )
@@ -535,6 +542,7 @@ def _run(options: argparse.Namespace) -> int:
             eval_data=options.eval_data,
             volumes=options.volume or (),
             watch=Watch(loading=line, step=step, evaluation=evaluation, note=line.note),
+            advisor=Replanner(plan),
         )
     finally:
         line.done()

@@ -4,6 +4,7 @@ Owns the order of a run's life and its directory. It schedules nothing: each ste
 """
 
 import contextlib
+import itertools
 import math
 import shutil
 import statistics
@@ -12,15 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.calibration import Advisor
 from ssdplan.plans.errors import (
     DiskFullError,
     MemoryBudgetError,
     MismatchError,
     NumericalError,
+    SsdplanError,
     StallError,
     UsageError,
 )
@@ -29,15 +34,17 @@ from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph, Schedule, Tier
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import write_trace
-from ssdplan.plans.units import format_bytes
+from ssdplan.plans.units import format_bytes, format_seconds
 from ssdplan.plans.verify import verify
 
+from .calibration import Calibrator
 from .data import Batch, TextData
 from .device import Device
 from .export import export_model
 from .layers import Layers, MicroBatch
 from .metrics import Compared, MetricsFile, StepMetrics, compare, write_report
 from .model import StreamedModel
+from .moving import Holding, settle, stage
 from .operations import Memory, Operations
 from .optimizer import AdamW
 from .records import Records
@@ -67,6 +74,8 @@ class Recipe:
     """When a step of which nothing ends is told of; None: by the plan (`watchdog.Patience`)."""
     stall_abort_seconds: float | None = None
     """When such a step ends the run; None: never. Not with `serial`, whose ops cannot be left."""
+    replan: bool = False
+    """Move to a better plan when the first steps show a machine that is not as the plan's profile says."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +109,12 @@ def train(
     eval_data: Path | None = None,
     volumes: Sequence[Path] = (),
     watch: Watch | None = None,
+    advisor: Advisor | None = None,
 ) -> Result:
     """Replay `plan` for `recipe.steps` steps. `out` must not exist or be empty; the store lies in it unless `volumes`.
 
+    With an `advisor` the first steps are compared with the plan's figures (`calibration.Calibrator`); `recipe.replan`
+    needs one.
     Raises MismatchError when plan and model do not belong together, and the errors of data, memory and store; what was
     made before the first step is removed then.
     """
@@ -119,8 +131,9 @@ def train(
         run = stack.enter_context(_directory(out))
         records = Records.of(schedule, snapshots=bool(recipe.snapshot_every))
         _look_ahead(plan, model, run, volumes, _store_bytes(records, recipe), watch)
-        session = stack.enter_context(_session(plan, model, device, schedule, records, volumes or [run], recipe, watch))
-        return _steps(session, plan, texts, recipe, run, model, watch)
+        sessions = stack.enter_context(_Sessions(model, device, volumes or [run], recipe, watch))
+        sessions.open(plan, schedule, records)
+        return _steps(sessions, plan, texts, recipe, run, model, watch, advisor)
 
 
 def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
@@ -128,6 +141,17 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
 
     Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
     """
+    schedule = _schedule_of(plan, model, device)
+    if plan.prediction.peak_device_bytes > device.memory_bytes():
+        raise MemoryBudgetError(
+            f"the plan needs {plan.prediction.peak_device_bytes} bytes of device memory, {device.memory_bytes()} are "
+            "free; solve again with a smaller --device-memory"
+        )
+    return schedule
+
+
+def _schedule_of(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
+    """What `check` refuses and returns, whatever memory is free at the moment."""
     plan.refuse_fp16()
     if plan.model.fingerprint != model.fingerprint:
         raise MismatchError(
@@ -158,11 +182,6 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
             raise MemoryBudgetError(
                 f"the plan needs {needed} bytes of {what} memory, its budget is {budget}; solve again"
             )
-    if predicted.peak_device_bytes > device.memory_bytes():
-        raise MemoryBudgetError(
-            f"the plan needs {predicted.peak_device_bytes} bytes of device memory, {device.memory_bytes()} are free; "
-            "solve again with a smaller --device-memory"
-        )
     verify(schedule)
     return schedule
 
@@ -316,12 +335,16 @@ def _session(
     volumes: Sequence[Path],
     recipe: Recipe,
     watch: Watch,
+    staged: Store | None,
 ) -> Iterator[_Session]:
-    """Memory, store and loaded states; all of it closed again, whatever happens."""
+    """Memory, store and loaded states; all of it closed again, whatever happens. `staged`: the store, when the states
+    are in it already (`moving.stage`)."""
     dtype = DTYPES[plan.decision.precision]
     with contextlib.ExitStack() as stack:
-        store = None
-        if records.records:
+        store = staged
+        if store:
+            stack.push(partial(_leave, store, watch))
+        elif records.records:
             durable = bool(recipe.snapshot_every)
             store = Store.create(
                 volumes, records.records, plan.sha256(), _bandwidths(plan, len(volumes)), durable=durable
@@ -338,10 +361,13 @@ def _session(
                 f"store of {format_bytes(_store_bytes(records, recipe))}, engine {store.engine}"
                 + (f" (without registered memory: {refused})" if refused else "")
             )
-        weights = Weights(model)
         states = States(model, schedule, memory, store, dtype)
-        states.load(weights, watch.loading)
-        weights.close()
+        if staged:
+            settle(Holding(schedule, memory, store), records, dtype, watch.loading)
+        else:
+            weights = Weights(model)
+            states.load(weights, watch.loading)
+            weights.close()
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
         layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
@@ -367,6 +393,72 @@ def _session(
             actions.clear()
 
 
+class _Sessions:
+    """The session that is open, and how that of another plan takes its place."""
+
+    def __init__(
+        self, model: StreamedModel, device: Device, volumes: Sequence[Path], recipe: Recipe, watch: Watch
+    ) -> None:
+        self._model, self._device, self._volumes, self._recipe, self._watch = model, device, volumes, recipe, watch
+        self._stack = contextlib.ExitStack()
+        self._made = 0
+        self._current: _Session | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, at)
+
+    @property
+    def current(self) -> _Session:
+        assert self._current is not None
+        return self._current
+
+    def open(self, plan: Plan, schedule: Schedule, records: Records, staged: Store | None = None) -> None:
+        self._current = self._stack.enter_context(
+            _session(
+                plan, self._model, self._device, schedule, records, self._volumes, self._recipe, self._watch, staged
+            )
+        )
+
+    def move(self, plan: Plan, step: int) -> bool:
+        """Go on with another plan of the same batch after `step` steps; losses and weights stay what they would be.
+        False when that cannot be, with a note of why; then nothing has changed.
+
+        The other plan's store is made beside the first, holds all states before the first goes, and with snapshots is
+        one itself then.
+        """
+        session, durable = self.current, bool(self._recipe.snapshot_every)
+        session.flush()
+        self._made += len(self._volumes)
+        try:
+            schedule = _schedule_of(plan, self._model, self._device)
+            records = Records.of(schedule, snapshots=True)
+            store = Store.create(
+                self._volumes,
+                records.records,
+                plan.sha256(),
+                _bandwidths(plan, len(self._volumes)),
+                durable=durable,
+                first_volume=self._made,
+            )
+        except SsdplanError as error:
+            self._watch.note(f"the run keeps its plan, since it cannot move to the other: {error}")
+            return False
+        with contextlib.ExitStack() as stack:
+            stack.push(partial(_leave, store, self._watch))
+            source = Holding(session.schedule, session.memory, session.store)
+            stage(source, schedule, records, store, self._watch.loading)
+            if durable:
+                store.commit({"step": step})
+            self._current = None
+            self._stack.close()
+            stack.pop_all()
+        self.open(plan, schedule, records, store)
+        return True
+
+
 def _leave(store: Store, watch: Watch, kind: object, error: BaseException | None, trace: object) -> None:
     """The end of a run's store: it goes when the run ended well, or has no snapshot that could be of use."""
     if error is None or not store.generation:
@@ -378,8 +470,18 @@ def _leave(store: Store, watch: Watch, kind: object, error: BaseException | None
 
 
 def _steps(
-    session: _Session, plan: Plan, texts: _Texts, recipe: Recipe, run: Path, model: StreamedModel, watch: Watch
+    sessions: _Sessions,
+    plan: Plan,
+    texts: _Texts,
+    recipe: Recipe,
+    run: Path,
+    model: StreamedModel,
+    watch: Watch,
+    advisor: Advisor | None,
 ) -> Result:
+    session = sessions.current
+    calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor else None
+    assert calibrator or not recipe.replan
     losses: list[float] = []
     measured: list[StepMetrics] = []
     eval_losses: dict[int, float] = {}
@@ -418,6 +520,7 @@ def _steps(
                 device_peak_bytes=_peak(session, plan, "device"),
             )
             losses.append(loss)
+            better = calibrator.take(timeline) if calibrator and not after_flush else None
             if not after_flush or step + 1 == recipe.steps == 1:
                 measured.append(metrics)
             after_flush = False
@@ -429,6 +532,16 @@ def _steps(
             if recipe.eval_every and (step + 1) % recipe.eval_every == 0 and step + 1 < recipe.steps:
                 evaluate(step + 1)
                 after_flush = True
+            if better and step + 1 < recipe.steps:
+                start = time.perf_counter()
+                moved = sessions.move(better, step + 1)
+                session, after_flush = sessions.current, True
+                if moved:
+                    earlier = _keep_earlier(run / "plan.json")
+                    plan, measured = better, []
+                    plan.save(run / "plan.json")
+                    spent = format_seconds(time.perf_counter() - start)
+                    watch.note(f"moved to the other plan after step {step + 1}, in {spent}; the first is {earlier}")
         session.flush()
         evaluate(recipe.steps)
     compared = compare(plan.prediction, measured, {tier: session.memory.touched[tier] for tier in ("host", "device")})
@@ -448,6 +561,12 @@ def _steps(
     destination = run / "model"
     export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.tensors())
     return Result(losses, eval_losses, compared, destination)
+
+
+def _keep_earlier(path: Path) -> str:
+    """Give a plan that the run has left a name of its own beside the current one's: plan-0.json, then plan-1.json."""
+    number = next(n for n in itertools.count() if not path.with_name(f"plan-{n}.json").exists())
+    return path.rename(path.with_name(f"plan-{number}.json")).name
 
 
 def _peak(session: _Session, plan: Plan, tier: Tier) -> int:

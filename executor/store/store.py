@@ -76,9 +76,10 @@ class Store:
         *,
         durable: bool = False,
         stripe_bytes: int | None = None,
+        first_volume: int = 0,
     ) -> Self:
         """Make a store on one volume for each of `places` (a directory, or a blank volume made by `ssdplan volume
-        init`), striped by `bandwidths` (equal if None).
+        init`), striped by `bandwidths` (equal if None). Files are numbered from `first_volume`.
 
         Raises DiskFullError before anything is written where there is no space, IoFailure where direct I/O is refused,
         StoreError where something else lies or another run works. What it made is removed when it fails.
@@ -95,7 +96,7 @@ class Store:
         volumes: list[Volume] = []
         try:
             for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
-                volumes.append(claim(disk, locks, place, number, size))
+                volumes.append(claim(disk, locks, place, first_volume + number, size))
             store = cls.format(disk, volumes, layout, striping, table_bytes, plan_sha256, durable=durable)
             store._locks = locks
             return store

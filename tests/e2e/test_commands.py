@@ -111,6 +111,35 @@ def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
     assert one == other
 
 
+def test_a_machine_unlike_its_profile_is_told_and_replanned(home, tmp_path):
+    """A profile whose drive reads and writes a thousand times as slowly as this one, and whose compute is as fast as
+    nothing: the plan keeps off the drive, and the run finds out. Whether it moves or not, it trains the same model."""
+    profile = json.loads((home / "profile.json").read_text())
+    for volume in profile["machine"]["volumes"]:
+        for point in volume["frontier"]:
+            point["read"], point["write"] = point["read"] / 1000, point["write"] / 1000
+    for layer_class in profile["model"]["classes"]:
+        for timing in layer_class["timings"]:
+            timing["forward_seconds"], timing["backward_seconds"] = 1e-7, 1e-7
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    plan = tmp_path / "plan.json"
+    ssdplan(
+        "solve", tmp_path / "profile.json", "--host-memory", "2200KiB", "--micro-batches", 2,
+        "--micro-batch-size", 2, "-o", plan, cwd=home,
+    )  # fmt: skip
+    run = ["run", plan, "--data", "text.txt", "--steps", 6, "--lr", "3e-3", "--out"]
+    stayed = ssdplan(*run, tmp_path / "stayed", cwd=home).stderr
+    replanned = ssdplan(*run, tmp_path / "replanned", "--replan", cwd=home).stderr
+    for said in (stayed, replanned):
+        assert said.count("the machine is not as its profile says: ") == 1 and "solve would" in said
+    assert not (tmp_path / "stayed" / "plan-0.json").exists()
+    moved = "moved to the other plan after step 4" in replanned
+    assert (tmp_path / "replanned" / "plan-0.json").exists() == moved
+    one, other = (tmp_path / name / "model" / "model.safetensors" for name in ("stayed", "replanned"))
+    assert one.read_bytes() == other.read_bytes()
+    ssdplan("show", tmp_path / "replanned", cwd=home)
+
+
 def test_a_horizontal_plan_is_solved_shown_and_run(home, tmp_path):
     plan = tmp_path / "plan.json"
     shown = ssdplan(
@@ -285,7 +314,7 @@ def test_the_command_line_is_this():
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
         "show": "--plots --html --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
-        "--eval-every --serial --stall-after --stall-abort --json",
+        "--eval-every --serial --replan --stall-after --stall-abort --json",
         "volume": "init info check",
         "bench": "--volume --pairs --size --only --json",
     }.items():

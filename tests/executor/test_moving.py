@@ -1,0 +1,256 @@
+"""A run that moves to another plan between steps yields the bits of one that never did; and says why it moved."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdplan.executor.calibration import STEPS, Calibrator
+from ssdplan.executor.device import EmulatedDevice, HostArena
+from ssdplan.executor.model import StreamedModel, open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.store import check
+from ssdplan.executor.train import Recipe, Result, Watch, train
+from ssdplan.planner.simulator import expectation, simulate
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.calibration import Expectation
+from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.schedule import Graph
+from tests.executor.planned import make_plan
+from tests.executor.runs import LENGTH, prepare
+
+STEPS_IN_ALL = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    return prepare(tmp_path_factory.mktemp("models"))
+
+
+class Advice:
+    """Says that another plan is ten times as fast, whatever was measured."""
+
+    def __init__(self, plan: Plan, other: Plan) -> None:
+        self.plan, self.asked = plan, 0
+        fast = other.prediction.model_copy(update={"step_seconds": 1e-9})
+        self.other = other.model_copy(update={"prediction": fast})
+
+    def expectation(self, graph: Graph) -> Expectation:
+        expected = expectation(graph, self.plan.model, self.plan.machine, self.plan.decision.micro_batch_size)
+        return Expectation(tuple(1e-9 * seconds for seconds in expected.alone_seconds), expected.speeds)
+
+    def step_seconds(self, machine: Machine, model: Model) -> float:
+        return sum(timing.backward_seconds for entry in model.classes for timing in entry.timings)
+
+    def replanned(self, machine: Machine, model: Model) -> Plan:
+        self.asked += 1
+        return self.other
+
+
+def run(
+    directory: Path, out: Path, plan: Plan, other: Plan | None, *, watch: Watch | None = None, **choices
+) -> tuple[Result, Advice | None]:
+    model = open_model(directory / "llama", _dtype(plan))
+    recipe = Recipe(steps=STEPS_IN_ALL, optimizer=AdamW(lr=1e-3, weight_decay=0.1), replan=other is not None, **choices)
+    advice = Advice(plan, other) if other else None
+    result = train(
+        plan,
+        model,
+        EmulatedDevice(),
+        data=directory / "text.txt",
+        eval_data=directory / "held-out.txt",
+        out=out,
+        recipe=recipe,
+        watch=watch,
+        advisor=advice,
+    )
+    return result, advice
+
+
+def _dtype(plan: Plan) -> torch.dtype:
+    return torch.bfloat16 if plan.decision.precision == "bf16" else torch.float32
+
+
+def bits(out: Path, result: Result) -> tuple[object, ...]:
+    norms = tuple(json.loads(line).get("grad_norm") for line in (out / "metrics.jsonl").read_text().splitlines())
+    weights = hashlib.sha256((out / "model" / "model.safetensors").read_bytes()).hexdigest()
+    return tuple(result.losses), tuple(result.eval_losses.items()), norms, weights
+
+
+SPREAD = {"alpha": 0.3, "optimizer": 0.4, "parameters": 0.2, "checkpoints": 0.5, "gradient": 0.5, "chunk": 4096}
+ON_SSD = {"alpha": 0.0, "optimizer": 0.0, "parameters": 0.0, "checkpoints": 0.0, "chunk": 8192}
+ON_HOST = {"alpha": 1.0, "optimizer": 1.0, "parameters": 1.0, "checkpoints": 1.0, "chunk": 6144}
+ON_DEVICE = {"alpha": 0.6, "optimizer": 0.7, "on_device": 1.0, "checkpoints": 1.0, "gradient": 0.0, "chunk": 2048}
+UNIFIED = {"alpha": 0.3, "optimizer": 0.4, "on_device": 0.5, "checkpoints": 0.5, "unified": True, "chunk": 4096}
+UNIFIED_ON_SSD = {**UNIFIED, "alpha": 0.0, "optimizer": 0.0, "on_device": 0.0, "checkpoints": 0.0, "chunk": 8192}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "common"),
+    [
+        (SPREAD, ON_HOST, {}),
+        (ON_HOST, SPREAD, {}),
+        (ON_SSD, ON_DEVICE, {"precision": "bf16"}),
+        (ON_DEVICE, ON_SSD, {"precision": "bf16", "optimizer_states": "bf16"}),
+        (UNIFIED, UNIFIED_ON_SSD, {}),
+        (UNIFIED_ON_SSD, UNIFIED, {"precision": "bf16"}),
+    ],
+)
+def test_a_run_that_moves_yields_the_same_bits(directory, tmp_path, first, second, common):
+    model = open_model(directory / "llama", torch.bfloat16 if "precision" in common else torch.float32)
+    plan, other = (make_plan(model, sequence_length=LENGTH, **choices, **common) for choices in (first, second))
+    stayed, _ = run(directory, tmp_path / "stayed", plan, None)
+    notes: list[str] = []
+    moved, advice = run(directory, tmp_path / "moved", plan, other, watch=Watch(note=notes.append))
+    assert advice and advice.asked == 1
+    assert bits(tmp_path / "moved", moved) == bits(tmp_path / "stayed", stayed)
+    assert not (tmp_path / "stayed" / "plan-0.json").exists()
+    assert Plan.load(tmp_path / "moved" / "plan-0.json") == plan
+    assert Plan.load(tmp_path / "moved" / "plan.json") == advice.other
+    assert not list((tmp_path / "moved").glob("*.ssdplan")), "both stores are gone"
+    text = "\n".join(notes)
+    assert "the machine is not as its profile says: " in text and "backward of block" in text
+    assert f"moved to the other plan after step {STEPS + 1}" in text and "plan-0.json" in text
+    lines = [json.loads(line) for line in (tmp_path / "moved" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, STEPS_IN_ALL + 1))
+    assert steps[STEPS]["ssd_write_bytes"] == plan.prediction.ssd_write_bytes
+    assert steps[-1]["ssd_write_bytes"] == other.prediction.ssd_write_bytes
+    compared = {row.quantity: row for row in moved.compared}
+    for quantity in ("host_arena_bytes", "device_arena_bytes", "ssd_read_bytes", "ssd_write_bytes"):
+        assert compared[quantity].measured == compared[quantity].predicted == getattr(other.prediction, quantity)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_a_move_between_snapshots_loses_none(directory, tmp_path, serial):
+    """The states are durable in one store or the other at every moment: with snapshots, the move makes one."""
+    model = open_model(directory / "llama", torch.float32)
+    plan, other = (make_plan(model, sequence_length=LENGTH, **choices) for choices in (SPREAD, ON_HOST))
+    stayed, _ = run(directory, tmp_path / "stayed", plan, None, snapshot_every=3)
+    moved, _ = run(directory, tmp_path / "moved", plan, other, snapshot_every=3, serial=serial, eval_every=4)
+    assert bits(tmp_path / "moved", moved)[0] == bits(tmp_path / "stayed", stayed)[0]
+    assert bits(tmp_path / "moved", moved)[3] == bits(tmp_path / "stayed", stayed)[3]
+
+    def stop(metrics) -> None:
+        if metrics.step == STEPS + 2:
+            raise KeyboardInterrupt
+
+    notes: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(directory, tmp_path / "cut", plan, other, snapshot_every=30, watch=Watch(step=stop, note=notes.append))
+    assert f"the states after step {STEPS + 1}, the last snapshot" in notes[-1]
+    assert not check([tmp_path / "cut"], lambda share: None).damaged
+
+
+def test_never_are_two_host_arenas_there(directory, tmp_path, monkeypatch):
+    arenas: list[HostArena] = []
+
+    def made(self: EmulatedDevice, nbytes: int) -> HostArena:
+        assert all(arena._arena.exports == 0 and "bytes" not in vars(arena) for arena in arenas)
+        arenas.append(HostArena(nbytes))
+        return arenas[-1]
+
+    monkeypatch.setattr(EmulatedDevice, "host_arena", made)
+    model = open_model(directory / "llama", torch.float32)
+    plan, other = (make_plan(model, sequence_length=LENGTH, **choices) for choices in (SPREAD, ON_HOST))
+    run(directory, tmp_path / "run", plan, other)
+    assert [arena.nbytes for arena in arenas] == [p.prediction.host_arena_bytes for p in (plan, other)]
+
+
+def test_without_space_for_a_second_store_the_plan_is_kept(directory, tmp_path, monkeypatch):
+    from ssdplan.executor.store import volumes
+
+    real = volumes.check_space
+    stores: list[Path] = []
+
+    def once(path: Path, nbytes: int) -> None:
+        stores.append(path)
+        real(path, nbytes if len(stores) == 1 else 1 << 60)
+
+    monkeypatch.setattr(volumes, "check_space", once)
+    model = open_model(directory / "llama", torch.float32)
+    plan, other = (make_plan(model, sequence_length=LENGTH, **choices) for choices in (SPREAD, ON_SSD))
+    stayed, _ = run(directory, tmp_path / "stayed", plan, None)
+    stores.clear()
+    notes: list[str] = []
+    kept, _ = run(directory, tmp_path / "kept", plan, other, watch=Watch(note=notes.append))
+    assert len(stores) == 2
+    assert bits(tmp_path / "kept", kept) == bits(tmp_path / "stayed", stayed)
+    assert any("the run keeps its plan" in note and "--volume" in note for note in notes)
+    assert Plan.load(tmp_path / "kept" / "plan.json") == plan and not (tmp_path / "kept" / "plan-0.json").exists()
+
+
+# What is told, and when.
+
+
+def _advised(model: StreamedModel, replanned: Callable[[Plan], Plan]) -> tuple[Plan, Graph, Advice]:
+    plan = make_plan(model, sequence_length=LENGTH, **SPREAD)
+    advice = Advice(plan, plan)
+    advice.expectation = lambda graph: expectation(graph, plan.model, plan.machine, 2)  # type: ignore[method-assign]
+    advice.replanned = lambda machine, model: replanned(plan)  # type: ignore[method-assign]
+    return plan, build_schedule(plan.model, plan.decision).steady, advice
+
+
+def test_a_machine_as_profiled_is_passed_over_in_silence(directory):
+    plan, graph, advice = _advised(open_model(directory / "llama", torch.float32), lambda plan: plan)
+    notes: list[str] = []
+    calibrator = Calibrator(plan, advice, notes.append, replan=True)
+    timeline = simulate(graph, plan.model, plan.machine, 2)
+    assert [calibrator.take(timeline) for _ in range(STEPS + 2)] == [None] * (STEPS + 2)
+    assert not notes
+
+
+def test_what_is_told_of_a_drift_says_the_figure_the_change_and_the_way(directory):
+    slow = make_plan(open_model(directory / "llama", torch.float32), sequence_length=LENGTH).model
+    classes = tuple(
+        entry.model_copy(
+            update={
+                "timings": tuple(
+                    t.model_copy(update={"backward_seconds": 2 * t.backward_seconds}) for t in entry.timings
+                )
+            }
+        )
+        for entry in slow.classes
+    )
+    slow = slow.model_copy(update={"classes": classes})
+
+    def told(replanned: Callable[[Plan], Plan], *, replan: bool) -> tuple[str, Plan | None]:
+        plan, graph, advice = _advised(open_model(directory / "llama", torch.float32), replanned)
+        notes: list[str] = []
+        calibrator = Calibrator(plan, advice, notes.append, replan=replan)
+        timeline = simulate(graph, slow, plan.machine, 2)
+        taken = [calibrator.take(timeline) for _ in range(STEPS)]
+        assert taken[:-1] == [None] * (STEPS - 1) and len(notes) == 1
+        return notes[0], taken[-1]
+
+    def better(plan: Plan) -> Plan:
+        decision = plan.decision.model_copy(update={"checkpoint_host": 1.0})
+        prediction = plan.prediction.model_copy(update={"step_seconds": 1e-6})
+        return plan.model_copy(update={"decision": decision, "prediction": prediction})
+
+    text, chosen = told(better, replan=False)
+    assert chosen is None and "backward of block 6 ms instead of 3 ms" in text
+    assert "solve would now choose 1 us with checkpoints on host 50% -> 100%; ssdplan run --replan would move" in text
+    text, chosen = told(better, replan=True)
+    assert chosen is not None and chosen.decision.checkpoint_host == 1.0 and "--replan" not in text
+    text, chosen = told(lambda plan: plan, replan=True)
+    assert chosen is None and "solve would choose none that is faster by 2%" in text
+
+    def none(plan: Plan) -> Plan:
+        raise InfeasibleError("no plan fits: ssd space")
+
+    text, chosen = told(none, replan=True)
+    assert chosen is None and "solve would find no plan: no plan fits" in text
