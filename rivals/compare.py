@@ -356,6 +356,7 @@ def _round(number: int, ended: Ended, rows: list[dict[str, Any]]) -> Round:
         round=number,
         process_seconds=ended.seconds,
         peak_memory_bytes=ended.peak_memory_bytes,
+        others_cores=ended.others_cores,
         step_seconds=tuple(float(row["step_seconds"]) for row in rows),
         losses=tuple(float(row["loss"]) for row in rows),
         kernel_read_bytes=read,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ssdplan.plans.documents import Bytes, Count, Document, Part, Positive
+from ssdplan.plans.documents import Bytes, Count, Document, Part, Positive, Seconds
 from ssdplan.plans.layout import facts, page, table, wrapped
 from ssdplan.plans.quantities import count, duration, number, times
 from ssdplan.plans.units import format_bytes, format_seconds
@@ -18,6 +18,7 @@ AGREEMENT = 2e-3
 """The most by which losses of the first step may differ. bf16 rounds otherwise in another order of additions, which
 moved them by up to 3e-4; other batches move them by more than ten times this."""
 MEMORY_COUNTED = "VmHWM"
+BUSY_CORES = 0.1
 SHOWN_STEPS = 12
 LETTERS = "ABCDEFGH"
 """Of the arms, in tables and pictures."""
@@ -30,6 +31,8 @@ class Round(Part):
     process_seconds: Positive
     """From its start to its end, loading and all."""
     peak_memory_bytes: Bytes
+    others_cores: Seconds
+    """Cores that anything else on the machine kept busy meanwhile."""
     step_seconds: tuple[Positive, ...]
     """Of all its steps; the first does not count."""
     losses: tuple[float, ...]
@@ -215,7 +218,6 @@ def ratios(arms: Sequence[ArmResult], ours: set[str]) -> tuple[Ratio, ...]:
 def describe_comparison(found: Comparison) -> str:
     """For a person, in at most 100 columns."""
     machine = found.machine
-    busy = "; something else was running, so measure again" if machine.load > 0.5 else ""
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     rows = f"{found.micro_batches} x {found.micro_batch_size} rows of {found.sequence_length} tokens a step"
     opening = (
@@ -234,13 +236,24 @@ def describe_comparison(found: Comparison) -> str:
                 ("software", f"Linux {machine.kernel}, Python {machine.python}"),
                 ("", versions),
                 ("volume", found.volume),
-                ("load before", f"{machine.load:.2f}{busy}"),
+                ("load before", f"{machine.load:.2f}"),
+                *_others(found),
             ),
         ),
         ("Arms", _arms(found)),
         ("Ours beside each rival: the median of the rounds' own ratios, and their quartiles", _ratios(found)),
         ("Losses, step by step", _losses(found)),
     )
+
+
+def _others(found: Comparison) -> list[tuple[str, str]]:
+    """How busy others kept the cores: threads that spin while they wait, as PyTorch's do, suffer most from it."""
+    each = [one.others_cores for arm in found.arms for one in arm.rounds]
+    if not each:
+        return []
+    words = f"{statistics.median(each):.2f} cores while the arms ran, {max(each):.2f} at the most"
+    busy = "; compare on a quiet machine" if max(each) > BUSY_CORES else ""
+    return [("others took", words + busy)]
 
 
 def _arms(found: Comparison) -> list[str]:

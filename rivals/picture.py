@@ -31,7 +31,7 @@ def draw(found: Comparison) -> Figure:
     _speed(speed, measured)
     for number, (letter, arm, colour) in enumerate(measured):
         # Lines that lie upon each other, as they should, are seen all the same: the first is the widest.
-        width = 1.0 + 1.5 * (len(measured) - 1 - number)
+        width = 1.0 + 1.2 * (len(measured) - 1 - number)
         losses.plot(range(1, found.steps + 1), arm.losses, color=colour, linewidth=width, label=f"{letter} {arm.name}")
     losses.set_xlabel("step")
     losses.set_ylabel("loss")

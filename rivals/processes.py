@@ -38,6 +38,8 @@ class Ended:
     peak_memory_bytes: int
     """The high-water mark of its resident set, and no less than that of any child that it waited for."""
     timed_out: bool
+    others_cores: float
+    """Cores that anything else kept busy meanwhile, other machines on the same processor included."""
     io: tuple[IoBytes, ...]
     """As of each line of the watched file, in order; empty where the kernel does not tell."""
 
@@ -54,7 +56,7 @@ def run(
     """Run `command` to its end, its output into `log`. `lines` is a file that it writes a line a step to: with each new
     line the bytes that the kernel counts are read, and `on_line` is called with the number of lines."""
     with log.open("ab") as output, _started(command, output.fileno(), environment) as process:
-        started = time.monotonic()
+        started, busy = time.monotonic(), _busy_seconds()
         seen, counted, timed_out = 0, list[IoBytes](), False
         while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             if not timed_out and time.monotonic() - started > timeout:
@@ -68,9 +70,12 @@ def run(
             time.sleep(POLL_SECONDS)
         _, status, usage = ended
         process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.monotonic() - started
+        others = _busy_seconds() - busy - usage.ru_utime - usage.ru_stime
         return Ended(
             code=process.returncode,
-            seconds=time.monotonic() - started,
+            seconds=seconds,
+            others_cores=max(0.0, others / seconds),
             peak_memory_bytes=usage.ru_maxrss << 10,
             timed_out=timed_out,
             io=tuple(counted) if len(counted) == seen else (),
@@ -125,6 +130,12 @@ def _count_lines(path: Path) -> int:
         return path.read_bytes().count(b"\n")
     except OSError:
         return 0
+
+
+def _busy_seconds() -> float:
+    """Seconds that all cores together were not idle, and those that a virtual machine wanted and did not get."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _io_bytes(pid: int) -> IoBytes | None:

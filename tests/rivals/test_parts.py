@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 import time
 
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from ssdplan.executor.data import TextData
 from ssdplan.executor.tokens import load_tokenizer
 from ssdplan.plans.errors import UsageError
+from ssdplan.rivals import processes
 from ssdplan.rivals.comparison import (
     Comparison,
     Round,
@@ -161,9 +163,24 @@ def test_a_process_that_takes_too_long_goes_with_its_children(tmp_path):
     pytest.fail("the child of the process outlived it")
 
 
+def test_what_others_run_meanwhile_is_counted(tmp_path, monkeypatch):
+    worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        beside = python("import time; time.sleep(3)", tmp_path)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert beside.others_cores > 0.3, "a whole core, or what it gets of a busy machine"
+    busy = iter((100.0, 105.0))
+    monkeypatch.setattr(processes, "_busy_seconds", lambda: next(busy))
+    own = python("import time\nwhile time.process_time() < 2: pass", tmp_path)
+    assert 2.5 < own.others_cores * own.seconds < 3.05, "its own two seconds are not others'"
+
+
 def one_round(number, step_seconds, losses=(3.0, 2.0, 1.0), memory=1 << 30, ssd=None):
     return Round(
-        round=number, process_seconds=100.0, peak_memory_bytes=memory, step_seconds=(9.0, *step_seconds),
+        round=number, process_seconds=100.0, peak_memory_bytes=memory, others_cores=0.25 * number,
+        step_seconds=(9.0, *step_seconds),
         losses=losses, kernel_read_bytes=1000, kernel_write_bytes=500, ssd_read_bytes=ssd, ssd_write_bytes=ssd,
     )  # fmt: skip
 
@@ -225,6 +242,7 @@ def test_the_text_fits_and_says_what_is_missing():
     found = comparison([*results, gone], steps=41)
     text = describe_comparison(found)
     assert max(map(len, text.splitlines())) <= 100
+    assert "0.38 cores while the arms ran, 0.50 at the most; compare on a quiet machine" in text
     assert "not measured: it is not installed" in text and "..." in text and not found.failed
     assert "ssdplan" in text and "2.40GHz" in text
     assert Comparison.model_validate(json.loads(found.text())) == found
