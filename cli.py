@@ -139,7 +139,7 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
 def _profile(options: argparse.Namespace) -> int:
     if options.precision == "fp16":
         raise UsageError(f"--precision fp16: {NO_FP16}")
-    _let_threads_sleep()
+    _settle_process()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.layers import Layers, MicroBatch
@@ -472,7 +472,7 @@ def _run(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan)
     plan.refuse_fp16()
     plan.refuse_estimates()
-    _let_threads_sleep()
+    _settle_process()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.model import open_model
@@ -613,10 +613,14 @@ def _bench(options: argparse.Namespace) -> int:
 # what options mean
 
 
-def _let_threads_sleep() -> None:
-    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need."""
+def _settle_process() -> None:
+    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need, and the
+    heap keeps what it is given, so that it is as large in a run as in the profile."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    from ssdplan.native.process import settle_heap
+
+    settle_heap()
 
 
 def _print(document: Document, text: str, as_json: bool) -> None:

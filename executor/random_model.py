@@ -88,9 +88,7 @@ def write_random_model(shape: Shape, out: Path, *, dtype: torch.dtype = torch.bf
     return sum(map(prod, shapes.values()))
 
 
-def _weights(
-    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, seed: int
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     piece = torch.empty(_PIECE_ELEMENTS, dtype=dtype)
     for name, sizes in shapes.items():

@@ -4,6 +4,7 @@ Owns the order of a run's life and its directory. It schedules nothing: each ste
 """
 
 import contextlib
+import gc
 import math
 import shutil
 import statistics
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ssdplan.native import process
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError, NumericalError, UsageError
 from ssdplan.plans.plan import Plan
@@ -96,15 +98,20 @@ def train(
     watch = watch or Watch()
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
-    tokenizer = load_tokenizer(model.path)
-    texts = _Texts(plan, recipe, data, eval_data, tokenizer, model.vocab_size)
+    texts = _Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model.vocab_size)
+    _compact()
+    _require_memory(plan, device)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out}: exists already and is not an empty directory; choose another --out, or remove it")
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(_directory(out))
         records = Records.of(schedule, snapshots=bool(recipe.snapshot_every))
         _look_ahead(plan, model, run, volumes, _store_bytes(records, recipe), watch)
-        session = stack.enter_context(_session(plan, model, device, schedule, records, volumes or [run], recipe, watch))
+        places = volumes or [run]
+        evaluated = eval_data is not None
+        session = stack.enter_context(
+            _session(plan, model, device, schedule, records, places, recipe, watch, evaluated=evaluated)
+        )
         return _steps(session, plan, texts, recipe, run, model, watch)
 
 
@@ -150,6 +157,27 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
         )
     verify(schedule)
     return schedule
+
+
+def _compact() -> None:
+    """Give back what tokenising or loading left; a tokenizer has cycles of references."""
+    gc.collect()
+    process.give_back()
+
+
+def _require_memory(plan: Plan, device: Device) -> None:
+    """MemoryBudgetError when this process cannot have the memory that the plan predicts beyond what it has now."""
+    predicted = plan.prediction
+    needed = predicted.host_arena_bytes + (predicted.peak_device_bytes if device.kind == "cpu" else 0)
+    if predicted.peak_process_bytes is not None:
+        needed = max(needed, predicted.peak_process_bytes - process.resident_bytes())
+    obtainable = process.obtainable_bytes()
+    if needed > obtainable:
+        raise MemoryBudgetError(
+            f"the plan needs {format_bytes(needed)} beyond what the process has now, and {format_bytes(obtainable)} can "
+            f"be had of this machine, its control group and ulimit: {format_bytes(needed - obtainable)} are missing; "
+            "free some, raise the limit, or solve again with a smaller --host-memory"
+        )
 
 
 def _store_bytes(records: Records, recipe: Recipe) -> int:
@@ -301,6 +329,8 @@ def _session(
     volumes: Sequence[Path],
     recipe: Recipe,
     watch: Watch,
+    *,
+    evaluated: bool,
 ) -> Iterator[_Session]:
     """Memory, store and loaded states; all of it closed again, whatever happens."""
     dtype = DTYPES[plan.decision.precision]
@@ -327,12 +357,15 @@ def _session(
         states = States(model, schedule, memory, store, dtype)
         states.load(weights, watch.loading)
         weights.close()
+        _compact()
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
         layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
         clip = plan.decision.clip_grad_norm
         operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
-        graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
+        graphs = [schedule.first, schedule.steady, schedule.flush]
+        if evaluated:
+            graphs.append(schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
         runner: Runner = SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, device.lanes)
         session = _Session(schedule, memory, store, records, layers, operations, states, runner, device, actions)
@@ -360,6 +393,8 @@ def _steps(
     measured: list[StepMetrics] = []
     eval_losses: dict[int, float] = {}
     plan.save(run / "plan.json")
+    loading_peak = process.peak_resident_bytes()
+    process.forget_peak()
     with MetricsFile(run / "metrics.jsonl") as metrics_file:
 
         def evaluate(step: int) -> None:
@@ -392,6 +427,7 @@ def _steps(
                 ssd_write_bytes=now_written - written,
                 host_peak_bytes=session.memory.touched["host"],
                 device_peak_bytes=_device_peak(session, plan),
+                process_peak_bytes=process.peak_resident_bytes(),
             )
             losses.append(loss)
             if not after_flush or step + 1 == recipe.steps == 1:
@@ -418,6 +454,7 @@ def _steps(
             "steady_steps": len(measured),
             "losses": losses,
             "eval_losses": {str(step): loss for step, loss in eval_losses.items()},
+            "loading_process_peak_bytes": loading_peak,
             "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
         },
     )
