@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ssdplan import __version__
 from ssdplan.plans.documents import Document
-from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
+from ssdplan.plans.errors import DiskFullError, IoFailure, MemoryBudgetError, SsdplanError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import NO_FP16, Profile
 from ssdplan.plans.progress import ProgressLine
@@ -43,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+    except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        return _fail(f"the process may take no more memory: {_first_line(error)}", MemoryBudgetError.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -54,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _interrupt(number: int, frame: object) -> NoReturn:
     """A request to end is an interruption: what was made is closed and removed, as after Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _fail(message: str, code: int) -> int:

@@ -174,8 +174,8 @@ def _require_memory(plan: Plan, device: Device) -> None:
     obtainable = process.obtainable_bytes()
     if needed > obtainable:
         raise MemoryBudgetError(
-            f"the plan needs {format_bytes(needed)} beyond what the process has now, and {format_bytes(obtainable)} can "
-            f"be had of this machine, its control group and ulimit: {format_bytes(needed - obtainable)} are missing; "
+            f"the plan needs {format_bytes(needed)} beyond what the process has, and this machine, its control group "
+            f"and ulimit leave {format_bytes(obtainable)}: {format_bytes(needed - obtainable)} are missing; "
             "free some, raise the limit, or solve again with a smaller --host-memory"
         )
 

@@ -38,9 +38,8 @@ def cores(root: Path = Path("/")) -> int:
     """Cores that this process may use: its affinity, bounded by the quotas of its control groups."""
     count = len(os.sched_getaffinity(0))
     for group in control_groups("cpu", root):
-        words = read_words(group / "cpu.max") or read_words(group / "cpu.cfs_quota_us") + read_words(
-            group / "cpu.cfs_period_us"
-        )
+        version_1 = (group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
+        words = read_words(group / "cpu.max") or tuple(word for file in version_1 for word in read_words(file))
         if len(words) == 2 and words[0] not in ("max", "-1"):
             count = min(count, int(words[0]) // int(words[1]))
     return max(count, 1)
