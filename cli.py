@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ssdplan import __version__
 from ssdplan.plans.documents import Document
-from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StallError, StoreError, UsageError
+from ssdplan.plans.errors import (
+    DiskFullError,
+    IoFailure,
+    MemoryBudgetError,
+    SsdplanError,
+    StallError,
+    StoreError,
+    UsageError,
+)
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import NO_FP16, Profile
 from ssdplan.plans.progress import ProgressLine
@@ -47,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+    except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        return _fail(f"the process may take no more memory: {_first_line(error)}", MemoryBudgetError.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -58,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _interrupt(number: int, frame: object) -> NoReturn:
     """A request to end is an interruption: what was made is closed and removed, as after Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _fail(message: str, code: int) -> int:
@@ -144,7 +160,7 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
 def _profile(options: argparse.Namespace) -> int:
     if options.precision == "fp16":
         raise UsageError(f"--precision fp16: {NO_FP16}")
-    _let_threads_sleep()
+    _settle_process()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.layers import Layers, MicroBatch
@@ -496,7 +512,7 @@ def _run(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan)
     plan.refuse_fp16()
     plan.refuse_estimates()
-    _let_threads_sleep()
+    _settle_process()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.model import open_model
@@ -717,10 +733,14 @@ def _compare(options: argparse.Namespace) -> int:
 # what options mean
 
 
-def _let_threads_sleep() -> None:
-    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need."""
+def _settle_process() -> None:
+    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need, and the
+    heap keeps what it is given, so that it is as large in a run as in the profile."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    from ssdplan.native.process import settle_heap
+
+    settle_heap()
 
 
 def _print(document: Document, text: str, as_json: bool) -> None:
