@@ -3,6 +3,7 @@
 # make gpu          the tests that need a CUDA device, with $(PYTHON) as it is: no .venv, no network
 # make demo         a real model: measured, planned, trained from ssd, and asked something
 # make bench        each part beside its rival on this machine (docs/benchmarks.md)
+# make compare      the same training by plain PyTorch, DeepSpeed and ssdplan (docs/benchmarks.md); half an hour and more
 # make lint, make native-test, make format, make clean
 #
 # Needs Python 3.11 or newer with its headers, make and a C++17 compiler; cmake and ninja come with the build.
@@ -10,10 +11,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PARTS := plans profiler planner executor native
+PARTS := plans profiler planner executor native rivals
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
-.PHONY: venv test lint format native-test gpu demo bench clean
+.PHONY: venv test lint format native-test gpu demo bench compare clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.stamp
@@ -61,6 +62,12 @@ demo: venv
 
 bench: venv
 	$(BIN)/ssdplan bench
+
+# A budget at DeepSpeed's least memory for the whole process, and one at half of that; the interpreter takes its part.
+compare: venv
+	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 1 --host-memory 700MiB,1900MiB
+	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 16 --host-memory 700MiB,1900MiB
+	$(BIN)/ssdplan compare --shape medium --sequence-length 128 --micro-batches 1 --host-memory 2200MiB,4900MiB
 
 clean:
 	rm -rf $(VENV) .typing .gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

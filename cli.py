@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ssdplan import __version__
 from ssdplan.plans.documents import Document
-from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StallError, StoreError, UsageError
+from ssdplan.plans.errors import (
+    DiskFullError,
+    IoFailure,
+    MemoryBudgetError,
+    SsdplanError,
+    StallError,
+    StoreError,
+    UsageError,
+)
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import NO_FP16, Profile
 from ssdplan.plans.progress import ProgressLine
@@ -47,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+    except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        return _fail(f"the process may take no more memory: {_first_line(error)}", MemoryBudgetError.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -58,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _interrupt(number: int, frame: object) -> NoReturn:
     """A request to end is an interruption: what was made is closed and removed, as after Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _fail(message: str, code: int) -> int:
@@ -105,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     _run_options(command("run", "train by a plan -> a Hugging Face model directory"))
     _volume_options(command("volume", "make, describe or verify the volumes that a store lies on"))
     _bench_options(command("bench", "compare the parts of ssdplan with their rivals on this machine"))
+    _compare_options(command("compare", "train the same by ssdplan, plain PyTorch and DeepSpeed, side by side"))
     return parser
 
 
@@ -143,7 +160,7 @@ def _profile_options(parser: argparse.ArgumentParser) -> None:
 def _profile(options: argparse.Namespace) -> int:
     if options.precision == "fp16":
         raise UsageError(f"--precision fp16: {NO_FP16}")
-    _let_threads_sleep()
+    _settle_process()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.layers import Layers, MicroBatch
@@ -495,7 +512,7 @@ def _run(options: argparse.Namespace) -> int:
     plan = Plan.load(options.plan)
     plan.refuse_fp16()
     plan.refuse_estimates()
-    _let_threads_sleep()
+    _settle_process()
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.model import open_model
@@ -638,13 +655,92 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
+# compare
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_compare)
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a Hugging Face model directory, or --shape")
+    parser.add_argument(
+        "--shape",
+        metavar="NAME|NAME=N,...",
+        help="a random Llama: small, medium, or hidden=N,layers=N,heads=N and, if need be, vocab=N,intermediate=N",
+    )
+    parser.add_argument("--data", type=Path, metavar="FILE", help="text for --model, .txt or .jsonl [random tokens]")
+    parser.add_argument(
+        "--arms",
+        type=_names,
+        default="torch,torch-checkpointing,deepspeed-fast,deepspeed-lean,ssdplan",
+        metavar="ARM,ARM,...",
+        help="what to compare",
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=_sizes,
+        default=(),
+        metavar="SIZE,...",
+        help="budgets of the arm ssdplan, which runs once for each [a half of what was free]",
+    )
+    parser.add_argument("--sequence-length", type=_count, default=256, metavar="S", help="tokens a row")
+    parser.add_argument("--micro-batch-size", type=_count, default=1, metavar="B", help="rows a micro-batch")
+    parser.add_argument("--micro-batches", type=_count, default=1, metavar="N", help="micro-batches a step")
+    parser.add_argument("--steps", type=_count, default=6, metavar="N", help="of a process; the first does not count")
+    parser.add_argument("--rounds", type=_count, default=3, metavar="N", help="processes of each arm, in turns")
+    parser.add_argument(
+        "--volume", type=Path, default=Path(), metavar="DIR", help="a directory on the ssd to use, for all that is made"
+    )
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="keep model, plans, logs and metrics here [removed with the rest]"
+    )
+    parser.add_argument("--timeout", type=_positive, default=1800.0, metavar="SECONDS", help="of one process")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="also draw it here (PNG)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from ssdplan.rivals.arms import Batch
+    from ssdplan.rivals.compare import Request, compare
+    from ssdplan.rivals.comparison import describe_comparison
+
+    line = ProgressLine("compare")
+    try:
+        found = compare(
+            Request(
+                shape=options.shape,
+                model=options.model,
+                data=options.data,
+                arms=options.arms,
+                host_memory=options.host_memory,
+                batch=Batch(options.sequence_length, options.micro_batch_size, options.micro_batches),
+                steps=options.steps,
+                rounds=options.rounds,
+                volume=options.volume,
+                work=options.work,
+                timeout=options.timeout,
+            ),
+            line,
+        )
+    finally:
+        line.done()
+    _print(found, describe_comparison(found), options.json)
+    if options.plots:
+        from ssdplan.rivals.picture import write_picture
+
+        print(f"written to {write_picture(found, options.plots)}", file=sys.stderr)
+    return SsdplanError.exit_code if found.failed else 0
+
+
 # what options mean
 
 
-def _let_threads_sleep() -> None:
-    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need."""
+def _settle_process() -> None:
+    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need, and the
+    heap keeps what it is given, so that it is as large in a run as in the profile."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    from ssdplan.native.process import settle_heap
+
+    settle_heap()
 
 
 def _print(document: Document, text: str, as_json: bool) -> None:
@@ -662,6 +758,10 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_bytes(part) for part in text.split(","))
 
 
 def _count(text: str) -> int:

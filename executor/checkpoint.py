@@ -156,7 +156,7 @@ def _pieces(entry: Entry, first: int, count: int) -> Iterator[torch.Tensor]:
     if dtype is None:
         raise MismatchError(f"{entry.file}: tensor {entry.name} cannot be read (it is {entry.dtype})")
     buffer = torch.empty(min(count, PIECE_ELEMENTS), dtype=dtype)
-    data = memoryview(buffer.view(torch.uint8).numpy())
+    data = buffer.view(torch.uint8).numpy().data
     try:
         with entry.file.open("rb", buffering=0) as stream:
             stream.seek(entry.start + first * dtype.itemsize)

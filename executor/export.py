@@ -1,8 +1,8 @@
 """Models out: a stream of tensors becomes a Hugging Face model directory.
 
 Owns the safetensors files, their index and the files copied from the source model. It holds nothing but the piece of
-a tensor that it is given, and it never leaves a half-written model where a whole one is expected: everything is written into a temporary directory
-beside the destination, flushed, and renamed.
+a tensor that it is given, and it never leaves a half-written model where a whole one is expected: everything is written
+into a temporary directory beside the destination, flushed, and renamed.
 """
 
 import errno

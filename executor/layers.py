@@ -20,13 +20,13 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from ssdplan import native
 from ssdplan.executor.model import StreamedModel
+from ssdplan.executor.optimizer import DTYPE_NAMES
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.plans.errors import MismatchError
 
 IGNORED_LABEL = -100
-_ADDED_AT_ONCE = 1 << 22
-"""Elements: on a CPU torch makes an fp32 copy of the bf16 that it adds to fp32, of 16 MiB then."""
 
 
 @dataclass(frozen=True)
@@ -435,14 +435,26 @@ def _next_tokens(labels: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
 
 
 def _adder(place: torch.Tensor, pending: set[str], name: str, *, begins: bool) -> Callable[[torch.Tensor], None]:
+    """Takes a leaf's gradient to its fp32 `place`: the first of a fresh one whatever is there, others on top of it."""
+
     def add(leaf: torch.Tensor) -> None:
         assert leaf.grad is not None
-        if begins and name in pending:
-            place.copy_(leaf.grad.reshape(-1))
+        gradient = leaf.grad.reshape(-1)
+        begin = begins and name in pending
+        if gradient.device.type == "cpu" and gradient.dtype in DTYPE_NAMES:
+            assert gradient.numel() == place.numel() and place.is_contiguous() and gradient.is_contiguous()
+            native.accumulate(
+                place.data_ptr(),
+                gradient.data_ptr(),
+                DTYPE_NAMES[gradient.dtype],
+                gradient.numel(),
+                begin=begin,
+                threads=torch.get_num_threads(),
+            )
+        elif begin:
+            place.copy_(gradient)
         else:
-            parts = zip(place.split(_ADDED_AT_ONCE), leaf.grad.reshape(-1).split(_ADDED_AT_ONCE), strict=True)
-            for part, gradient in parts:
-                part.add_(gradient)
+            place.add_(gradient)
         leaf.grad = None
         pending.discard(name)
 

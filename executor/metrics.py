@@ -15,8 +15,8 @@ from ssdplan.plans.plan import Prediction
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One line of metrics.jsonl: a step. Bytes of ssd are this step's; peaks are of the arenas, and on the device of
-    what compute takes besides."""
+    """One line of metrics.jsonl: a step. Bytes of ssd are this step's; peaks are of the arenas, on the device of what
+    compute takes besides, and of all that the process had resident, as the kernel counts it, since loading ended."""
 
     step: int
     loss: float
@@ -29,6 +29,7 @@ class StepMetrics:
     ssd_write_bytes: int
     host_peak_bytes: int
     device_peak_bytes: int
+    process_peak_bytes: int
 
 
 class MetricsFile:
@@ -72,6 +73,8 @@ def compare(prediction: Prediction, steady: list[StepMetrics], arenas: dict[str,
     if not steady:
         return []
     seconds = statistics.median(metrics.step_seconds for metrics in steady)
+    process = max(m.process_peak_bytes for m in steady)
+    in_process = prediction.peak_process_bytes
     return [
         Compared("step_seconds", "s", prediction.step_seconds, seconds),
         Compared(
@@ -84,6 +87,7 @@ def compare(prediction: Prediction, steady: list[StepMetrics], arenas: dict[str,
         Compared("device_arena_bytes", "B", prediction.device_arena_bytes, arenas["device"]),
         Compared("peak_host_bytes", "B", prediction.peak_host_bytes, max(m.host_peak_bytes for m in steady)),
         Compared("peak_device_bytes", "B", prediction.peak_device_bytes, max(m.device_peak_bytes for m in steady)),
+        *([Compared("peak_process_bytes", "B", in_process, process)] if in_process is not None else []),
         Compared("ssd_read_bytes", "B", prediction.ssd_read_bytes, statistics.median(m.ssd_read_bytes for m in steady)),
         Compared(
             "ssd_write_bytes", "B", prediction.ssd_write_bytes, statistics.median(m.ssd_write_bytes for m in steady)

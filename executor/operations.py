@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from ssdplan.native import process
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.profile import Machine, OptimizerStates
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
@@ -90,6 +91,7 @@ class Operations:
         """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, as
         two lanes may add to it at once."""
         self._sampled: set[tuple[str, str]] = set()
+        self._last = ("", "")
         self.workspace_bytes = 0
         """The most device memory that the compute of an op has been seen to take."""
 
@@ -195,8 +197,9 @@ class Operations:
         out = self._optional(op.out)
         if out is None:
             assert hidden is not None
-            return partial(self._layers.loss, op.micro_batch, weights, hidden)
-        work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out)
+            work = partial(self._layers.loss, op.micro_batch, weights, hidden)
+        else:
+            work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out)
         return partial(self._compute, ("forward", op.layer_class), work)
 
     def _bind_backward(self, op: Backward) -> Action:
@@ -222,7 +225,15 @@ class Operations:
         return None if region is None else self._memory.view(region, self._dtype)
 
     def _compute(self, kind: tuple[str, str], work: Callable[[], None]) -> None:
-        """Run a compute op; the first of each kind is measured for the device memory that it takes."""
+        """Run a compute op; the first of each kind is measured for the device memory that it takes.
+
+        In DRAM, what the last kind of layer left in the heap is given back first: the next one's tensors are of other
+        sizes, so both would be there at once.
+        """
+        if kind != self._last:
+            self._last = kind
+            if self._device.kind == "cpu":
+                process.give_back()
         if kind in self._sampled:
             work()
             return

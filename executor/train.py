@@ -4,6 +4,7 @@ Owns the order of a run's life and its directory. It schedules nothing: each ste
 """
 
 import contextlib
+import gc
 import itertools
 import math
 import shutil
@@ -18,6 +19,7 @@ from typing import Self
 
 import torch
 
+from ssdplan.native import process
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.calibration import Advisor
 from ssdplan.plans.errors import (
@@ -123,15 +125,17 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
-    tokenizer = load_tokenizer(model.path)
-    texts = _Texts(plan, recipe, data, eval_data, tokenizer, model.vocab_size)
+    texts = _Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model.vocab_size)
+    _compact()
+    _require_memory(plan, device)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out}: exists already and is not an empty directory; choose another --out, or remove it")
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(_directory(out))
         records = Records.of(schedule, snapshots=bool(recipe.snapshot_every))
         _look_ahead(plan, model, run, volumes, _store_bytes(records, recipe), watch)
-        sessions = stack.enter_context(_Sessions(model, device, volumes or [run], recipe, watch))
+        evaluated = eval_data is not None
+        sessions = stack.enter_context(_Sessions(model, device, volumes or [run], recipe, watch, evaluated=evaluated))
         sessions.open(plan, schedule, records)
         return _steps(sessions, plan, texts, recipe, run, model, watch, advisor)
 
@@ -184,6 +188,27 @@ def _schedule_of(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
             )
     verify(schedule)
     return schedule
+
+
+def _compact() -> None:
+    """Give back what tokenising or loading left; a tokenizer has cycles of references."""
+    gc.collect()
+    process.give_back()
+
+
+def _require_memory(plan: Plan, device: Device) -> None:
+    """MemoryBudgetError when this process cannot have the memory that the plan predicts beyond what it has now."""
+    predicted = plan.prediction
+    needed = predicted.host_arena_bytes + (predicted.peak_device_bytes if device.kind == "cpu" else 0)
+    if predicted.peak_process_bytes is not None:
+        needed = max(needed, predicted.peak_process_bytes - process.resident_bytes())
+    obtainable = process.obtainable_bytes()
+    if needed > obtainable:
+        raise MemoryBudgetError(
+            f"the plan needs {format_bytes(needed)} beyond what the process has, and this machine, its control group "
+            f"and ulimit leave {format_bytes(obtainable)}: {format_bytes(needed - obtainable)} are missing; "
+            "free some, raise the limit, or solve again with a smaller --host-memory"
+        )
 
 
 def _store_bytes(records: Records, recipe: Recipe) -> int:
@@ -336,6 +361,8 @@ def _session(
     recipe: Recipe,
     watch: Watch,
     staged: Store | None,
+    *,
+    evaluated: bool,
 ) -> Iterator[_Session]:
     """Memory, store and loaded states; all of it closed again, whatever happens. `staged`: the store, when the states
     are in it already (`moving.stage`)."""
@@ -368,12 +395,16 @@ def _session(
             weights = Weights(model)
             states.load(weights, watch.loading)
             weights.close()
+            del weights
+        _compact()
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
         layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
         clip = plan.decision.clip_grad_norm
         operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
-        graphs = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
+        graphs = [schedule.first, schedule.steady, schedule.flush]
+        if evaluated:
+            graphs.append(schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
         runner: Runner = (
             SerialRunner(device.lane)
@@ -397,9 +428,18 @@ class _Sessions:
     """The session that is open, and how that of another plan takes its place."""
 
     def __init__(
-        self, model: StreamedModel, device: Device, volumes: Sequence[Path], recipe: Recipe, watch: Watch
+        self,
+        model: StreamedModel,
+        device: Device,
+        volumes: Sequence[Path],
+        recipe: Recipe,
+        watch: Watch,
+        *,
+        evaluated: bool,
     ) -> None:
+        """`evaluated`: whether there will be evaluations."""
         self._model, self._device, self._volumes, self._recipe, self._watch = model, device, volumes, recipe, watch
+        self._evaluated = evaluated
         self._stack = contextlib.ExitStack()
         self._made = 0
         self._current: _Session | None = None
@@ -418,7 +458,16 @@ class _Sessions:
     def open(self, plan: Plan, schedule: Schedule, records: Records, staged: Store | None = None) -> None:
         self._current = self._stack.enter_context(
             _session(
-                plan, self._model, self._device, schedule, records, self._volumes, self._recipe, self._watch, staged
+                plan,
+                self._model,
+                self._device,
+                schedule,
+                records,
+                self._volumes,
+                self._recipe,
+                self._watch,
+                staged,
+                evaluated=self._evaluated,
             )
         )
 
@@ -486,6 +535,8 @@ def _steps(
     measured: list[StepMetrics] = []
     eval_losses: dict[int, float] = {}
     plan.save(run / "plan.json")
+    loading_peak = process.peak_resident_bytes()
+    process.forget_peak()
     with MetricsFile(run / "metrics.jsonl") as metrics_file:
 
         def evaluate(step: int) -> None:
@@ -518,6 +569,7 @@ def _steps(
                 ssd_write_bytes=now_written - written,
                 host_peak_bytes=_peak(session, plan, "host"),
                 device_peak_bytes=_peak(session, plan, "device"),
+                process_peak_bytes=process.peak_resident_bytes(),
             )
             losses.append(loss)
             better = calibrator.take(timeline) if calibrator and not after_flush else None
@@ -555,6 +607,7 @@ def _steps(
             "steady_steps": len(measured),
             "losses": losses,
             "eval_losses": {str(step): loss for step, loss in eval_losses.items()},
+            "loading_process_peak_bytes": loading_peak,
             "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
         },
     )

@@ -5,7 +5,7 @@ files or block devices past the page cache, and returns `Request`s; what fails i
 where a caller may act on it. The kernels work on addresses, with the interpreter lock released: `adamw` (bounded by
 `stream_mix`), `zeroth_order` and `zeroth_order_update`; `gradient_statistics`, which `adamw_statistics` and
 `copy_statistics` take in passing, and `is_finite`;
-`convert`, `quantize` and `dequantize`; `copy` and `checksum`. `isa` names their instruction set.
+`accumulate`, `convert`, `quantize` and `dequantize`; `copy` and `checksum`. `isa` names their instruction set.
 
 This part knows bytes and addresses only. It never imports torch: tensors and memory meet through DLPack
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
@@ -15,6 +15,7 @@ from ssdplan.native._native import (
     Arena,
     Engine,
     Request,
+    accumulate,
     adamw,
     adamw_statistics,
     checksum,
@@ -41,6 +42,7 @@ __all__ = [
     "LostVolumeError",
     "NoSpaceError",
     "Request",
+    "accumulate",
     "adamw",
     "adamw_statistics",
     "checksum",

@@ -17,7 +17,7 @@ from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
 from ssdplan.plans.schedule import PAGE, Schedule
 
-from .memory import Peaks, predict_peaks
+from .memory import Peaks, bookkeeping_bytes, predict_peaks
 from .pipeline import MEASURED, Pipelines
 from .program import Aim, FixedChoices, Limits, ProgramResult, footprint, solve_program
 from .shortened import ENDS, shortened
@@ -459,6 +459,8 @@ class Fitter:
         if not dropped:
             return built
         whole, part = footprint(self.model, decision), footprint(self.short, less)
+        longer = len(self.model.layers) / len(self.short.layers)
+        bookkeeping = bookkeeping_bytes(schedule, longer) - bookkeeping_bytes(schedule)
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
@@ -466,7 +468,7 @@ class Fitter:
         if 0.0 < decision.checkpoint_host < 1.0:
             rounding += dropped * decision.micro_batches * PAGE
         return Needs(
-            host=built.host + round(whole.host_bytes - part.host_bytes) + rounding,
+            host=built.host + round(whole.host_bytes - part.host_bytes) + rounding + bookkeeping,
             device=built.device + round(whole.device_bytes - part.device_bytes),
             ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
             writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
@@ -495,7 +497,7 @@ def _all_or_nothing(decision: Decision) -> Decision:
 
 def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
     # The first step never writes more than a steady one: it has no delayed updates.
-    return Needs(peaks.host, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])
+    return Needs(peaks.host + peaks.bookkeeping, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])
 
 
 def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:

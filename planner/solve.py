@@ -21,6 +21,7 @@ from ssdplan.plans.timeline import Timeline
 from .compare import compare
 from .critical import find_causes, loads
 from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
+from .memory import process_peak_bytes
 from .program import Bound, FixedChoices, ProgramResult, program_bound
 from .reasons import explain, gather
 from .sensitivity import scaled_compute, sensitivities
@@ -508,6 +509,7 @@ def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Predictio
         peak_device_bytes=fitted.peaks.device,
         host_arena_bytes=fitted.peaks.host_arena,
         device_arena_bytes=fitted.peaks.device_arena,
+        peak_process_bytes=process_peak_bytes(fitted.peaks, machine),
         ssd_bytes=fitted.peaks.ssd,
         ssd_read_bytes=traffic["read"],
         ssd_write_bytes=traffic["write"],

@@ -129,6 +129,8 @@ class Prediction(Part):
     """The device arena plus the largest compute workspace and the step's context."""
     host_arena_bytes: Bytes
     device_arena_bytes: Bytes
+    peak_process_bytes: Bytes | None = None
+    """Resident memory of the whole process, as the kernel counts it; None in a plan that says nothing of it."""
     ssd_bytes: Bytes
     """The size of the store."""
     ssd_read_bytes: Bytes

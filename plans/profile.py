@@ -69,6 +69,9 @@ class Machine(Part):
     host_available_bytes: Bytes
     device_memory_bytes: Bytes
     """For the emulated device, a share of DRAM."""
+    process_bytes: Bytes | None = None
+    """What a process of ours takes, as the kernel counts it, before a plan's first byte: Python, torch and its
+    libraries, the opened model, what kernels keep once they ran. None: nobody measured it."""
     compute_shares_cpu: bool
     """True when compute, updates and link copies run on the same cores (no GPU)."""
     h2d_bandwidth: Positive

@@ -4,6 +4,8 @@ Owns an independent check of what `build.py` and all that it calls made; it shar
 failure is a defect of ours, never of the user's, so it is an AssertionError that names the op.
 """
 
+from collections.abc import Iterator
+
 from .schedule import Graph, Op, Region, Schedule, Tier, Transfer
 
 
@@ -25,28 +27,41 @@ def verify(schedule: Schedule, budgets: dict[Tier, int] | None = None) -> None:
 
 def _verify_order(schedule: Schedule, graph: Graph) -> None:
     """Ops that touch the same bytes, one of them writing, must be ordered by a path of waits."""
-    before: list[int] = []
-    for position, op in enumerate(graph.ops):
-        assert op.index == position, f"{graph.name}: {op} is out of place"
-        reach = 0
-        for wait in op.waits:
-            assert 0 <= wait < position, f"{graph.name}: {op} waits for an op that is not before it"
-            reach |= before[wait] | (1 << wait)
-        before.append(reach)
     accesses: dict[tuple[Tier, int], list[tuple[int, int, int, bool]]] = {}
-    for position, op in enumerate(graph.ops):
+    for (position, op), before in zip(enumerate(graph.ops), _reaches(graph), strict=True):
         for region, writes in [(r, False) for r in op.reads] + [(r, True) for r in op.writes]:
             tier, start, stop = _bytes_of(schedule, region)
             for page in range(start >> 20, ((stop - 1) >> 20) + 1):
                 history = accesses.setdefault((tier, page), [])
                 for other_start, other_stop, other, other_writes in history:
                     if (writes or other_writes) and other_start < stop and start < other_stop and other != position:
-                        assert before[position] >> other & 1, (
+                        assert before >> other & 1, (
                             f"{graph.name}: {op} (op {position}) may run together with {graph.ops[other]} (op {other})"
                         )
                 if writes:  # whoever comes after this write comes after all that it came after
                     history[:] = [old for old in history if old[0] < start or stop < old[1]]
                 history.append((start, stop, position, writes))
+
+
+def _reaches(graph: Graph) -> Iterator[int]:
+    """For each op those that a path of waits leads to, one bit each; kept for as long as someone is still to ask for
+    it, since all of them would take the square of the graph."""
+    last_asked = {wait: position for position, op in enumerate(graph.ops) for wait in op.waits}
+    done: dict[int, list[int]] = {}
+    for wait, position in last_asked.items():
+        done.setdefault(position, []).append(wait)
+    known: dict[int, int] = {}
+    for position, op in enumerate(graph.ops):
+        assert op.index == position, f"{graph.name}: {op} is out of place"
+        reach = 0
+        for wait in op.waits:
+            assert 0 <= wait < position, f"{graph.name}: {op} waits for an op that is not before it"
+            reach |= known[wait] | (1 << wait)
+        for wait in done.get(position, ()):
+            del known[wait]
+        if position in last_asked:
+            known[position] = reach
+        yield reach
 
 
 def _verify_contents(schedule: Schedule, graph: Graph) -> None:

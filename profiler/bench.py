@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ssdplan.native import InvalidRequestError, isa
+from ssdplan.native.process import host_memory
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.bench_engine import EngineBench, EngineRow, Fio, measure_engine
@@ -28,7 +29,7 @@ from ssdplan.profiler.bench_kernels import (
 )
 from ssdplan.profiler.bench_report import Bench, Row, Surroundings, Target
 from ssdplan.profiler.bench_turns import spread
-from ssdplan.profiler.machine import cores, cpu_name, host_memory
+from ssdplan.profiler.machine import cores, cpu_name
 from ssdplan.profiler.measure import Progress, portion
 
 KERNELS: dict[str, Callable[[Setting, Progress], list[Row]]] = {

@@ -126,6 +126,11 @@ class EngineBench:
     rows: tuple[EngineRow, ...]
 
 
+def _engine_as_deep() -> Engine:
+    """With as many blocks in flight as fio has."""
+    return Engine(queue_depth=DEPTH)
+
+
 def measure_engine(
     paths: Sequence[Path],
     *,
@@ -134,7 +139,7 @@ def measure_engine(
     progress: Progress,
     overwrite_devices: bool = False,
     patterns: Sequence[Pattern] = PATTERNS,
-    open_engine: Callable[[], Engine] = Engine,
+    open_engine: Callable[[], Engine] = _engine_as_deep,
 ) -> EngineBench:
     """Measure each of `patterns` in `pairs` rounds of one run of ours, one of fio, and one of fio with its own buffers.
 

@@ -1,20 +1,20 @@
 """Finds out what this machine is: its cores, its memory, its link to the device and the rate of the optimizer.
 
-Owns the reading of /proc and of control groups: in a container the limits count, not the hardware. It measures with the
-executor's device and the native kernels and knows nothing of models.
+Owns what of /proc says how fast a machine may be: in a container the quotas of control groups count, not the hardware.
+It measures with the executor's device and the native kernels and knows nothing of models.
 """
 
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from ssdplan.native import Arena, adamw
+from ssdplan.native.process import control_groups, read_fields, read_words
 from ssdplan.plans.profile import ELEMENT_BYTES, OptimizerStates, Precision
 from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
 from ssdplan.profiler.parts import Device
@@ -27,45 +27,22 @@ UPDATE_CHUNK = 1 << 20
 """Elements a call: 12 MiB of optimizer states, in the range of the requests that training makes of the ssd."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of host memory: of the machine, and what may be taken now."""
-
-    total: int
-    available: int
-
-
 def cpu_name(root: Path = Path("/")) -> str:
     """The processor's name, or at least its architecture."""
     fields = ("model name", "Model", "cpu model", "Processor")
-    values = dict(_fields(root / "proc/cpuinfo"))
+    values = dict(read_fields(root / "proc/cpuinfo"))
     return next((values[field] for field in fields if values.get(field)), platform.machine() or "unknown processor")
 
 
 def cores(root: Path = Path("/")) -> int:
     """Cores that this process may use: its affinity, bounded by the quotas of its control groups."""
     count = len(os.sched_getaffinity(0))
-    for group in _control_groups("cpu", root):
-        words = _words(group / "cpu.max") or _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
+    for group in control_groups("cpu", root):
+        version_1 = (group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
+        words = read_words(group / "cpu.max") or tuple(word for file in version_1 for word in read_words(file))
         if len(words) == 2 and words[0] not in ("max", "-1"):
             count = min(count, int(words[0]) // int(words[1]))
     return max(count, 1)
-
-
-def host_memory(root: Path = Path("/")) -> Memory:
-    """Memory of the machine, bounded by the limits of this process's control groups. Page cache counts as available."""
-    values = dict(_fields(root / "proc/meminfo"))
-    total, available = (int(values[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    for group in _control_groups("memory", root):
-        limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
-        used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
-        if not limit or limit[0] == "max" or not used:
-            continue
-        statistics = dict(line.split() for line in _lines(group / "memory.stat"))
-        cache = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
-        total = min(total, int(limit[0]))
-        available = min(available, max(int(limit[0]) - int(used[0]) + cache, 0))
-    return Memory(total, available)
 
 
 def measure_link(device: Device, limits: Limits, progress: Progress) -> tuple[Measurement, Measurement, list[str]]:
@@ -151,45 +128,3 @@ def measure_update(
     troubles = {states: figure.trouble() for states, figure in figures.items()}
     notes = [f"optimizer with states in {states}: {trouble}" for states, trouble in troubles.items() if trouble]
     return figures, notes
-
-
-def _lines(path: Path) -> list[str]:
-    """The lines of a small file, none where it cannot be read: kernels differ in what they offer."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _words(path: Path) -> tuple[str, ...]:
-    return tuple(word for line in _lines(path) for word in line.split())
-
-
-def _fields(path: Path) -> Iterator[tuple[str, str]]:
-    """The `name: value` lines of a file, the last first, so that in a dict the first of a name counts."""
-    for line in reversed(_lines(path)):
-        name, found, value = line.partition(":")
-        if found:
-            yield name.strip(), value.strip()
-
-
-def _control_groups(controller: str, root: Path) -> Iterator[Path]:
-    """The directories, version 1 or 2, of the control groups that bound this process: its own and all above."""
-    own: dict[str, str] = {}
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        own.update(dict.fromkeys(controllers.split(","), path))  # version 2 has no controllers here: ""
-    for line in _lines(root / "proc/self/mountinfo"):
-        left, _, right = line.partition(" - ")
-        shown, mount = left.split()[3:5]
-        kind, _, options = right.split()[:3]
-        name = {"cgroup": controller, "cgroup2": ""}.get(kind)
-        if name not in own or (kind == "cgroup" and controller not in options.split(",")):
-            continue
-        top = root / mount.lstrip("/")
-        # A container may see its own group as the top of the mount, under the path that it has outside.
-        inside = Path(own[name]).relative_to(shown) if Path(own[name]).is_relative_to(shown) else Path()
-        for group in (top / inside, *(top / inside).parents):
-            yield group
-            if group == top:
-                break

@@ -4,6 +4,7 @@ Owns the order of measurements, their limits, and the naming of state classes. I
 planner nor executor: the model, its layers and the device are handed in.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from ssdplan.native import Engine
+from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
-from ssdplan.profiler.machine import cores, cpu_name, host_memory, measure_link, measure_update
+from ssdplan.profiler.machine import cores, cpu_name, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
@@ -59,7 +60,7 @@ def profile(
     chunk = document.logits_chunk_tokens(model.vocab_size) if model.head_is_position_wise else None
     layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
     layers.begin_step(0, [make_micro_batch(ids, ids, None)])  # refuses what the model cannot take, before all the rest
-    threads, memory = cores(), host_memory()
+    threads, memory = cores(), process.host_memory()
     precision = DTYPES[model.dtype]
     notes: list[str] = []
     if chunk is None:
@@ -92,6 +93,7 @@ def profile(
         limits=Limits(limits.model_seconds),
         progress=portion(progress, 0.4, 1.0),
     )
+    process_bytes = _process_bytes()
     return document.Profile(
         schema="ssdplan.profile/1",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -103,6 +105,7 @@ def profile(
             host_memory_bytes=memory.total,
             host_available_bytes=memory.available,
             device_memory_bytes=device.memory_bytes(),
+            process_bytes=process_bytes,
             compute_shares_cpu=device.kind == "cpu",
             h2d_bandwidth=h2d.median,
             d2h_bandwidth=d2h.median,
@@ -136,6 +139,13 @@ def profile(
         ),
         notes=tuple(notes + costs.notes),
     )
+
+
+def _process_bytes() -> int:
+    """What is resident when all that was measured is gone: every layer has run, so what kernels keep is there."""
+    gc.collect()
+    process.give_back()
+    return process.resident_bytes()
 
 
 def state_classes(model: Model) -> list[str]:

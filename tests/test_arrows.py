@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("plans", "profiler", "planner", "executor", "native")
+PARTS = ("plans", "profiler", "planner", "executor", "native", "rivals")
 ALLOWED = {
     "plans": set(),
     "native": set(),
     "planner": {"plans"},
     "profiler": {"plans", "native"},
     "executor": {"plans", "native"},
+    "rivals": {"plans"},
 }
+TRAINERS = {"torch", "transformers", "deepspeed"}
+RIVAL_PROCESSES = {"torch_arm.py", "deepspeed_arm.py", "making.py"}
+"""Run as processes of their own: the command that starts them stays small, and counts in nobody's memory."""
 
 
 def imports(file: Path, part: str) -> set[str]:
@@ -43,6 +47,8 @@ def test_a_part_imports_only_what_it_may(part):
                 assert rest[0] in ALLOWED[part] | {part}, f"{file} imports {name}"
             if part in ("plans", "planner"):
                 assert top != "torch", f"{file} imports torch"
+            if part == "rivals" and file.name not in RIVAL_PROCESSES:
+                assert top not in TRAINERS, f"{file} imports {name}"
 
 
 def test_cuda_is_touched_in_one_module():
@@ -59,6 +65,7 @@ def test_planning_loads_no_torch():
     code = (
         "import sys, ssdplan.cli, ssdplan.planner.solve, ssdplan.planner.simulator, ssdplan.plans.text\n"
         "import ssdplan.plans.build, ssdplan.plans.plots, ssdplan.plans.verify\n"
+        "import ssdplan.rivals.compare, ssdplan.rivals.picture\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "tests")

@@ -35,8 +35,8 @@ Progress = Callable[[float], None]
 
 
 class Store:
-    """A store that is open. Threads may read and write at once, but none what another writes; a call returns when its
-    bytes have moved.
+    """A store that is open. Any threads may read and write at once, as long as no range is written while it is read or
+    written elsewhere: nothing is locked while bytes move, and each call returns when its own have.
 
     `commit` makes what was written until then a generation; after a crash the store opens at the last one committed
     (or, cut off within a commit, at the one that was being committed). Nothing that the last two generations hold is
@@ -50,6 +50,7 @@ class Store:
         self._durable = durable
         self._locks = Locks()
         self._failure = ""
+        self._counting = threading.Lock()
         count = len(layout.extents)
         self._copy = [_NOWHERE] * count
         """Extent -> which of its places holds it now."""
@@ -62,8 +63,8 @@ class Store:
         self.bytes_read = self.bytes_written = 0
         """Of states, since the store was opened; tables and superblocks are not counted."""
         self._counting = threading.Lock()
-        self._under_way: dict[tuple[int, int], list[Request]] = {}
-        """Offset and bytes of a read or write -> a request for each of its extents that was started."""
+        self._under_way: dict[tuple[int, int], list[int]] = {}
+        """Offset and bytes of a read or write -> the place of each of its extents that it reads or writes."""
 
     @classmethod
     def create(
@@ -206,16 +207,14 @@ class Store:
         those that were written.
         """
         chosen = self._layout.range(offset, nbytes)
-        with self._requests() as started, self._told(offset, nbytes, started):
-            for index in chosen:
-                copy = self._copy[index]
-                assert copy != _NOWHERE, f"{self._name(index)} is read before it is written"
-                started.append(self._disk.read(self._segments(index, copy, address - offset)))
-            for index, request in zip(chosen, started, strict=True):
-                request.wait()
-                extent = self._layout.extents[index]
-                if native.checksum(address - offset + extent.address, extent.nbytes) != self._checksums[index]:
-                    raise StoreError(self._damage(index))
+        assert _NOWHERE not in self._copy[chosen.start : chosen.stop], f"{self._name(chosen[0])}: read before written"
+        with translated():
+            ranges = [self._segments(index, self._copy[index], address - offset) for index in chosen]
+            with self._told(offset, nbytes, [self._copy[index] for index in chosen]):
+                checksums = self._disk.read_summed(ranges)
+        for index, checksum in zip(chosen, checksums, strict=True):
+            if checksum != self._checksums[index]:
+                raise StoreError(self._damage(index))
         with self._counting:
             self.bytes_read += nbytes
 
@@ -224,34 +223,29 @@ class Store:
 
         Raises IoFailure or DiskFullError; after one the store can be read but not committed.
         """
-        with self._failing(), self._requests() as started, self._told(offset, nbytes, started):
-            for index in self._layout.range(offset, nbytes):
-                extent = self._layout.extents[index]
-                self._checksums[index] = native.checksum(address - offset + extent.address, extent.nbytes)
-                self._born[index] = self.generation + 1
-                self._copy[index] = copy = self._free_copy(index)
-                started.append(self._disk.write(self._segments(index, copy, address - offset)))
-            for request in started:
-                request.wait()
+        chosen = self._layout.range(offset, nbytes)
+        copies = [self._free_copy(index) for index in chosen]
+        with self._failing():
+            ranges = [self._segments(index, copy, address - offset) for index, copy in zip(chosen, copies, strict=True)]
+            with self._told(offset, nbytes, copies):
+                checksums = self._disk.write_summed(ranges)
+        span = slice(chosen.start, chosen.stop)
+        self._copy[span], self._checksums[span] = copies, checksums
+        self._born[span] = [self.generation + 1] * len(chosen)
         with self._counting:
             self.bytes_written += nbytes
 
     def outstanding(self, offset: int, nbytes: int) -> dict[Path, int]:
-        """Of a read or write of these bytes that is under way: what each volume has not moved yet, if anything. An
-        extent counts until all of it has. From any thread, and for people: it is old news when it comes."""
-        started = self._under_way.get((offset, nbytes))
-        left: dict[Path, int] = {}
-        if started is None:
-            return left
-        for number, index in enumerate(self._layout.range(offset, nbytes)):
-            if number >= len(started) or not started[number].done():
-                extent = self._layout.extents[index]
-                for volume, _, _, length in self._superblock.striping.locate(
-                    extent.places[self._copy[index]], extent.nbytes
-                ):
-                    path = self._volumes[volume].path
-                    left[path] = left.get(path, 0) + length
-        return left
+        """Of a read or write of these bytes that is under way: what it moves on each volume, if it is. From any thread,
+        and for people: it is old news when it comes."""
+        copies = self._under_way.get((offset, nbytes), [])
+        moving: dict[Path, int] = {}
+        for index, copy in zip(self._layout.range(offset, nbytes), copies, strict=False):
+            extent = self._layout.extents[index]
+            for volume, _, _, length in self._superblock.striping.locate(extent.places[copy], extent.nbytes):
+                path = self._volumes[volume].path
+                moving[path] = moving.get(path, 0) + length
+        return moving
 
     def commit(self, metadata: dict[str, Any]) -> None:
         """Make all that was written a generation: data and tables, one flush on every volume, then the superblocks,
@@ -425,9 +419,9 @@ class Store:
                 raise
 
     @contextlib.contextmanager
-    def _told(self, offset: int, nbytes: int, started: list[Request]) -> Iterator[None]:
+    def _told(self, offset: int, nbytes: int, copies: list[int]) -> Iterator[None]:
         """What `outstanding` knows of."""
-        self._under_way[offset, nbytes] = started
+        self._under_way[offset, nbytes] = copies
         try:
             yield
         finally:

@@ -4,16 +4,12 @@
 #include <type_traits>
 
 #include "squares.hpp"
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "streaming.hpp"
 
 namespace ssdplan {
 namespace {
 
-constexpr std::size_t kGroup = 32;       // elements of one turn: whole cache lines of 16-bit items
-constexpr std::size_t kLine = 64;        // bytes
+constexpr std::size_t kGroup = kLine / sizeof(std::uint16_t);  // elements of one turn: a line of 16-bit items
 constexpr std::size_t kPrefetch = 4096;  // bytes ahead: past the end of a page, where the processor's own ends
 
 struct Updated {
@@ -39,28 +35,6 @@ SSDPLAN_INLINE void prefetch(Item* stream) {
     }
 }
 
-// A turn's 16-bit copies go past the caches where they fill a line: nothing is read to be overwritten, and the transfer
-// that follows an update reads them from memory in any case. stream_fence() makes them visible to other threads.
-SSDPLAN_INLINE void stream_out(std::uint16_t* destination, const std::uint16_t* turn) {
-#if defined(__SSE2__)
-    if (reinterpret_cast<std::uintptr_t>(destination) % kLine == 0) {
-        static_assert(kGroup * sizeof(std::uint16_t) == kLine);
-        __m128i parts[kLine / sizeof(__m128i)];
-        std::memcpy(parts, turn, sizeof parts);
-        auto* const line = reinterpret_cast<__m128i*>(destination);
-        for (std::size_t part = 0; part < kLine / sizeof(__m128i); ++part) _mm_stream_si128(line + part, parts[part]);
-        return;
-    }
-#endif
-    std::memcpy(destination, turn, kGroup * sizeof *turn);
-}
-
-SSDPLAN_INLINE void stream_fence() {
-#if defined(__SSE2__)
-    _mm_sfence();
-#endif
-}
-
 // Where masters and parameters lie: `load` takes one element, `store` the first `lanes` of a turn.
 
 // fp32 masters and a 16-bit copy, rounded to nearest even.
@@ -76,7 +50,8 @@ struct CopiedMaster {
         for (std::size_t lane = 0; lane < kGroup; ++lane) turn[lane] = Format::store(values[lane]);
         std::memcpy(master + i, values, lanes * sizeof *values);
         if (lanes == kGroup) {
-            stream_out(parameter + i, turn);
+            // Past the caches: the transfer that follows an update reads them from memory in any case.
+            stream_line(parameter + i, turn);
         } else {
             std::memcpy(parameter + i, turn, lanes * sizeof *turn);
         }
@@ -234,7 +209,7 @@ SSDPLAN_INLINE void stream_mix_body(const AdamwStreams& streams, std::size_t ele
         prefetch(gradient + i);
 #pragma omp simd
         for (std::size_t lane = 0; lane < kGroup; ++lane) mix(i + lane, lane);
-        stream_out(parameter + i, turn);
+        stream_line(parameter + i, turn);
     }
     for (std::size_t lane = 0; i + lane < elements; ++lane) {
         mix(i + lane, lane);

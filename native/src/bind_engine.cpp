@@ -13,6 +13,7 @@
 
 #include "bindings.hpp"
 #include "engine.hpp"
+#include "summed.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -22,13 +23,27 @@ namespace {
 
 using SegmentTuple = std::tuple<std::int64_t, std::int64_t, std::uintptr_t, std::int64_t>;
 
-std::shared_ptr<Request> submit(Engine& engine, Direction direction, const std::vector<SegmentTuple>& tuples,
-                                bool urgent) {
+std::vector<Segment> segments_of(const std::vector<SegmentTuple>& tuples) {
     std::vector<Segment> segments;
     segments.reserve(tuples.size());
     for (const auto& [file, offset, address, nbytes] : tuples) segments.push_back({file, offset, address, nbytes});
+    return segments;
+}
+
+std::shared_ptr<Request> submit(Engine& engine, Direction direction, const std::vector<SegmentTuple>& tuples,
+                                bool urgent) {
+    const std::vector<Segment> segments = segments_of(tuples);
     const py::gil_scoped_release release;
     return engine.submit(direction, segments, urgent);
+}
+
+std::vector<std::uint64_t> summed(Engine& engine, Direction direction,
+                                  const std::vector<std::vector<SegmentTuple>>& tuples, bool urgent) {
+    std::vector<std::vector<Segment>> ranges;
+    ranges.reserve(tuples.size());
+    for (const std::vector<SegmentTuple>& range : tuples) ranges.push_back(segments_of(range));
+    const py::gil_scoped_release release;
+    return transfer_summed(engine, direction, ranges, urgent);
 }
 
 // Closing waits for the drive, which must not hold up other Python threads.
@@ -86,13 +101,15 @@ memory must stay valid, and a source unchanged, until the request is done.)")
                  return std::unique_ptr<Engine, CloseWithoutLock>(
                      new Engine(kind, queue_depth, block_bytes, threads, polling, faults));
              }),
-             "kind"_a = "auto", py::kw_only(), "queue_depth"_a = 32, "block_bytes"_a = std::int64_t{1} << 20,
+             "kind"_a = "auto", py::kw_only(), "queue_depth"_a = 16, "block_bytes"_a = std::int64_t{1} << 20,
              "threads"_a = 4, "polling"_a = "auto", "faults"_a = std::vector<std::pair<std::int64_t, std::string>>(),
              R"(Start an engine.
 
 kind is "io_uring", "threads" (pread and pwrite from `threads` threads) or "auto": io_uring where a real read through it
 succeeds, else threads. The environment variable SSDPLAN_IO_ENGINE overrides "auto". Requests are split into blocks of
-block_bytes (a multiple of 4096), of which at most queue_depth are in flight at a time over all requests.
+block_bytes (a multiple of 4096), of which at most queue_depth are in flight at a time over all requests. Sixteen of 1
+MiB keep a drive busy. With more, drives that report what has ended only when they have nothing left to do report later,
+and what is done with the first blocks overlaps with less of the transfer.
 
 Where a drive has poll queues, and a read through them succeeds, a second io_uring of the same depth asks it for
 completions instead of waiting for interrupts, which takes a core while transfers are in flight and nothing otherwise.
@@ -160,6 +177,25 @@ that is misaligned, negative or null or names no open file, and RuntimeError whe
             R"(Start writing each segment's memory to its file. `urgent` is as for `read`, and so are the errors.
 
 What was written is durable only after `wait` and then `flush`.)")
+        .def(
+            "read_summed",
+            [](Engine& engine, const std::vector<std::vector<SegmentTuple>>& ranges, bool urgent) {
+                return summed(engine, Direction::read, ranges, urgent);
+            },
+            "ranges"_a, py::kw_only(), "urgent"_a = true,
+            R"(Read ranges, wait for them, and return the `checksum` of each.
+
+A range is the segments of which it consists, in order. The calling thread sums each block while others are under way,
+in the order in which they arrive, so that checking what was read takes little time beyond reading it. Raises as `read`
+and `wait`; nothing is in flight then.)")
+        .def(
+            "write_summed",
+            [](Engine& engine, const std::vector<std::vector<SegmentTuple>>& ranges, bool urgent) {
+                return summed(engine, Direction::write, ranges, urgent);
+            },
+            "ranges"_a, py::kw_only(), "urgent"_a = false,
+            "Write ranges, wait for them, and return the `checksum` of each, taken while the drive writes. As "
+            "`read_summed`.")
         .def("flush", &Engine::flush, "file"_a, ReleaseLock(),
              R"(Make the finished writes of a file durable (fdatasync), waiting for the drive.
 

@@ -143,6 +143,19 @@ Raises ValueError as `gradient_statistics`, and for an overlap.)");
         "Copy nbytes bytes between two addresses. Raises ValueError for a null pointer, a negative size or an "
         "overlap.");
     module.def(
+        "accumulate",
+        [](std::uintptr_t target, std::uintptr_t source, const std::string& source_dtype, std::int64_t elements,
+           bool begin, std::int64_t threads) {
+            parallel_accumulate(target, source, parse_dtype(source_dtype), elements, begin, threads);
+        },
+        "target"_a, "source"_a, "source_dtype"_a, "elements"_a, py::kw_only(), "begin"_a, "threads"_a = 1,
+        ReleaseLock(),
+        R"(Add elements of dtype "fp32", "bf16" or "fp16" to an fp32 array, in one pass.
+
+With `begin`, what the array holds counts as zero and is not read. The bits are those of torch's `target.add_(source)`,
+after `target.zero_()` with `begin` (only the payload of a NaN may differ), in any range and on any instruction set.
+Raises ValueError for a null or misaligned pointer, a negative size, an unknown dtype or an overlap.)");
+    module.def(
         "convert",
         [](std::uintptr_t destination, const std::string& destination_dtype, std::uintptr_t source,
            const std::string& source_dtype, std::int64_t elements, std::int64_t threads) {

@@ -32,12 +32,10 @@ namespace ssdplan {
 
 constexpr std::size_t kChecksumUnit = 256;  // nbytes is a multiple of it
 
-// h before the length is mixed in: linear, so a long range can be summed in pieces.
+// h before the length is mixed in. It is linear: the sum of a range is the exclusive or, in any order, of the sums of
+// its parts, each carried past the bytes of the range that follow the part.
 std::uint64_t checksum_sum(const void* data, std::size_t nbytes);
-
-// The sum of a range from those of its two parts, the second of 2^18 bytes.
-constexpr std::size_t kChecksumPiece = std::size_t{1} << 18;
-std::uint64_t checksum_join(std::uint64_t first, std::uint64_t second);
+std::uint64_t checksum_carry(std::uint64_t sum, std::size_t nbytes);
 
 // The checksum of nbytes whose sum is `sum`.
 std::uint64_t checksum_finish(std::uint64_t sum, std::size_t nbytes);

@@ -156,9 +156,24 @@ void Request::fail(IoFailure failure) {
     failed_.store(true, std::memory_order_relaxed);
 }
 
-void Request::finish_block() {
-    const std::lock_guard lock(mutex_);
-    if (--remaining_ == 0) finished_.notify_all();
+void Request::take_ended(std::size_t count, std::vector<std::uint32_t>& blocks) {
+    blocks.clear();
+    std::unique_lock lock(mutex_);
+    wanted_ = count;
+    finished_.wait(lock, [&] { return remaining_ == 0 || ended_.size() >= count; });
+    wanted_ = 0;
+    blocks.insert(blocks.end(), ended_.begin(), ended_.end());
+    ended_.clear();
+}
+
+void Request::finish_block(std::uint32_t number) {
+    bool wake = false;
+    {
+        const std::lock_guard lock(mutex_);
+        if (told_) ended_.push_back(number);
+        wake = --remaining_ == 0 || (wanted_ != 0 && ended_.size() == wanted_);
+    }
+    if (wake) finished_.notify_all();  // who wakes finds the mutex free
 }
 
 bool File::begin_use() {
@@ -174,7 +189,7 @@ void File::end_use() {
 }
 
 void Block::finish() {
-    request->finish_block();
+    request->finish_block(number);
     file->end_use();  // last: who waited for the file finds the request done
 }
 
@@ -374,14 +389,15 @@ void Engine::split(Direction direction, const Segment& segment, std::vector<Bloc
     }
 }
 
-std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<Segment>& segments, bool urgent) {
+std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<Segment>& segments, bool urgent,
+                                        bool told) {
     std::vector<Block> blocks;
     std::uint64_t nbytes = 0;
     for (const Segment& segment : segments) {
         split(direction, segment, blocks);
         nbytes += static_cast<std::uint64_t>(segment.nbytes);
     }
-    auto request = std::make_shared<Request>(blocks.size(), nbytes);
+    auto request = std::make_shared<Request>(blocks.size(), nbytes, told);
     const std::shared_lock alive(backend_mutex_);
     if (!backend_) throw std::runtime_error("the engine is closed");
     for (auto block = blocks.begin(); block != blocks.end(); ++block) {
@@ -390,6 +406,7 @@ std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<S
             throw std::invalid_argument("'" + block->file->path + "' is being closed");
         }
         block->request = request;
+        block->number = static_cast<std::uint32_t>(block - blocks.begin());
         block->urgent = urgent;
     }
     // Segments of one request may lie on drives that are polled and on others.

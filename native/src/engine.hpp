@@ -63,21 +63,32 @@ struct File {
 // The shared state of a request: it lives as long as a block or a handle refers to it.
 class Request {
   public:
-    Request(std::size_t blocks, std::uint64_t nbytes) : remaining_(blocks), nbytes_(nbytes) {}
+    // One that is `told` remembers which of its blocks have ended, for take_ended().
+    Request(std::size_t blocks, std::uint64_t nbytes, bool told = false)
+        : remaining_(blocks), nbytes_(nbytes), told_(told) {
+        if (told) ended_.reserve(blocks);
+    }
 
     std::uint64_t wait();  // throws the IoFailure of the first block that failed
     bool done() const;
     bool failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
     std::uint64_t nbytes() const noexcept { return nbytes_; }
 
+    // Waits until `count` blocks have ended that were not taken yet, or else all have, and puts the numbers of those
+    // that have into `blocks`, whose content goes. None: all were taken.
+    void take_ended(std::size_t count, std::vector<std::uint32_t>& blocks);
+
     void fail(IoFailure failure);
-    void finish_block();
+    void finish_block(std::uint32_t number);
 
   private:
     mutable std::mutex mutex_;
     std::condition_variable finished_;
     std::size_t remaining_;
     std::uint64_t nbytes_;
+    const bool told_;
+    std::vector<std::uint32_t> ended_;  // and not taken; with room for all
+    std::size_t wanted_ = 0;            // how many of them are waited for; 0 when nobody waits for them
     std::atomic<bool> failed_{false};
     std::optional<IoFailure> failure_;
 };
@@ -93,6 +104,7 @@ struct Block {
     std::byte* memory = nullptr;
     std::uint32_t nbytes = 0;
     std::uint32_t retries = 0;
+    std::uint32_t number = 0;  // of the request's blocks, in order of its segments
     bool urgent = false;
 
     // Takes the result of one transfer (bytes, or a negative errno). True: the block ended, well or not, and has been
@@ -153,7 +165,9 @@ class Engine {
     std::uint64_t transfers() const noexcept { return faults_.transfers(); }
     std::int64_t open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only);
     std::uint64_t size(std::int64_t file) const;
-    std::shared_ptr<Request> submit(Direction direction, const std::vector<Segment>& segments, bool urgent);
+    std::shared_ptr<Request> submit(Direction direction, const std::vector<Segment>& segments, bool urgent,
+                                    bool told = false);
+    std::uint32_t block_bytes() const noexcept { return block_bytes_; }  // a segment is split into from its start
     std::string register_memory(std::uintptr_t address, std::int64_t nbytes);
     void unregister_memory(std::uintptr_t address);
     void flush(std::int64_t file);

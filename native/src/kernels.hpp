@@ -13,6 +13,10 @@ namespace ssdplan {
 // Of at most kBlock elements (squares.hpp); finite where all of them are.
 double sum_of_squares(const float* gradient, std::size_t elements);
 
+// target += source, in fp32; or, to begin with, target = 0 + source: a zero has the sign that it has where zeros were
+// added to.
+void accumulate(float* target, const void* source, Dtype source_dtype, std::size_t elements, bool begin);
+
 void convert(void* destination, Dtype destination_dtype, const void* source, Dtype source_dtype, std::size_t elements);
 
 bool is_finite(const void* data, Dtype dtype, std::size_t elements);

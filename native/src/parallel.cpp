@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kPiece = 32 * kBlock;      // elements that one thread takes at a time
 constexpr std::size_t kCopyPiece = 1024 * 1024;  // bytes, likewise
+constexpr std::size_t kChecksumPiece = 256 * 1024;
 
 std::size_t pieces(std::size_t length, std::size_t piece) {
     return (length + piece - 1) / piece;
@@ -246,6 +247,22 @@ void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64
     });
 }
 
+void parallel_accumulate(std::uintptr_t target, std::uintptr_t source, Dtype source_dtype, std::int64_t elements,
+                         bool begin, std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const std::size_t length = checked_size("elements", elements);
+    const std::size_t from = item_bytes(source_dtype);
+    check_pointer("target", target, length, sizeof(float));
+    check_pointer("source", source, length, from);
+    check_disjoint(target, length * sizeof(float), source, length * from);
+    Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
+        const FloatEnvironment environment;
+        const std::size_t first = piece * kPiece;
+        accumulate(at<float>(target) + first, at<const std::byte>(source) + first * from, source_dtype,
+                   std::min(kPiece, length - first), begin);
+    });
+}
+
 void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
                       std::int64_t elements, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
@@ -368,16 +385,12 @@ std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::i
         throw std::invalid_argument("nbytes must be a multiple of " + std::to_string(kChecksumUnit) + ", not " +
                                     std::to_string(length));
     }
-    // The first piece takes what is over: a sum is carried past whole pieces only.
-    const std::size_t count = pieces(length, kChecksumPiece);
-    const std::size_t before = count * kChecksumPiece - length;
-    std::vector<std::uint64_t> sums(count);
-    Workers::shared().run(count, workers, [&](std::size_t piece) {
-        const std::size_t begin = piece == 0 ? 0 : piece * kChecksumPiece - before;
-        sums[piece] = checksum_sum(at<const std::byte>(data) + begin, (piece + 1) * kChecksumPiece - before - begin);
+    std::atomic<std::uint64_t> sum{0};
+    Workers::shared().run(pieces(length, kChecksumPiece), workers, [&](std::size_t piece) {
+        const std::size_t begin = piece * kChecksumPiece;
+        const std::size_t nbytes = std::min(kChecksumPiece, length - begin);
+        sum ^= checksum_carry(checksum_sum(at<const std::byte>(data) + begin, nbytes), length - begin - nbytes);
     });
-    std::uint64_t sum = 0;
-    for (const std::uint64_t piece : sums) sum = checksum_join(sum, piece);
     return checksum_finish(sum, length);
 }
 

@@ -51,6 +51,8 @@ GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t ele
 GradientStatistics parallel_copy_statistics(std::uintptr_t destination, std::uintptr_t source, std::int64_t elements,
                                             std::int64_t threads);
 void parallel_copy(std::uintptr_t destination, std::uintptr_t source, std::int64_t nbytes, std::int64_t threads);
+void parallel_accumulate(std::uintptr_t target, std::uintptr_t source, Dtype source_dtype, std::int64_t elements,
+                         bool begin, std::int64_t threads);
 void parallel_convert(std::uintptr_t destination, Dtype destination_dtype, std::uintptr_t source, Dtype source_dtype,
                       std::int64_t elements, std::int64_t threads);
 bool parallel_is_finite(std::uintptr_t data, std::int64_t elements, Dtype dtype, std::int64_t threads);

@@ -76,7 +76,7 @@ SSDPLAN_INLINE void box_muller(std::uint32_t a, std::uint32_t b, float& first, f
     second = r * float_of(bits_of(swapped ? cosine : sine) ^ sine_sign);
 }
 
-SSDPLAN_INLINE void normals_of_group(const Direction& direction, std::uint64_t group, float* out) {
+SSDPLAN_INLINE void normals_of_group(const RandomDirection& direction, std::uint64_t group, float* out) {
     static_assert(kNormalGroup == 4 * kLanes);
     Words words;
     const std::uint64_t counter = group * kLanes;  // a multiple of 16: adding a lane carries into nothing

@@ -21,7 +21,8 @@
 
 namespace ssdplan {
 
-struct Direction {
+// The random direction of a tensor in one step.
+struct RandomDirection {
     std::uint64_t seed;
     std::uint32_t tensor;
     std::uint32_t step;
@@ -30,9 +31,9 @@ struct Direction {
 constexpr std::size_t kNormalGroup = 64;  // elements whose directions are made at once
 
 struct ZerothOrderStep {
-    Direction pending;
+    RandomDirection pending;
     float pending_scale;  // p -= pending_scale * z(pending), rounded to the parameters' format; not if 0
-    Direction next;
+    RandomDirection next;
     float eps;  // plus = p + eps * z(next), minus = p - eps * z(next), rounded likewise
 };
 

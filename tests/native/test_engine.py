@@ -98,6 +98,50 @@ def test_random_reads_agree_with_an_ordinary_file(engine: native.Engine, tmp_pat
     engine.close_file(file)
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_is_moved_summed_has_the_checksum_of_its_bytes(
+    engine: native.Engine, tmp_path: Path, data: st.DataObject
+) -> None:
+    """Ranges of segments anywhere, of any number of blocks, some cut short; written, then read to other memory."""
+    pages = 120
+    path = tmp_path / "summed"
+    file = engine.open(path, create_bytes=None if path.exists() else pages * PAGE)
+    arena = native.Arena(2 * pages * PAGE)
+    source, target = random_bytes(arena, seed=2).numpy().reshape(2, -1)
+    ranges: list[list[tuple[int, int, int, int]]] = []
+    expected: list[int] = []
+    at = 0
+    for _ in range(data.draw(st.integers(0, 4))):
+        start, segments = at, []
+        for _ in range(data.draw(st.integers(0, 3))):
+            length = data.draw(st.integers(0, min(50, pages - at)))
+            segments.append((file, (pages - at - length) * PAGE, arena.address + at * PAGE, length * PAGE))
+            at += length
+        ranges.append(segments)
+        expected.append(native.checksum(arena.address + start * PAGE, (at - start) * PAGE))
+    assert engine.write_summed(ranges) == expected
+    shift = pages * PAGE
+    elsewhere = [[(name, offset, a + shift, nbytes) for name, offset, a, nbytes in segments] for segments in ranges]
+    assert engine.read_summed(elsewhere) == expected
+    assert np.array_equal(source[: at * PAGE], target[: at * PAGE])
+    engine.close_file(file)
+
+
+def test_moving_summed_fails_as_a_request_does(engine: native.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(20 * PAGE))
+    file = engine.open(path)
+    arena = native.Arena(40 * PAGE)
+    with pytest.raises(native.IoError) as failure:
+        engine.read_summed([[(file, 0, arena.address, 20 * PAGE)], [(file, 0, arena.address, 40 * PAGE)]])
+    assert failure.value.errno == errno.ENODATA and failure.value.filename == str(path)
+    with pytest.raises(ValueError, match="multiples of 4096"):
+        engine.write_summed([[(file, 0, arena.address + 1, PAGE)]])
+    assert engine.read_summed([]) == []
+    assert engine.read_summed([[(file, 0, arena.address, PAGE)]]) == [native.checksum(arena.address, PAGE)]
+
+
 def test_many_requests_from_many_threads(engine: native.Engine, tmp_path: Path) -> None:
     region, rounds, threads = 48 * PAGE, 8, 5
     path = tmp_path / "shared"
@@ -574,7 +618,7 @@ refuse(427, 1)  # io_uring_register, EPERM
 engine = native.Engine("io_uring")
 arena = native.Arena(65536)
 assert "not permitted" in engine.register(arena.address, 65536)
-assert engine.description == "io_uring, queue depth 32", engine.description
+assert engine.description == "io_uring, queue depth 16", engine.description
 file = engine.open(sys.argv[1], create_bytes=65536)
 engine.write([(file, 0, arena.address, 65536)]).wait()
 engine.close()

@@ -61,6 +61,64 @@ def test_every_16_bit_value_converts_as_in_torch(source_dtype: str, destination_
     assert_same_numbers(got, source.to(TORCH_DTYPES[destination_dtype]), INTEGERS[destination_dtype])
 
 
+def every_pair(dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every value of a format that has 16 bits, each beside fp32 ones of every kind: zeros of both signs, subnormals,
+    infinities, what cancels it, and what leaves the sum half-way between two fp32 values."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    source = every.repeat(7).view(TORCH_DTYPES[dtype]) if dtype != "fp32" else wild(7 << 16, seed=3)
+    generator = torch.Generator().manual_seed(5)
+    kinds = torch.arange(source.numel()) % 7
+    target = wild(source.numel(), seed=4)
+    target = torch.where(kinds == 0, 0.0, target)
+    target = torch.where(kinds == 1, -0.0, target)
+    target = torch.where(kinds == 2, -source.float(), target)
+    target = torch.where(kinds == 3, source.float() * 2**-24, target)
+    target = torch.where(kinds == 4, float("inf"), target)
+    order = torch.randperm(source.numel(), generator=generator)
+    return target, source[order] if dtype == "fp32" else source
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("begin", [False, True])
+def test_accumulating_gives_the_bits_of_torch(dtype: str, begin: bool) -> None:
+    target, source = every_pair(dtype)
+    want = target.clone()
+    if begin:
+        want.zero_()
+    want.add_(source)
+    native.accumulate(target.data_ptr(), source.data_ptr(), dtype, target.numel(), begin=begin, threads=2)
+    assert_same_numbers(target, want, torch.int32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    elements=st.integers(0, 200_000),
+    shift=st.integers(0, 70),
+    cut=st.integers(0, 200_000),
+    threads=st.integers(1, 3),
+)
+def test_accumulating_touches_exactly_its_range(dtype: str, elements: int, shift: int, cut: int, threads: int) -> None:
+    """Micro-batch by micro-batch, the range cut in two, as torch adds them; what lies around it stays."""
+    sources = [torch.randn(elements + 70).to(TORCH_DTYPES[dtype]) for _ in range(3)]
+    target = torch.randn(elements + 140)
+    want = target.clone()
+    want[shift : shift + elements].zero_()
+    for turn, source in enumerate(sources):
+        part = source[70 - shift : 70 - shift + elements]
+        want[shift : shift + elements].add_(part)
+        for begin, end in pairwise([0, min(cut, elements), elements]):
+            native.accumulate(
+                target[shift + begin :].data_ptr(),
+                part[begin:].data_ptr(),
+                dtype,
+                end - begin,
+                begin=turn == 0,
+                threads=threads,
+            )
+    assert torch.equal(target.view(torch.int32), want.view(torch.int32))
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_is_finite_finds_one_bad_element_anywhere(dtype: str) -> None:
     largest = torch.finfo(TORCH_DTYPES[dtype]).max
@@ -99,6 +157,8 @@ def test_wrong_arguments_are_refused_and_named() -> None:
         ("aligned", lambda: native.is_finite(address + 1, 1, "fp32")),
         ("elements must not be negative", lambda: native.is_finite(address, -1, "fp32")),
         ("overlap", lambda: native.copy_statistics(address, address + 4, 8)),
+        ("overlap", lambda: native.accumulate(address, address + 8, "bf16", 8, begin=True)),
+        ("target is a null pointer", lambda: native.accumulate(0, address, "bf16", 8, begin=False)),
         ("gradient is a null pointer", lambda: native.gradient_statistics(0, 1)),
     ]
     for message, call in cases:

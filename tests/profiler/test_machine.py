@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ssdplan.native import adamw
+from ssdplan.native.process import host_memory
 from ssdplan.plans.profile import OptimizerStates
-from ssdplan.profiler.machine import cores, cpu_name, host_memory, measure_link, measure_update
+from ssdplan.profiler.machine import cores, cpu_name, measure_link, measure_update
 from ssdplan.profiler.measure import Limits
 from tests.profiler.made import MadeDevice
 

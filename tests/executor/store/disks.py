@@ -3,13 +3,15 @@
 import ctypes
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssdplan import native
 from ssdplan.executor.store.volumes import Volume, open_volume
 
 SECTOR = 512
+Segments = Sequence[tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class SimulatedDisk:
     def size(self, file: int) -> int:
         return len(self.images[file])
 
-    def read(self, segments: Sequence[tuple[int, int, int, int]]) -> Finished:
+    def read(self, segments: Segments) -> Finished:
         for file, offset, address, nbytes in segments:
             assert offset + nbytes <= len(self.images[file])
             part = (ctypes.c_char * nbytes).from_buffer(self.images[file], offset)
@@ -64,13 +66,25 @@ class SimulatedDisk:
             del part
         return Finished(sum(segment[3] for segment in segments))
 
-    def write(self, segments: Sequence[tuple[int, int, int, int]]) -> Finished:
+    def write(self, segments: Segments) -> Finished:
         for file, offset, address, nbytes in segments:
             assert offset + nbytes <= len(self.images[file])
             data = ctypes.string_at(address, nbytes)
             self.images[file][offset : offset + nbytes] = data
             self.log.append(Write(file, offset, data))
         return Finished(sum(segment[3] for segment in segments))
+
+    def read_summed(self, ranges: Sequence[Segments]) -> list[int]:
+        return [self._summed(self.read, segments) for segments in ranges]
+
+    def write_summed(self, ranges: Sequence[Segments]) -> list[int]:
+        return [self._summed(self.write, segments) for segments in ranges]
+
+    @staticmethod
+    def _summed(move: Callable[[Segments], Finished], segments: Segments) -> int:
+        move(segments)
+        data = b"".join(ctypes.string_at(address, nbytes) for _, _, address, nbytes in segments)
+        return native.checksum(ctypes.cast(data, ctypes.c_void_p).value or 0, len(data))
 
     def flush(self, file: int) -> None:
         self.log.append(Flush(file))

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from ssdplan import native
 from ssdplan.executor.store import Record, Store, check
 from ssdplan.executor.store.layout import COPIES, LONGEST_EXTENT, Layout
-from ssdplan.executor.store.striping import STRIPE_BYTES
+from ssdplan.executor.store.store import required_bytes
+from ssdplan.executor.store.striping import STRIPE_BYTES, Striping
 from ssdplan.executor.store.volumes import Staging
 from ssdplan.plans.errors import DiskFullError, IoFailure, StoreError, UsageError
+from tests.executor.store.disks import SimulatedDisk
 
 PLAN = "ab" * 32
 MIB = 1 << 20
@@ -71,6 +74,79 @@ def test_what_is_written_is_read_again(tmp_path, shares, durable):
         if durable and turn % 20 == 0:
             store.commit({"turn": turn})
     store.close()
+
+
+def test_threads_read_and_write_at_once(tmp_path):
+    """Two of each, as the runner's lanes do, on ranges of their own; every byte and all traffic is right."""
+    shares, size, turns = 4, 3 * MIB, 25
+    store = Store.create([tmp_path], one(shares * size, *range(size, shares * size, size)), PLAN, durable=True)
+    initial = random.Random(1).randbytes(shares * size)
+    put(store, 0, initial)
+    failures = []
+
+    def work(share, writes):
+        rng = random.Random(share)
+        data = initial[share * size : (share + 1) * size]
+        try:
+            for _ in range(turns):
+                if writes:
+                    data = rng.randbytes(size)
+                    put(store, share * size, data)
+                else:
+                    assert get(store, share * size, size) == data
+            assert get(store, share * size, size) == data
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(share, share % 2 == 0)) for share in range(shares)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert store.bytes_read == (2 * turns + shares) * size
+    assert store.bytes_written == (2 * turns + shares) * size
+    store.close()
+
+
+@pytest.mark.parametrize("verbs", [("read", "read"), ("write", "write"), ("read", "write")])
+def test_nothing_is_locked_while_bytes_move(verbs):
+    """On a disk whose transfers end only when two are under way."""
+    layout, striping = Layout.of(one(2 * MIB, MIB), durable=True), Striping(b"\x00")
+    meeting = threading.Barrier(2, timeout=30)
+
+    class Meeting(SimulatedDisk):
+        met = False
+
+        def read_summed(self, ranges):
+            if self.met:
+                meeting.wait()
+            return super().read_summed(ranges)
+
+        def write_summed(self, ranges):
+            if self.met:
+                meeting.wait()
+            return super().write_summed(ranges)
+
+    disk = Meeting([bytes(size) for size in required_bytes(layout, striping, 64 << 10)])
+    store = Store.format(disk, disk.volumes(), layout, striping, 64 << 10, PLAN, durable=True)
+    put(store, 0, b"\x01" * (2 * MIB))
+    disk.met = True
+    memory = [Staging(MIB) for _ in verbs]
+    failures = []
+
+    def move(number):
+        try:
+            getattr(store, verbs[number])(number * MIB, MIB, memory[number].address)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=move, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
 
 
 def test_a_committed_store_is_opened_again(tmp_path):

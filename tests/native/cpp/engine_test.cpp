@@ -15,6 +15,8 @@
 #include "arena.hpp"
 #include "block_queue.hpp"
 #include "check.hpp"
+#include "checksum.hpp"
+#include "summed.hpp"
 
 using namespace ssdplan;
 
@@ -124,6 +126,58 @@ void test(const std::string& kind) {
     CHECK_THROWS(std::invalid_argument, engine.submit(Direction::read, {{again, 0, arena.address(), kPage}}, false));
     CHECK_THROWS(std::runtime_error, engine.open(path, std::nullopt, true));
     CHECK(::unlink(path.c_str()) == 0);
+}
+
+// Threads that read and write summed at once, each on its own region, while transfers are cut, delayed and turned away:
+// the sums are those of the bytes. What fails is thrown when nothing is in flight any more.
+void test_summed(const std::string& kind, const std::string& polling) {
+    std::vector<std::pair<std::int64_t, std::string>> faults;
+    for (std::int64_t index = 5; index < 400; index += 11) {
+        faults.emplace_back(index, index % 3 == 0 ? "EAGAIN" : "short");
+    }
+    faults.emplace_back(50, "delay");
+    Engine engine(kind, 5, 16 << 10, 3, polling, faults);
+    const std::string path = fresh_path(".summed");
+    constexpr std::int64_t region = 40 * kPage;
+    const std::int64_t file = engine.open(path, kThreads * region, false);
+    CHECK(::unlink(path.c_str()) == 0);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+        threads.emplace_back([&engine, file, t] {
+            std::mt19937 random(static_cast<unsigned>(t));
+            Arena arena(2 * region, false);
+            auto* const source = reinterpret_cast<unsigned char*>(arena.address());
+            for (int round = 0; round < 6; ++round) {
+                for (std::int64_t i = 0; i < region; ++i) source[i] = static_cast<unsigned char>(random());
+                // Two ranges, the first of two segments that are not neighbours, neither whole blocks.
+                const auto ranges = [&](std::uintptr_t memory) {
+                    const std::int64_t base = t * region;
+                    return std::vector<std::vector<Segment>>{
+                        {{file, base + 30 * kPage, memory, 9 * kPage}, {file, base, memory + 9 * kPage, 5 * kPage}},
+                        {{file, base + 5 * kPage, memory + 14 * kPage, 25 * kPage}},
+                        {}};
+                };
+                const std::vector<std::uint64_t> expected{
+                    checksum_finish(checksum_sum(source, 14 * kPage), 14 * kPage),
+                    checksum_finish(checksum_sum(source + 14 * kPage, 25 * kPage), 25 * kPage), checksum_finish(0, 0)};
+                CHECK(transfer_summed(engine, Direction::write, ranges(arena.address()), false) == expected);
+                CHECK(transfer_summed(engine, Direction::read, ranges(arena.address() + region), true) == expected);
+                CHECK(std::memcmp(source, source + region, 39 * kPage) == 0);
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+
+    Arena arena(region, false);
+    for (int round = 0; round < 20; ++round) {
+        Arena gone(region, false);  // unmapped at once: a transfer that went on would write to it
+        const std::vector<std::vector<Segment>> ranges{
+            {{file, 0, gone.address(), 8 * kPage}},
+            {{file, kThreads * region - kPage, gone.address() + 8 * kPage, 8 * kPage}}};
+        CHECK_THROWS(IoFailure, transfer_summed(engine, Direction::read, ranges, true));
+    }
+    CHECK_THROWS(std::invalid_argument,
+                 transfer_summed(engine, Direction::read, {{{file, 0, arena.address(), -kPage}}}, true));
 }
 
 // Urgent blocks first, in order; of a stream of them without end, every 17th block is another.
@@ -307,6 +361,7 @@ int main() {
     test("threads");
     test_many_files("threads", "auto");
     test_faults("threads", "auto");
+    test_summed("threads", "auto");
     try {
         Engine("io_uring", 1, kPage, 1).close();
     } catch (const IoFailure& failure) {
@@ -317,6 +372,7 @@ int main() {
     for (const char* const polling : {"auto", "try", "pretend"}) {
         test_many_files("io_uring", polling);
         test_faults("io_uring", polling);
+        test_summed("io_uring", polling);
     }
     return 0;
 }

@@ -124,6 +124,12 @@ int main() {
             convert(wide.data(), Dtype::fp32, narrow.data(), dtype, elements);
             convert(other.data(), dtype == Dtype::bf16 ? Dtype::fp16 : Dtype::bf16, narrow.data(), dtype, elements);
             const bool finite = is_finite(other.data(), Dtype::fp16, elements);
+            for (const bool begin : {true, false}) {
+                accumulate(master.data(), narrow.data(), dtype, elements, begin);
+                accumulate(exp_avg.data(), gradient.data(), Dtype::fp32, elements, begin);
+            }
+            add(master.data(), elements * 4);
+            add(exp_avg.data(), elements * 4);
             add(narrow.data(), elements * 2);
             add(wide.data(), elements * 4);
             add(other.data(), elements * 2);
@@ -161,7 +167,8 @@ int main() {
     std::vector<std::uint32_t> page(1 << 16);
     for (std::uint32_t& word : page) word = next_bits();
     for (std::size_t nbytes = 0; nbytes <= 4 * page.size(); nbytes += nbytes < 4096 ? kChecksumUnit : 50944) {
-        const std::uint64_t sum = checksum_join(checksum_sum(page.data(), nbytes), checksum_sum(page.data(), 4096));
+        const std::uint64_t sum =
+            checksum_carry(checksum_sum(page.data(), nbytes), 4096) ^ checksum_sum(page.data(), 4096);
         const std::uint64_t finished = checksum_finish(sum, nbytes);
         add(&finished, sizeof finished);
     }

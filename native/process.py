@@ -1,0 +1,136 @@
+"""The process's memory as the kernel counts it: what it takes, what it may still take, and what malloc keeps of it.
+
+Owns the reading of /proc, of control groups and of resource limits, where they bear on memory (in a container the
+limits count, not the hardware), and glibc's settings. On another C library, the settings do nothing.
+
+Left alone, malloc keeps what a layer's compute freed, in pieces that the next layer's tensors do not fit into, and the
+process grows by a half more than ever lives at once. Giving every large piece back at once costs up to a fifth of a
+layer's time in new pages; giving back where compute turns to another kind of layer costs nothing that shows.
+"""
+
+import ctypes
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Of mallopt, as glibc's malloc.h numbers them."""
+_LARGE_BYTES = 16 << 20
+"""A piece this large is mapped by itself and given back when it is freed. Left alone, glibc comes to twice that; logits
+in bf16 are of that size, and would leave holes in the heap."""
+_KEPT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of host memory: of the machine, and what may be taken now."""
+
+    total: int
+    available: int
+
+
+def host_memory(root: Path = Path("/")) -> Memory:
+    """Memory of the machine, bounded by the limits of this process's control groups. Page cache counts as available."""
+    values = dict(read_fields(root / "proc/meminfo"))
+    total, available = (int(values[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    for group in control_groups("memory", root):
+        limit = read_words(group / "memory.max") or read_words(group / "memory.limit_in_bytes")
+        used = read_words(group / "memory.current") or read_words(group / "memory.usage_in_bytes")
+        if not limit or limit[0] == "max" or not used:
+            continue
+        statistics = dict(line.split() for line in read_lines(group / "memory.stat"))
+        cache = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
+        total = min(total, int(limit[0]))
+        available = min(available, max(int(limit[0]) - int(used[0]) + cache, 0))
+    return Memory(total, available)
+
+
+def obtainable_bytes() -> int:
+    """What this process may still take: what is available, within its own limits (`ulimit -d` and `-v`), which count
+    what is mapped and not only what is used."""
+    least = host_memory().available
+    for which, counted in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+        limit, _ = resource.getrlimit(which)
+        if limit != resource.RLIM_INFINITY:
+            least = min(least, max(limit - _status(counted), 0))
+    return least
+
+
+def resident_bytes() -> int:
+    """What the process has in memory, pages of files that it maps included."""
+    return _status("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The most that `resident_bytes` ever was, or since `forget_peak`."""
+    return _status("VmHWM")
+
+
+def forget_peak() -> None:
+    """Let the peak begin again from what is resident; where the kernel forbids it, the old one stays."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def settle_heap() -> None:
+    """Have malloc keep what is freed until `give_back`, but for large pieces. To be called before much is allocated:
+    then a process does not depend on what it happened to free."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def give_back() -> None:
+    """Return the heap's free pages to the kernel."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _status(name: str) -> int:
+    return int(dict(read_fields(Path("/proc/self/status")))[name].split()[0]) << 10
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a small file, none where it cannot be read: kernels differ in what they offer."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def read_words(path: Path) -> tuple[str, ...]:
+    return tuple(word for line in read_lines(path) for word in line.split())
+
+
+def read_fields(path: Path) -> Iterator[tuple[str, str]]:
+    """The `name: value` lines of a file, the last first, so that in a dict the first of a name counts."""
+    for line in reversed(read_lines(path)):
+        name, found, value = line.partition(":")
+        if found:
+            yield name.strip(), value.strip()
+
+
+def control_groups(controller: str, root: Path) -> Iterator[Path]:
+    """The directories, version 1 or 2, of the control groups that bound this process: its own and all above."""
+    own: dict[str, str] = {}
+    for line in read_lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), path))  # version 2 has no controllers here: ""
+    for line in read_lines(root / "proc/self/mountinfo"):
+        left, _, right = line.partition(" - ")
+        shown, mount = left.split()[3:5]
+        kind, _, options = right.split()[:3]
+        name = {"cgroup": controller, "cgroup2": ""}.get(kind)
+        if name not in own or (kind == "cgroup" and controller not in options.split(",")):
+            continue
+        top = root / mount.lstrip("/")
+        # A container may see its own group as the top of the mount, under the path that it has outside.
+        inside = Path(own[name]).relative_to(shown) if Path(own[name]).is_relative_to(shown) else Path()
+        for group in (top / inside, *(top / inside).parents):
+            yield group
+            if group == top:
+                break

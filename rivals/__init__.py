@@ -1,0 +1,1 @@
+"""The same training by ssdplan and by its rivals, each in a process of its own, side by side."""

@@ -1,0 +1,166 @@
+"""The arms of a comparison: what each is, what it would take, and the commands that run it.
+
+Owns what a user can name with --arms, and guesses of memory, which keep an arm from driving a machine into swapping.
+An arm's own work is in `torch_arm.py` and `deepspeed_arm.py`; ours are the public commands.
+"""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.units import format_bytes
+from ssdplan.rivals.job import LEARNING_RATE, SEED, WEIGHT_DECAY
+from ssdplan.rivals.shapes import ModelFacts
+
+OURS = "ssdplan"
+ARM_NAMES = ("torch", "torch-checkpointing", "deepspeed-fast", "deepspeed-lean", OURS)
+MOST_ARMS = 8
+_WORDS = {
+    "torch": "plain PyTorch, everything in memory",
+    "torch-checkpointing": "the same with gradient checkpointing",
+    "deepspeed-fast": "DeepSpeed ZeRO-Infinity on NVMe, its fastest settings",
+    "deepspeed-lean": "DeepSpeed ZeRO-Infinity on NVMe, its least memory",
+}
+_SETTINGS = {
+    "torch": "plain",
+    "torch-checkpointing": "checkpointing",
+    "deepspeed-fast": "fast",
+    "deepspeed-lean": "lean",
+}
+_BASE_BYTES = 600 << 20
+"""Interpreter, PyTorch and transformers."""
+_DEEPSPEED = {"deepspeed-fast": (3_600_000_000, 14.7), "deepspeed-lean": (1_660_000_000, 7.0)}
+"""Bytes, and bytes a parameter: the line through what 134 and 589 million parameters took (docs/benchmarks.md)."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train. `budget` is ours: the host memory that it is planned for, or None for what solve takes."""
+
+    name: str
+    kind: str
+    """Its name in ARM_NAMES."""
+    budget: int | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.kind == OURS
+
+    @property
+    def file_name(self) -> str:
+        return self.name.replace(" ", "-")
+
+    @property
+    def words(self) -> str:
+        if not self.ours:
+            return _WORDS[self.kind]
+        budget = format_bytes(self.budget) if self.budget else "a half of free"
+        return f"ssdplan, planned for {budget} host memory"
+
+    @property
+    def settings(self) -> str:
+        return _SETTINGS[self.kind]
+
+    def module(self) -> str:
+        """What runs it, of the arms that are not ours."""
+        return f"ssdplan.rivals.{self.kind.partition('-')[0]}_arm"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch of every arm."""
+
+    sequence_length: int
+    micro_batch_size: int
+    micro_batches: int
+
+    @property
+    def rows(self) -> int:
+        return self.micro_batch_size * self.micro_batches
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.sequence_length
+
+
+def arms_of(names: tuple[str, ...], budgets: tuple[int, ...]) -> tuple[Arm, ...]:
+    """The arms that are asked for, ours once for each budget. Raises UsageError."""
+    if not names or not set(names) <= set(ARM_NAMES) or len(set(names)) < len(names):
+        raise UsageError(f"--arms {','.join(names)}: name some of {', '.join(ARM_NAMES)}, each once")
+    if len(set(budgets)) < len(budgets):
+        raise UsageError("--host-memory names a budget twice")
+    if budgets and OURS not in names:
+        raise UsageError(f"--host-memory is the budget of the arm {OURS}, which --arms leaves out")
+    arms: list[Arm] = []
+    for name in names:
+        if name != OURS:
+            arms.append(Arm(name, name))
+        elif len(budgets) < 2:
+            arms.append(Arm(OURS, OURS, *budgets))
+        else:
+            arms += [Arm(f"{OURS} {format_bytes(budget).replace(' ', '')}", OURS, budget) for budget in budgets]
+    if len(arms) > MOST_ARMS:
+        raise UsageError(f"{len(arms)} arms; at most {MOST_ARMS} fit beside each other: name fewer budgets")
+    if len({arm.name for arm in arms}) < len(arms):
+        raise UsageError("--host-memory: two budgets look the same in the tables; let them differ by more")
+    return tuple(arms)
+
+
+def missing(arm: Arm) -> str:
+    """Why the arm cannot be here, and what would help; empty where nothing is known against it."""
+    if arm.kind.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        return "deepspeed is not installed (pip install deepspeed; it needs a compiler, ninja and libaio's headers)"
+    return ""
+
+
+def memory_bytes(arm: Arm, model: ModelFacts, batch: Batch) -> int:
+    """About what the arm's process will take; 0 for ours without a budget, since solve keeps to what is free."""
+    if arm.ours:
+        return arm.budget + _BASE_BYTES if arm.budget else 0
+    tokens = batch.micro_batch_size * batch.sequence_length
+    logits = 14 * tokens * model.vocab
+    if arm.kind in _DEEPSPEED:
+        base, each = _DEEPSPEED[arm.kind]
+        return int(base + each * model.parameters) + logits
+    saved = 2 if arm.kind == "torch-checkpointing" else 40
+    return _BASE_BYTES + 18 * model.parameters + logits + saved * tokens * model.hidden * model.layers
+
+
+def drive_bytes(arm: Arm, model: ModelFacts, batch: Batch) -> int:
+    """About the most that the arm puts on the drive at once: parameters, masters, moments and gradients with some air,
+    and ours the checkpoints, and the profile's file and the trained model besides."""
+    if arm.kind.startswith("torch"):
+        return 0
+    states = 20 * model.parameters
+    if not arm.ours:
+        return states
+    return states + 2 * model.parameters + 4 * batch.tokens * model.hidden * model.layers + (512 << 20)
+
+
+def ours(*arguments: object) -> list[str]:
+    """A command as a user would give it, run by this interpreter."""
+    return [sys.executable, "-m", "ssdplan.cli", *map(str, arguments)]
+
+
+def profile_command(model: Path, volume: Path, batch: Batch, output: Path) -> list[str]:
+    return ours(
+        *("profile", "--model", model, "--volume", volume, "--sequence-length", batch.sequence_length),
+        *("--micro-batch-sizes", batch.micro_batch_size, "--precision", "bf16", "-o", output),
+    )
+
+
+def solve_command(profile: Path, arm: Arm, batch: Batch, output: Path) -> list[str]:
+    budget = ("--host-memory", arm.budget) if arm.budget else ()
+    return ours(
+        *("solve", profile, *budget, "--micro-batch-size", batch.micro_batch_size),
+        *("--micro-batches", batch.micro_batches, "-o", output),
+    )
+
+
+def run_command(plan: Path, text: Path, volume: Path, steps: int, output: Path) -> list[str]:
+    return ours(
+        *("run", plan, "--data", text, "--steps", steps, "--volume", volume, "--lr", LEARNING_RATE),
+        *("--weight-decay", WEIGHT_DECAY, "--seed", SEED, "--out", output),
+    )
