@@ -164,8 +164,7 @@ def _check_memory(arms: tuple[Arm, ...], facts: ModelFacts, batch: Batch, missin
 
 
 def _check_space(request: Request, facts: ModelFacts, arms: list[Arm]) -> None:
-    made = 2 * facts.parameters if request.shape else 0
-    made += 8 * (request.steps + 1) * request.batch.tokens + (64 << 20)
+    made = 2 * facts.parameters + 8 * (request.steps + 1) * request.batch.tokens + (64 << 20)
     needs: dict[int, int] = {}
     places: dict[int, Path] = {}
     work = request.work if request.work is not None else request.volume

@@ -57,9 +57,7 @@ def make(order: Order) -> None:
     if order.shape:
         _write_model(Shape.parse(order.shape), model, order.seed)
     else:
-        for file in Path(order.model).resolve().iterdir():
-            if file.suffix in (".json", ".safetensors") and file.name not in TOKENIZER_FILES:
-                (model / file.name).symlink_to(file)
+        _copy_model(Path(order.model).resolve(), model)
     _write_tokenizer(order.vocab, width, model)
 
 
@@ -139,6 +137,29 @@ def _write_model(shape: Shape, directory: Path, seed: int) -> None:
         save_file(tensors, directory / file, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": {name: file for file, names in files.items() for name in names}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _copy_model(source: Path, directory: Path) -> None:
+    """A model's configuration and its weights in bf16, a file at a time; files that are bf16 already are links.
+
+    Arms differ in what they make fp32 masters of, the checkpoint's weights or their bf16 copy; so there is one of both.
+    """
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    for file in sorted(source.iterdir()):
+        if file.suffix == ".json" and file.name not in TOKENIZER_FILES:
+            (directory / file.name).symlink_to(file)
+        elif file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as shard:
+                names = list(shard.keys())
+                if all(shard.get_slice(name).get_dtype() == "BF16" for name in names):
+                    (directory / file.name).symlink_to(file)
+                    continue
+                tensors = {name: shard.get_tensor(name) for name in names}
+            rounded = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
+            save_file(rounded, directory / file.name, metadata={"format": "pt"})
 
 
 def _write_tokenizer(vocab: int, width: int, directory: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_text_is_read_by_the_models_own_tokenizer(tmp_path):
         np.load(home / "rows.npy").tolist()
     )
     own, other = (AutoModelForCausalLM.from_pretrained(place).state_dict() for place in (home / "model", source))
-    assert all(torch.equal(own[name], other[name]) for name in other)
+    assert all(torch.equal(own[name], other[name].bfloat16()) for name in other)
     (tmp_path / "short").mkdir()
     with pytest.raises(UsageError, match="fewer than one row"):
         made(tmp_path / "short", shape="", model=str(source), data=str(text), vocab=320, row_tokens=4096)
