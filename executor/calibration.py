@@ -6,6 +6,7 @@ from an advisor that is given in, since the executor does not know the planner.
 
 from collections.abc import Callable
 
+from ssdplan.native import process
 from ssdplan.plans.calibration import Advisor, describe_change, describe_drift, find_drift
 from ssdplan.plans.errors import SsdplanError
 from ssdplan.plans.plan import Plan
@@ -31,7 +32,11 @@ class Calibrator:
         if len(self._timelines) >= STEPS:
             return None
         self._timelines.append(timeline)
-        return self._look() if len(self._timelines) == STEPS else None
+        if len(self._timelines) < STEPS:
+            return None
+        better = self._look()
+        process.give_back()  # what solving took is not the step's
+        return better
 
     def _look(self) -> Plan | None:
         drift = find_drift(self._plan, self._timelines, self._advisor)

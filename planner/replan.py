@@ -6,7 +6,6 @@ ratio are free, since they change no result.
 
 from datetime import UTC, datetime
 
-from ssdplan.plans.build import build_schedule
 from ssdplan.plans.calibration import Expectation
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, Profile
@@ -21,17 +20,14 @@ class Replanner:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._steady: Graph | None = None
 
     def expectation(self, graph: Graph) -> Expectation:
         plan = self._plan
         return expectation(graph, plan.model, plan.machine, plan.decision.micro_batch_size)
 
-    def step_seconds(self, machine: Machine, model: Model) -> float:
-        """A steady step of the plan as it is, simulated with these figures."""
-        if self._steady is None:
-            self._steady = build_schedule(self._plan.model, self._plan.decision).steady
-        return simulate(self._steady, model, machine, self._plan.decision.micro_batch_size).seconds
+    def step_seconds(self, graph: Graph, machine: Machine, model: Model) -> float:
+        """What a graph of the plan takes, simulated with these figures."""
+        return simulate(graph, model, machine, self._plan.decision.micro_batch_size).seconds
 
     def replanned(self, machine: Machine, model: Model) -> Plan:
         """Raises InfeasibleError when nothing fits any more."""

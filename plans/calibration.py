@@ -51,8 +51,8 @@ class Advisor(Protocol):
     """What a run asks of the planner, which it does not know: how its plan does, and would do, with other figures."""
 
     def expectation(self, graph: Graph) -> Expectation: ...
-    def step_seconds(self, machine: Machine, model: Model) -> float:
-        """A step of the plan as it is, with these figures."""
+    def step_seconds(self, graph: Graph, machine: Machine, model: Model) -> float:
+        """What this graph of the plan as it is takes with these figures."""
 
     def replanned(self, machine: Machine, model: Model) -> Plan:
         """What solve would choose with these figures: for the same budgets, batch and schedule."""
@@ -121,14 +121,15 @@ def find_drift(plan: Plan, timelines: Sequence[Timeline], advisor: Advisor) -> D
 
     `timelines` are of one graph of the plan's schedule.
     """
-    measured = slowdowns(timelines, advisor.expectation(timelines[0].graph))
+    graph = timelines[0].graph
+    measured = slowdowns(timelines, advisor.expectation(graph))
     drifted = {figure: times for figure, times in measured.items() if max(times, 1 / times) > 1 + THRESHOLD}
     if not drifted:
         return None
-    before = advisor.step_seconds(plan.machine, plan.model)
+    before = advisor.step_seconds(graph, plan.machine, plan.model)
 
     def effect(figures: dict[Figure, float]) -> float:
-        return abs(advisor.step_seconds(*corrected(plan.machine, plan.model, figures)) / before - 1)
+        return abs(advisor.step_seconds(graph, *corrected(plan.machine, plan.model, figures)) / before - 1)
 
     if effect(drifted) < MATTERS:
         return None
@@ -136,7 +137,9 @@ def find_drift(plan: Plan, timelines: Sequence[Timeline], advisor: Advisor) -> D
     named = [figure for figure in drifted if effects[figure] >= _SHARE * MATTERS] or list(drifted)
     named.sort(key=lambda figure: -effects[figure])
     machine, model = corrected(plan.machine, plan.model, measured)
-    return Drift({figure: drifted[figure] for figure in named}, machine, model, advisor.step_seconds(machine, model))
+    return Drift(
+        {figure: drifted[figure] for figure in named}, machine, model, advisor.step_seconds(graph, machine, model)
+    )
 
 
 def describe_drift(plan: Plan, drift: Drift) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ssdplan.plans.units import parse_bytes
 from tests.tiny import make_model, make_tokenizer
 
 COMMAND = [sys.executable, "-m", "ssdplan.cli"]
@@ -123,10 +124,9 @@ def test_a_machine_unlike_its_profile_is_told_and_replanned(home, tmp_path):
             timing["forward_seconds"], timing["backward_seconds"] = 1e-7, 1e-7
     (tmp_path / "profile.json").write_text(json.dumps(profile))
     plan = tmp_path / "plan.json"
-    ssdplan(
-        "solve", tmp_path / "profile.json", "--host-memory", "2200KiB", "--micro-batches", 2,
-        "--micro-batch-size", 2, "-o", plan, cwd=home,
-    )  # fmt: skip
+    solve = ["solve", tmp_path / "profile.json", "--micro-batches", 2, "--micro-batch-size", 2, "-o", plan]
+    least = refused(*solve, "--host-memory", "64KiB", cwd=home, code=3).rsplit("would do is ", 1)[1]
+    ssdplan(*solve, "--host-memory", int(1.2 * parse_bytes(least)), cwd=home)
     run = ["run", plan, "--data", "text.txt", "--steps", 6, "--lr", "3e-3", "--out"]
     stayed = ssdplan(*run, tmp_path / "stayed", cwd=home).stderr
     replanned = ssdplan(*run, tmp_path / "replanned", "--replan", cwd=home).stderr

@@ -52,7 +52,7 @@ class Advice:
         expected = expectation(graph, self.plan.model, self.plan.machine, self.plan.decision.micro_batch_size)
         return Expectation(tuple(1e-9 * seconds for seconds in expected.alone_seconds), expected.speeds)
 
-    def step_seconds(self, machine: Machine, model: Model) -> float:
+    def step_seconds(self, graph: Graph, machine: Machine, model: Model) -> float:
         return sum(timing.backward_seconds for entry in model.classes for timing in entry.timings)
 
     def replanned(self, machine: Machine, model: Model) -> Plan:

@@ -202,10 +202,10 @@ def test_what_solve_would_choose_now_keeps_batch_budgets_and_writes() -> None:
     assert again.prediction.step_seconds == pytest.approx(plan.prediction.step_seconds, rel=1e-3)
     assert describe_change(plan, plan) == "the same"
     slow = _machine(read=0.3, write=0.3)
-    advisor = Replanner(plan)
+    advisor, steady = Replanner(plan), build_schedule(model, plan.decision).steady
     other = advisor.replanned(slow, model)
-    assert other.prediction.step_seconds <= 1.02 * advisor.step_seconds(slow, model)
+    assert other.prediction.step_seconds <= 1.02 * advisor.step_seconds(steady, slow, model)
     for name in ("micro_batches", "micro_batch_size", "sequence_length", "schedule", "host_budget_bytes"):
         assert getattr(other.decision, name) == getattr(plan.decision, name)
     assert other.prediction.ssd_write_bytes <= plan.prediction.ssd_write_bytes
-    assert advisor.step_seconds(machine, model) == pytest.approx(plan.prediction.step_seconds)
+    assert advisor.step_seconds(steady, machine, model) == pytest.approx(plan.prediction.step_seconds)
