@@ -237,7 +237,23 @@ def test_when_reading_fails_nothing_is_left_and_the_reason_is_kept(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("change", ["fewer", "more", "order", "shape", "dtype"])
+@pytest.mark.parametrize("elements", [1, 7, 1 << 20])
+def test_tensors_in_pieces_are_written_as_they_are_whole(source: Path, tmp_path: Path, elements: int) -> None:
+    tensors = trained(source)[:6]
+    held = torch.empty(elements)
+
+    def pieces() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors:
+            for piece in tensor.view(-1).split(elements):
+                held[: len(piece)] = piece
+                yield name, held[: len(piece)]
+                held.fill_(float("nan"))  # a piece may be gone when the next is asked for
+
+    export_model(tmp_path / "out", source=source, entries=listed(tensors), tensors=pieces(), max_shard_bytes=20_000)
+    assert_same(stored(tmp_path / "out"), tensors)
+
+
+@pytest.mark.parametrize("change", ["fewer", "more", "order", "shape", "dtype", "longer", "shorter"])
 def test_tensors_other_than_those_listed_are_a_broken_invariant(source: Path, tmp_path: Path, change: str) -> None:
     tensors = trained(source)
     name, first = tensors[0]
@@ -247,6 +263,8 @@ def test_tensors_other_than_those_listed_are_a_broken_invariant(source: Path, tm
         "order": tensors[::-1],
         "shape": [(name, first.t()), *tensors[1:]],
         "dtype": [(name, first.half()), *tensors[1:]],
+        "longer": [(name, first.view(-1)), (name, first.view(-1)[:3]), *tensors[1:]],
+        "shorter": [(name, first.view(-1)[:-3]), *tensors[1:]],
     }[change]
     with pytest.raises(AssertionError):
         export_model(tmp_path / "out", source=source, entries=listed(tensors), tensors=given)

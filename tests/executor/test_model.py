@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from transformers import (
     ViTModel,
 )
 
+from ssdplan.executor import checkpoint
 from ssdplan.executor.inspection import inspect
 from ssdplan.executor.model import STATE_ALIGNMENT, TENSOR_ALIGNMENT, StreamedModel, open_model
 from ssdplan.executor.weights import Weights
@@ -66,6 +68,30 @@ def read_all(model: StreamedModel, dtype: torch.dtype) -> dict[str, torch.Tensor
         assert not out.any(), "gaps and padding are zero"
     weights.close()
     return result
+
+
+def test_a_state_is_read_in_ranges_as_it_is_whole(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE_ELEMENTS", 1000)  # no divisor of any tensor
+    model = open_model(llama, torch.float32)
+    weights, stored = Weights(model), load_file(llama / "model.safetensors")
+    for index, state in enumerate(model.states):
+        expected = torch.zeros(state.elements)
+        for tensor in state.tensors:
+            expected[tensor.offset : tensor.offset + tensor.elements] = stored[tensor.name].view(-1)
+        for length in (state.elements, 2048, 777):
+            found = torch.full((state.elements,), 7.0)
+            for start in range(0, state.elements, length):
+                weights.read(index, found[start : start + length], start)
+            assert torch.equal(found, expected)
+
+
+def test_a_shard_that_is_cut_off_after_it_was_opened_is_an_error(llama: Path) -> None:
+    model = open_model(llama, torch.float32)
+    weights, file = Weights(model), llama / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(MismatchError, match="cannot be read"):
+        for index, state in enumerate(model.states):
+            weights.read(index, torch.empty(state.elements))
 
 
 # Layers and states

@@ -1,0 +1,125 @@
+"""Budgets hold for the whole process as the kernel counts it, and one that cannot be kept is refused in time."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssdplan.executor.random_model import Shape, write_random_model
+
+MIB = 1 << 20
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+THREADS_BYTES = 96 * MIB
+"""Stacks of the run's threads, 8 MiB each, which a limit of what is mapped counts whole though they are hardly used."""
+OPENED = """
+import sys
+from pathlib import Path
+from ssdplan.native.process import read_fields, settle_heap
+settle_heap()
+import torch
+import ssdplan.executor.train
+from ssdplan.executor.model import open_model
+open_model(Path("model"), torch.bfloat16)
+print(dict(read_fields(Path("/proc/self/status")))["VmData"].split()[0])
+"""
+"""Prints what is mapped, in KiB, by a process with torch and the opened model: the base, as such a limit counts it."""
+
+
+def python(*arguments: object, cwd: Path, most: int | None = None) -> subprocess.CompletedProcess[str]:
+    """An interpreter with these arguments that may map `most` bytes to write to (`ulimit -d`)."""
+
+    def limit() -> None:
+        if most is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=limit,
+    )
+
+
+def run(home: Path, out: str, most: int | None = None) -> subprocess.CompletedProcess[str]:
+    arguments = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--lr", "1e-3")
+    return python("-m", "ssdplan.cli", *arguments, cwd=home, most=most)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A model with 300 MiB of training state, and a plan that has less than half as much for it."""
+    path = tmp_path_factory.mktemp("home")
+    write_random_model(Shape(hidden=384, layers=6, vocab=16384), path / "model")
+    (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    profile = ("profile", "--model", "model", "--sequence-length", 128, "--micro-batch-sizes", 1)
+    solve = ("solve", "profile.json", "--host-memory", "120MiB", "--device-memory", "200MiB", "--global-batch", 2)
+    for command in (profile, solve):
+        done = python("-m", "ssdplan.cli", *command, cwd=path)
+        assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(home) -> int:
+    """What such a limit counts of a process before a plan's first byte."""
+    done = python("-c", OPENED, cwd=home)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout) << 10
+
+
+@pytest.fixture(scope="module")
+def free_run(home) -> dict:
+    """The report of a run that may take what it likes."""
+    done = run(home, "free")
+    assert done.returncode == 0, done.stderr
+    return json.loads((home / "free" / "report.json").read_text())
+
+
+def test_the_whole_process_is_predicted(home, free_run):
+    plan = json.loads((home / "plan.json").read_text())
+    rows = {row["quantity"]: row for row in free_run["predictions"]}
+    row = rows["peak_process_bytes"]
+    assert row["predicted"] == plan["prediction"]["peak_process_bytes"]
+    assert row["measured"] <= row["predicted"], "never more than what was promised"
+    # The allowances for holes in the heap and for loading are most of what is too much in so small a plan.
+    assert row["predicted"] - row["measured"] <= 80 * MIB
+    assert free_run["loading_process_peak_bytes"] <= row["predicted"]
+    lines = [json.loads(line) for line in (home / "free" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["process_peak_bytes"] for line in lines) == row["measured"]
+
+
+def test_a_run_keeps_to_its_budgets_under_a_limit_of_the_kernel(home, base, free_run):
+    decision = json.loads((home / "plan.json").read_text())["decision"]
+    budgets = decision["host_budget_bytes"] + decision["device_budget_bytes"]
+    done = run(home, "limited", base + budgets + THREADS_BYTES)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((home / "limited" / "report.json").read_text())
+    assert report["losses"] == free_run["losses"]
+
+
+def test_a_limit_that_is_too_small_is_refused_before_a_weight_is_loaded(home, base):
+    done = run(home, "refused", base + 100 * MIB)
+    assert done.returncode == 4, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert "are missing" in line and "loading" not in done.stderr
+    assert "Traceback" not in done.stderr and not (home / "refused").exists()
+
+
+@pytest.mark.parametrize("more", [220, 300])
+def test_no_limit_ends_a_run_without_a_word(home, base, free_run, more):
+    """From too little to nearly enough: refused, or the same losses; nothing else."""
+    done = run(home, f"most-{more}", base + more * MIB)
+    if done.returncode == 0:
+        report = json.loads((home / f"most-{more}" / "report.json").read_text())
+        assert report["losses"] == free_run["losses"]
+    else:
+        assert done.returncode == 4, (done.returncode, done.stderr)
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,97 @@
+"""The process's memory, against what is known to be there."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from ssdplan.native import Arena, process
+
+MIB = 1 << 20
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints; memory of this one has a history."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+def test_an_arena_is_resident_to_the_page_and_gone_when_closed() -> None:
+    before = process.resident_bytes()
+    arena = Arena(64 * MIB, lock=False)
+    held = process.resident_bytes() - before
+    arena.close()
+    assert held == pytest.approx(64 * MIB, abs=2 * MIB)
+    assert process.resident_bytes() - before == pytest.approx(0, abs=2 * MIB)
+
+
+def test_a_peak_is_remembered_until_it_is_forgotten() -> None:
+    before = process.resident_bytes()
+    Arena(64 * MIB, lock=False).close()
+    assert process.peak_resident_bytes() >= before + 62 * MIB
+    process.forget_peak()
+    assert process.peak_resident_bytes() == pytest.approx(process.resident_bytes(), abs=2 * MIB)
+
+
+def test_what_is_freed_in_small_pieces_is_given_back() -> None:
+    code = (
+        "from ssdplan.native import process\n"
+        "import numpy as np\n"
+        "process.settle_heap()\n"
+        "before = process.resident_bytes()\n"
+        "pieces = [np.ones(1 << 20, np.uint8) for _ in range(128)]\n"
+        "keep = pieces[::8]\n"  # holes between them, so that the heap's top is not free
+        "full = process.resident_bytes()\n"
+        "del pieces\n"
+        "freed = process.resident_bytes()\n"
+        "process.give_back()\n"
+        "print(full - before, freed - before, process.resident_bytes() - before)"
+    )
+    full, freed, given = (int(word) / MIB for word in run(code).split())
+    assert full == pytest.approx(128, abs=4)
+    assert freed == pytest.approx(128, abs=4), "malloc keeps what is freed"
+    assert given == pytest.approx(16, abs=4), "until it is told not to"
+
+
+def test_large_pieces_go_back_by_themselves() -> None:
+    code = (
+        "from ssdplan.native import process\n"
+        "import numpy as np\n"
+        "process.settle_heap()\n"
+        "for _ in range(3):\n"  # left alone, glibc keeps such pieces once the first was freed
+        "    piece = np.ones(24 << 20, np.uint8)\n"
+        "    small = np.ones(1 << 16, np.uint8)\n"
+        "    del piece\n"
+        "before = process.resident_bytes()\n"
+        "piece = np.ones(24 << 20, np.uint8)\n"
+        "full = process.resident_bytes()\n"
+        "del piece\n"
+        "print(full - before, process.resident_bytes() - before)"
+    )
+    full, after = (int(word) / MIB for word in run(code).split())
+    assert full == pytest.approx(24, abs=1) and after == pytest.approx(0, abs=1)
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_DATA", "RLIMIT_AS"])
+def test_limits_of_the_process_bound_what_it_may_still_take(limit: str) -> None:
+    code = (
+        "import resource\n"
+        "from ssdplan.native import process\n"
+        "most = process.obtainable_bytes()\n"
+        f"resource.setrlimit(resource.{limit}, (4 << 30, resource.RLIM_INFINITY))\n"
+        "left = process.obtainable_bytes()\n"
+        "import mmap\n"
+        "mapped = mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "print(most, left, process.obtainable_bytes())"
+    )
+    most, left, less = map(int, run(code).split())
+    assert left <= min(most, 4 << 30)
+    if left < most:  # else there is less in the machine than the limit admits
+        assert left - less == pytest.approx(256 * MIB, abs=2 * MIB)
+
+
+def test_limits_that_are_not_set_do_not_count() -> None:
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+        pytest.skip("this process has a limit of its own")
+    assert process.obtainable_bytes() <= process.host_memory().total
