@@ -734,10 +734,10 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _settle_process() -> None:
-    """Before torch is loaded: its threads wait asleep, not spinning on cores that copies, I/O and updates need, and the
-    heap keeps what it is given, so that it is as large in a run as in the profile."""
+    """Before torch is loaded: its threads spin for some microseconds and then wait asleep, for I/O and updates need the
+    cores too, and the heap keeps what it is given, so that it is as large in a run as in the profile."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from ssdplan.native.process import settle_heap
 
     settle_heap()
