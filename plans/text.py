@@ -190,6 +190,7 @@ def _prediction(plan: Plan) -> list[str]:
         ("written to ssd", written),
         *([("drive wear", _wear(worn))] if p.ssd_write_bytes else []),
         ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
+        *([("whole process", format_bytes(p.peak_process_bytes))] if p.peak_process_bytes is not None else []),
     )
     budgets = [
         ("peak host memory", p.peak_host_bytes, d.host_budget_bytes, "budget"),
