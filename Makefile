@@ -2,6 +2,7 @@
 # make test         lint, the native programs under sanitisers, then the tests
 # make gpu          the tests that need a CUDA device, with $(PYTHON) as it is: no .venv, no network
 # make demo         a real model: measured, planned, trained from ssd, and asked something
+# make headline     3B parameters trained within 4 GiB: HEADLINE="--volume DIR" and other options (docs/benchmarks.md)
 # make bench        each part beside its rival on this machine (docs/benchmarks.md)
 # make compare      the same training by plain PyTorch, DeepSpeed and ssdplan (docs/benchmarks.md); half an hour and more
 # make lint, make native-test, make format, make clean
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PARTS := plans profiler planner executor native rivals
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
-.PHONY: venv test lint format native-test gpu demo bench compare clean
+.PHONY: venv test lint format native-test gpu demo bench compare headline clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.stamp
@@ -68,6 +69,9 @@ compare: venv
 	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 1 --host-memory 700MiB,1900MiB
 	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 16 --host-memory 700MiB,1900MiB
 	$(BIN)/ssdplan compare --shape medium --sequence-length 128 --micro-batches 1 --host-memory 2200MiB,4900MiB
+
+headline: venv
+	$(BIN)/python benchmarks/headline.py $(HEADLINE)
 
 clean:
 	rm -rf $(VENV) .typing .gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

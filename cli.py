@@ -209,7 +209,8 @@ def _solve_options(parser: argparse.ArgumentParser) -> None:
         "--host-memory",
         type=_bytes,
         metavar="SIZE",
-        help="most that the host arena may take [a half of what was free; needed with --model]",
+        help="most host memory beyond the process itself (process_bytes of the profile) [a half of what was free; "
+        "needed with --model]",
     )
     parser.add_argument(
         "--device-memory",

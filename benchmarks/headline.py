@@ -88,7 +88,7 @@ def _solve(options: argparse.Namespace, folder: Path) -> Plan:
         excess = plan.prediction.peak_process_bytes - options.process_memory
         if excess <= 0:
             return plan
-        budget -= excess
+        budget -= excess + options.process_memory // 100
     raise InfeasibleError(f"no plan for a process of {format_bytes(options.process_memory)}; the base is {base} bytes")
 
 
@@ -100,8 +100,7 @@ def _ssdplan(folder: Path, *arguments: object) -> int:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        error = SsdplanError(f"ssdplan {arguments[0]} ended with {process.returncode}")
-        raise error
+        raise SsdplanError(f"ssdplan {arguments[0]} ended with {process.returncode}")
     return usage.ru_maxrss << 10
 
 

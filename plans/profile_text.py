@@ -37,6 +37,11 @@ def _machine(machine: Machine) -> list[str]:
     return facts(
         ("cores", f"{machine.cores} ({cores})"),
         ("host memory", host),
+        *(
+            [("process", f"{format_bytes(machine.process_bytes)} before a plan's first byte")]
+            if machine.process_bytes
+            else []
+        ),
         ("device", device + share),
         ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {times(machine.update_threads, 'thread')}"),

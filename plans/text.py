@@ -195,6 +195,7 @@ def _prediction(plan: Plan) -> list[str]:
         ("copied on host", format_bytes(p.d2h_bytes))
         if d.unified_memory
         else ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
+        *([("whole process", format_bytes(p.peak_process_bytes))] if p.peak_process_bytes is not None else []),
     )
     device = ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget")
     budgets = [

@@ -14,12 +14,12 @@ import pytest
 
 from ssdplan import cli
 from ssdplan.native.errors import io_error
+from ssdplan.native.process import Memory
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.profiler import bench as module
 from ssdplan.profiler.bench import GROUPS, bench, engine_rows
 from ssdplan.profiler.bench_engine import EngineBench, EngineRow, Fio, FioMissing
 from ssdplan.profiler.bench_report import HEADINGS
-from ssdplan.profiler.machine import Memory
 from tests.profiler.test_measure import silent
 
 MIB = 1 << 20
