@@ -161,11 +161,11 @@ def _profile(options: argparse.Namespace) -> int:
     if options.precision == "fp16":
         raise UsageError(f"--precision fp16: {NO_FP16}")
     _settle_process()
+    from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.layers import Layers, MicroBatch
     from ssdplan.executor.model import open_model
-    from ssdplan.executor.train import DTYPES
     from ssdplan.executor.weights import Weights
     from ssdplan.plans.profile_text import describe_profile
     from ssdplan.profiler.profile import profile
@@ -514,11 +514,13 @@ def _run(options: argparse.Namespace) -> int:
     plan.refuse_fp16()
     plan.refuse_estimates()
     _settle_process()
+    from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.model import open_model
     from ssdplan.executor.optimizer import AdamW
-    from ssdplan.executor.train import DTYPES, Recipe, Watch, train
+    from ssdplan.executor.recipe import Recipe, Watch
+    from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
     from ssdplan.plans.report import describe_report
 

@@ -21,9 +21,10 @@ import torch
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.records import Records
 from ssdplan.executor.store import Store, check
-from ssdplan.executor.train import Recipe, Watch, train
+from ssdplan.executor.train import train
 from ssdplan.plans.build import build_schedule
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from ssdplan.executor.device import EmulatedDevice, squares_of_rows
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.train import Recipe, Result, train
+from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.train import Result, train
 from tests import reference
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare

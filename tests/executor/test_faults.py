@@ -19,7 +19,8 @@ from ssdplan import native
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.train import Recipe, train
+from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.train import train
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare

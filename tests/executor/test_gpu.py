@@ -8,7 +8,8 @@ import torch
 from ssdplan.executor.device import CudaDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.train import Recipe, train
+from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.train import train
 from tests import reference
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare

@@ -16,7 +16,8 @@ from ssdplan.executor.inspection import inspect
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.train import Recipe, train
+from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.train import train
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYTES, logits_chunk_tokens

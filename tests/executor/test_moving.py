@@ -12,8 +12,9 @@ from ssdplan.executor.calibration import STEPS, Calibrator
 from ssdplan.executor.device import EmulatedDevice, HostArena
 from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.store import check, initialise
-from ssdplan.executor.train import Recipe, Result, Watch, train
+from ssdplan.executor.train import Result, train
 from ssdplan.planner.simulator import expectation, simulate
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.calibration import Expectation

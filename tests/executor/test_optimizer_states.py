@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.train import Recipe, Result, train
+from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.train import Result, train
 from ssdplan.plans.plan import Plan
 from tests import reference
 from tests.executor.planned import make_plan

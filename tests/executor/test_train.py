@@ -13,7 +13,8 @@ from ssdplan import native
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.train import Recipe, Watch, train
+from ssdplan.executor.recipe import Recipe, Watch
+from ssdplan.executor.train import train
 from ssdplan.plans.errors import MismatchError, NumericalError, UsageError
 from ssdplan.plans.plan import Plan
 from tests import reference

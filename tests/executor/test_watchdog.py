@@ -17,9 +17,10 @@ from ssdplan import native
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.runner import OverlappedRunner, SerialRunner
 from ssdplan.executor.store import Record, Store
-from ssdplan.executor.train import Recipe, Watch, train
+from ssdplan.executor.train import train
 from ssdplan.executor.watchdog import Patience, Watchdog, Words
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import StallError, UsageError

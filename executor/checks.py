@@ -1,0 +1,125 @@
+"""What is checked before a run begins: plan, model and device belong together, memory and space are there.
+
+Owns these refusals. It changes nothing but the process's own heap.
+"""
+
+import gc
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ssdplan.native import process
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.units import format_bytes
+from ssdplan.plans.verify import verify
+
+from .device import Device
+from .model import StreamedModel
+from .recipe import Watch
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
+    """Refuse a plan that is for another model, device or version of ours; else its schedule.
+
+    Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
+    """
+    schedule = schedule_of(plan, model, device)
+    if plan.prediction.peak_device_bytes > device.memory_bytes():
+        raise MemoryBudgetError(
+            f"the plan needs {plan.prediction.peak_device_bytes} bytes of device memory, {device.memory_bytes()} are "
+            "free; solve again with a smaller --device-memory"
+        )
+    return schedule
+
+
+def schedule_of(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
+    """What `check` refuses and returns, whatever memory is free at the moment."""
+    plan.refuse_fp16()
+    if plan.model.fingerprint != model.fingerprint:
+        raise MismatchError(
+            f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "
+            f"({model.architecture}); profile and solve for it"
+        )
+    ours = [(state.name, state.elements) for state in model.states]
+    theirs = [(state.name, state.elements) for state in plan.model.states]
+    layers = [(layer.name, tuple(layer.states)) for layer in model.layers]
+    if ours != theirs or layers != [(layer.name, tuple(layer.states)) for layer in plan.model.layers]:
+        raise MismatchError("the plan's layers and states are not this model's; solve again from a new profile")
+    if plan.machine.device != device.kind:
+        raise MismatchError(f"the plan is for --device {plan.machine.device}, this run has {device.kind}; solve again")
+    schedule = build_schedule(plan.model, plan.decision)
+    arenas = (schedule.arenas["host"], schedule.arenas["device"], schedule.arenas["ssd"])
+    predicted = plan.prediction
+    if arenas != (predicted.host_arena_bytes, predicted.device_arena_bytes, predicted.ssd_bytes):
+        raise MismatchError(
+            f"the plan predicts arenas of {predicted.host_arena_bytes}, {predicted.device_arena_bytes} and "
+            f"{predicted.ssd_bytes} bytes (host, device, ssd), its decision needs "
+            f"{arenas[0]}, {arenas[1]} and {arenas[2]}; it was edited or made by another version: solve again"
+        )
+    for what, needed, budget in (
+        ("host", predicted.peak_host_bytes, plan.decision.host_budget_bytes),
+        ("device", predicted.peak_device_bytes, plan.decision.device_budget_bytes),
+    ):
+        if needed > budget:
+            raise MemoryBudgetError(
+                f"the plan needs {needed} bytes of {what} memory, its budget is {budget}; solve again"
+            )
+    verify(schedule)
+    return schedule
+
+
+def require_memory(plan: Plan, device: Device) -> None:
+    """MemoryBudgetError when this process cannot have the memory that the plan predicts beyond what it has now."""
+    predicted = plan.prediction
+    needed = predicted.host_arena_bytes + (predicted.peak_device_bytes if device.kind == "cpu" else 0)
+    if predicted.peak_process_bytes is not None:
+        needed = max(needed, predicted.peak_process_bytes - process.resident_bytes())
+    obtainable = process.obtainable_bytes()
+    if needed > obtainable:
+        raise MemoryBudgetError(
+            f"the plan needs {format_bytes(needed)} beyond what the process has, and this machine, its control group "
+            f"and ulimit leave {format_bytes(obtainable)}: {format_bytes(needed - obtainable)} are missing; "
+            "free some, raise the limit, or solve again with a smaller --host-memory"
+        )
+
+
+def look_ahead(
+    plan: Plan, model: StreamedModel, run: Path, volumes: Sequence[Path], store_bytes: int, watch: Watch
+) -> None:
+    """What would only come to light at the end of the run: no space for the model, another drive than the plan's."""
+    element = DTYPES[plan.decision.precision].itemsize
+    needed = element * sum(tensor.elements for state in model.states for tensor in state.tensors)
+    if not volumes:
+        needed += store_bytes
+    usage = shutil.disk_usage(run)
+    if usage.total and usage.free < needed:
+        raise DiskFullError(
+            f"{run}: the run needs {format_bytes(needed)} here, {format_bytes(usage.free)} are free; free some space, "
+            "choose another --out, or put the store elsewhere with --volume"
+        )
+    planned = [Path(volume.path) for volume in plan.machine.volumes]
+    used = [_drive(path) for path in volumes or [run]]
+    if store_bytes and used != [_drive(path) for path in planned]:
+        names = " ".join(f"--volume {path}" for path in planned)
+        watch.note(f"the store is not on the drive that was measured, so times may differ; the plan is for {names}")
+
+
+def _drive(path: Path) -> int | None:
+    """The file system of a directory, or of the nearest one above that exists."""
+    for folder in (path.absolute(), *path.absolute().parents):
+        if folder.exists():
+            return folder.stat().st_dev
+    return None
+
+
+def compact() -> None:
+    """Give back what tokenising or loading left; a tokenizer has cycles of references."""
+    gc.collect()
+    process.give_back()
