@@ -143,7 +143,7 @@ class Bench:
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
         shutil.rmtree(out)
         seconds, by = limit(plan, timeline)
-        host = figures.get("process_peak_bytes", figures["peak_host_bytes"])
+        host = figures.get("peak_process_bytes", figures["peak_host_bytes"])
         ssd = [figures["ssd_read_bytes"], figures["ssd_write_bytes"]]
         return Row(
             case=" ".join((case.shape, f"n={case.micro_batches}", case.host, *case.options)),

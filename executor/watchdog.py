@@ -86,7 +86,7 @@ class Watchdog:
             still = now - standing.last_end
             if abort_after is not None and still >= abort_after:
                 self._abort(StallError(self._words(standing, now)))
-                return
+                abort_after = None  # what cannot be left, compute, is told again
             if still >= after:
                 self._note(self._words(standing, now))
                 while after <= still:

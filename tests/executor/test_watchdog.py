@@ -115,7 +115,7 @@ def test_a_run_ends_where_it_was_asked_to(plan):
     graph = schedule.steady
     runner = OverlappedRunner(no_lane, {resource: resource for resource in RESOURCES})
     released = threading.Event()
-    hanging = next(op for op in graph.ops if op.resource == "compute")
+    hanging = next(op for op in graph.ops if op.resource == "read")
     actions = [(lambda: released.wait(60)) if op is hanging else (lambda: None) for op in graph.ops]
     notes: list[str] = []
     started = time.perf_counter()
