@@ -56,6 +56,10 @@ class Memory:
         self._device.release(self.host)
 
 
+_GIVE_BACK_EVERY = 16
+"""Compute ops: often enough that the heap hardly grows, and seldom enough that it costs a few thousandths of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Settings:
     """What the updates of one step use. `step` counts from 1."""
@@ -91,7 +95,7 @@ class Operations:
         """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, as
         two lanes may add to it at once."""
         self._sampled: set[tuple[str, str]] = set()
-        self._last = ("", "")
+        self._last, self._since = ("", ""), 0
         self.workspace_bytes = 0
         """The most device memory that the compute of an op has been seen to take."""
 
@@ -228,10 +232,11 @@ class Operations:
         """Run a compute op; the first of each kind is measured for the device memory that it takes.
 
         In DRAM, what the last kind of layer left in the heap is given back first: the next one's tensors are of other
-        sizes, so both would be there at once.
+        sizes, so both would be there at once. The heap also breaks up slowly under ops of one kind.
         """
-        if kind != self._last:
-            self._last = kind
+        self._since += 1
+        if kind != self._last or self._since >= _GIVE_BACK_EVERY:
+            self._last, self._since = kind, 0
             if self._device.kind == "cpu":
                 process.give_back()
         if kind in self._sampled:

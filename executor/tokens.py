@@ -20,9 +20,9 @@ from ssdplan.plans.errors import MismatchError, UsageError
 from .documents import Document
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_PIECE_CHARACTERS = 1 << 16
-_BATCH_CHARACTERS = 1 << 17
-"""Tokenised at once: a tokenizer takes up to 250 bytes for each on its way, a token a character."""
+_PIECE_CHARACTERS = 1 << 13
+_BATCH_CHARACTERS = 1 << 15
+"""Tokenised at once: a tokenizer takes up to 250 bytes for each on its way, and its threads keep a part of that."""
 _WHOLE_CHARACTERS = 100_000_000
 
 

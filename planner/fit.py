@@ -17,7 +17,7 @@ from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
 from ssdplan.plans.schedule import PAGE, Schedule
 
-from .memory import Peaks, bookkeeping_bytes, predict_peaks
+from .memory import Peaks, predict_peaks
 from .pipeline import MEASURED, Pipelines
 from .program import Aim, FixedChoices, Limits, ProgramResult, footprint, solve_program
 from .shortened import ENDS, shortened
@@ -455,12 +455,13 @@ class Fitter:
         dropped = len(self.model.layers) - len(self.short.layers)
         less = _all_or_nothing(decision) if dropped else decision
         schedule = self._schedule(self.short, less)
-        built = _needs(schedule, predict_peaks(schedule, self.short, less))
+        peaks = predict_peaks(schedule, self.short, less)
+        built = _needs(schedule, peaks)
         if not dropped:
             return built
         whole, part = footprint(self.model, decision), footprint(self.short, less)
-        longer = len(self.model.layers) / len(self.short.layers)
-        bookkeeping = bookkeeping_bytes(schedule, longer) - bookkeeping_bytes(schedule)
+        kept = peaks.kept * len(self.model.layers) // len(self.short.layers)
+        bookkeeping = max(kept, peaks.loading) - peaks.bookkeeping
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]

@@ -17,9 +17,10 @@ OP_BYTES = 1536
 Measured: 1430 bytes on Python 3.11, of 20577 operations in the four graphs of a schedule."""
 PIECE_ELEMENTS, STORED_BYTES = 1 << 20, 8
 """Weights are read in pieces of as many elements, at most as many bytes each."""
-HEAP_BYTES = 48 << 20
-"""Holes that malloc leaves between the tensors of a layer, and what grows a little while a run warms up: up to 41 MiB
-were seen, with 1, 4 and 16 micro-batches."""
+HEAP_BYTES, HEAP_DOUBLED_BYTES = 40 << 20, 8 << 20
+"""Holes that malloc leaves between the tensors of a layer and what grows while a run warms up; and how much more with
+each doubling of the micro-batches, which follow each other through one layer. With 1, 4 and 16 of them 24, 43 and 60
+MiB were seen."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
 
@@ -38,10 +39,17 @@ class Peaks:
     where compute works on host memory."""
     ssd: int
     """The store."""
-    bookkeeping: int
-    """Of host memory beside the arena: what the run keeps of its operations, or takes to load, whichever is more."""
+    kept: int
+    """Of host memory beside the arena: what the run keeps of its operations."""
+    loading: int
+    """The same while weights are loaded, which is over before operations are bound."""
     residents: int
     """The part of the host arena that states, checkpoints and waiting gradients keep for the whole run."""
+
+    @property
+    def bookkeeping(self) -> int:
+        """What a run takes of host memory beside the arena and compute."""
+        return max(self.kept, self.loading)
 
 
 def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks:
@@ -62,33 +70,28 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         device_arena=arena,
         device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
-        bookkeeping=bookkeeping_bytes(schedule),
+        kept=kept_bytes(schedule),
+        loading=max(
+            home.optimizer.nbytes + home.parameters.nbytes + STORED_BYTES * min(home.stop - home.start, PIECE_ELEMENTS)
+            for home in schedule.homes
+        ),
         residents=sum(-(-nbytes // PAGE) * PAGE for nbytes in stay.values()),
     )
 
 
-def bookkeeping_bytes(schedule: Schedule, longer: float = 1.0) -> int:
-    """Host memory that a run of `schedule`, or of one `longer` times as long, takes beside its arenas and its compute.
-
-    Loading is over before the graphs are bound, so the larger of both counts.
-    """
+def kept_bytes(schedule: Schedule) -> int:
+    """What a run keeps of the operations of a schedule's four graphs."""
     names: tuple[GraphName, ...] = ("first", "steady", "flush", "evaluate")
-    kept = OP_BYTES * round(longer * sum(len(schedule.emitted(name)) for name in names))
-    loading = max(
-        home.optimizer.nbytes + home.parameters.nbytes + STORED_BYTES * min(home.stop - home.start, PIECE_ELEMENTS)
-        for home in schedule.homes
-    )
-    return max(kept, loading)
+    return OP_BYTES * sum(len(schedule.emitted(name)) for name in names)
 
 
-def process_peak_bytes(peaks: Peaks, machine: Machine) -> int:
-    """Resident memory of the process that runs a schedule, as the kernel counts it. A device in DRAM is a part of it.
-
-    What compute takes and what bookkeeping takes are there at once, loading is not: it comes before the first compute.
-    """
+def process_peak_bytes(peaks: Peaks, machine: Machine, micro_batches: int) -> int:
+    """Resident memory of the process that runs a schedule, as the kernel counts it; a device in DRAM is a part of it.
+    Loading is over before the first compute."""
     base = PROCESS_BYTES[machine.device] if machine.process_bytes is None else machine.process_bytes
-    device = peaks.device if machine.device == "cpu" else 0
-    return base + peaks.host + peaks.bookkeeping + device + HEAP_BYTES
+    arena, compute = (peaks.device_arena, peaks.device - peaks.device_arena) if machine.device == "cpu" else (0, 0)
+    heap = HEAP_BYTES + HEAP_DOUBLED_BYTES * (micro_batches - 1).bit_length()
+    return base + peaks.host + arena + max(peaks.loading, peaks.kept + compute + heap)
 
 
 def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: OptimizerStates) -> int:

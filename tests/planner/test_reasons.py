@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.reasons import Evidence, explain
 from ssdplan.planner.sensitivity import more_host_memory
 from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.plan import Least, Plan, Sensitivity
 from ssdplan.plans.profile import Machine, Model
@@ -155,7 +157,7 @@ def test_a_batch_that_was_asked_for_and_one_that_was_found() -> None:
 def test_the_delay_ratio_and_what_it_saves() -> None:
     """A drive that updates keep busy in backward alone: delayed ones fill its forward."""
     drive = made_machine(volumes=(made_volume(read=2e8, write=2e8),))
-    request = SolveRequest(12 * MIB, micro_batch_size=4, micro_batches=8, residency={"parameters": 0.0})
+    request = SolveRequest(13 * MIB, micro_batch_size=4, micro_batches=8, residency={"parameters": 0.0})
     plan = plan_for(drive, request, model_of(1e11))
     assert plan.decision.delay_ratio > 0
     text = told(plan, "delay ratio")
@@ -274,7 +276,9 @@ def test_the_least_budgets_still_do_and_reasons_are_true_of_any_plan(
         return
     least = {row.budget: row for row in plan.least}
     p = plan.prediction
-    assert least["host memory"].least_bytes <= p.peak_host_bytes
+    peaks = predict_peaks(build_schedule(model, plan.decision), model, plan.decision)
+    assert peaks.host == p.peak_host_bytes
+    assert least["host memory"].least_bytes <= p.peak_host_bytes + peaks.bookkeeping <= request.host_memory_bytes
     assert least["device memory"].least_bytes <= p.peak_device_bytes
     assert least["ssd space"].least_bytes <= p.ssd_bytes
     tight: dict[str, Any] = {"micro_batch_size": 1, "micro_batches": n}
