@@ -231,6 +231,9 @@ class Fitter:
                 limits = Limits(least.host, device_bytes=self._spare_on_device(0.0))
                 best = self._program(candidate, Branch(self.fixed, limits), "seconds")
                 found[constraint] = least.of(constraint), best.seconds if best else solved.program.seconds
+            elif constraint == "host memory":
+                # A budget of just what it takes would be cut into shorter chunks, and more operations kept.
+                found[constraint] = min(max(least.host, own.host), self.budget.host), solved.program.seconds
         found["ssd space"] = own.ssd, solved.program.seconds
         limits = replace(solved.branch.limits, ssd_bytes=None)
         smallest = self._program(candidate, Branch(solved.branch.fixed, limits), "ssd space")
@@ -460,7 +463,7 @@ class Fitter:
         if not dropped:
             return built
         whole, part = footprint(self.model, decision), footprint(self.short, less)
-        kept = peaks.kept * len(self.model.layers) // len(self.short.layers)
+        kept = peaks.kept * (len(self.model.layers) - 2) // (len(self.short.layers) - 2)  # most ops are of blocks
         bookkeeping = max(kept, peaks.loading) - peaks.bookkeeping
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)

@@ -166,7 +166,7 @@ def test_more_micro_batches_take_no_more_host_memory() -> None:
         least = solve(small(), request).least[0]
         assert least.budget == "host memory"
         arenas.append(solve(small(), replace(request, host_memory_bytes=least.least_bytes)).prediction.host_arena_bytes)
-    assert arenas[0] == arenas[1]
+    assert arenas[1] == pytest.approx(arenas[0], rel=0.005)
 
 
 @pytest.mark.parametrize(
