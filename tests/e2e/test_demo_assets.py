@@ -306,7 +306,7 @@ def test_the_demo_types_what_a_user_types(
     assert typed == [
         "profile --model demo/model --volume demo --sequence-length 256 --micro-batch-sizes 1,2,4 --precision bf16 "
         "-o demo/profile.json",
-        "solve demo/profile.json --host-memory 256MiB --global-batch 8 -o demo/plan.json",
+        "solve demo/profile.json --host-memory 512MiB --global-batch 8 -o demo/plan.json",
         "show demo/plan.json --plots demo/plots",
         "run demo/plan.json --data demo/train --eval-data demo/heldout.txt --eval-every 10 --steps 20 --lr 5e-5 "
         "--out demo/run",
