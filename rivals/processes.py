@@ -7,6 +7,7 @@ any reason; should the command itself be killed outright, the kernel kills the p
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def run(
     line the bytes that the kernel counts are read, and `on_line` is called with the number of lines."""
     with log.open("ab") as output, _started(command, output.fileno(), environment) as process:
         started, busy = time.monotonic(), _busy_seconds()
-        seen, counted, timed_out = 0, list[IoBytes](), False
+        seen, counted, timed_out, peak = 0, list[IoBytes](), False, 0
         while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             if not timed_out and time.monotonic() - started > timeout:
                 timed_out = True
@@ -67,6 +68,7 @@ def run(
                 counted += [counts for counts in [_io_bytes(process.pid)] * (new - seen) if counts]
                 seen = new
                 on_line(new)
+            peak = max(peak, _peak_bytes(process.pid))
             time.sleep(POLL_SECONDS)
         _, status, usage = ended
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -76,7 +78,7 @@ def run(
             code=process.returncode,
             seconds=seconds,
             others_cores=max(0.0, others / seconds),
-            peak_memory_bytes=usage.ru_maxrss << 10,
+            peak_memory_bytes=_own_peak(usage.ru_maxrss << 10, peak),
             timed_out=timed_out,
             io=tuple(counted) if len(counted) == seen else (),
         )
@@ -130,6 +132,24 @@ def _count_lines(path: Path) -> int:
         return path.read_bytes().count(b"\n")
     except OSError:
         return 0
+
+
+def _peak_bytes(pid: int) -> int:
+    """The most that a process ever had in memory (VmHWM); 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def _own_peak(at_end: int, seen: int) -> int:
+    """A process's peak from what the kernel says at its end and what was last seen of it while it ran.
+
+    The former is exact, but it counts what this process had when it made the other, and so only tells where it is more.
+    """
+    mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return at_end if at_end > mine else seen
 
 
 def _busy_seconds() -> float:
