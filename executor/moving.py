@@ -6,43 +6,17 @@ update leaves them; no update may be pending.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 from ssdplan import native
 from ssdplan.plans.schedule import Home, Region, Schedule
 
-from .operations import Memory
 from .records import Records
+from .states import Holding
 from .store import Store
 
 Progress = Callable[[float, str], None]
-
-
-@dataclass(frozen=True)
-class Holding:
-    """Where a run's states are."""
-
-    schedule: Schedule
-    memory: Memory
-    store: Store | None
-
-    def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
-        """uint8: the bytes of a home's form, in place or read to `scratch`."""
-        if self.memory.tier(region) != "ssd":
-            return self.memory.view(region)
-        assert self.store is not None
-        self.store.read(self.memory.store_offset(region), region.nbytes, scratch.data_ptr())
-        return scratch[: region.nbytes]
-
-    def put(self, region: Region, values: torch.Tensor) -> None:
-        """`values` uint8, at an address that suits direct I/O."""
-        if self.memory.tier(region) != "ssd":
-            self.memory.view(region).copy_(values)
-            return
-        assert self.store is not None
-        self.store.write(self.memory.store_offset(region), region.nbytes, values.data_ptr())
 
 
 def stage(source: Holding, schedule: Schedule, records: Records, store: Store, progress: Progress) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from types import FrameType
 from typing import Protocol
 
 from ssdplan.plans.schedule import Graph, Resource
@@ -25,6 +26,7 @@ IN_FLIGHT: dict[str, int] = {"read": 2, "write": 2}
 next is set going, the drive works on the other. Ops of a lane start in their order all the same."""
 _NONE = -1
 _LOOK_SECONDS = 0.5
+_PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class OverlappedRunner:
             worker.thread.start()
 
     def run(self, graph: Graph, actions: Sequence[Action]) -> Timeline:
-        """Not reentrant: one graph at a time. An interruption (SIGINT) is raised once what runs has ended."""
+        """Not reentrant: one graph at a time. An interruption (SIGINT, SIGTERM) is raised once what runs has ended."""
         assert len(actions) == len(graph.ops) and self._run is None
         program = self._programs.get(id(graph))
         if program is None:
@@ -136,8 +138,16 @@ class OverlappedRunner:
         run = _Run(program, actions, len(self._idle), self._own)
         with _interruptions() as interruptions:
             self._run = run
-            self._serve(run, interruptions)
-            self._run = None
+            try:
+                self._serve(run, interruptions)
+            except BaseException as interruption:  # from a signal's handler that is not ours, between any two steps
+                self._fail(run, interruption)
+                self._own.index = _NONE
+                while not self._abandoned and any(worker.index != _NONE for worker in self._threads):
+                    time.sleep(_PAUSE_SECONDS)  # what runs must end before its memory may go away
+                raise
+            finally:
+                self._run = None
         if run.error:
             raise run.error
         began = run.began
@@ -279,17 +289,30 @@ class OverlappedRunner:
 
 @contextlib.contextmanager
 def _interruptions() -> Iterator[list[BaseException]]:
-    """Ctrl-C within it is noted, not raised: it would reach the caller's thread between any two of its steps."""
+    """What handlers of SIGINT and SIGTERM raise within it is noted, not raised: it would reach the caller's thread
+    between any two of its steps."""
     noted: list[BaseException] = []
+
+    def noting(handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            try:
+                handler(number, frame)
+            except BaseException as raised:
+                noted.append(raised)
+
+        return note
+
     mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield noted
-        return
-    signal.signal(signal.SIGINT, lambda *_: noted.append(KeyboardInterrupt()))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if mine else {}
+    for number, handler in handlers.items():
+        if callable(handler):
+            signal.signal(number, noting(handler))
     try:
         yield noted
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in handlers.items():
+            if callable(handler):
+                signal.signal(number, handler)
 
 
 class _Program:

@@ -26,13 +26,13 @@ from .data import Batch
 from .device import Device
 from .layers import Layers, MicroBatch
 from .model import StreamedModel
-from .moving import Holding, settle, stage
+from .moving import settle, stage
 from .operations import Memory, Operations
 from .optimizer import AdamW
 from .recipe import Recipe, Watch
 from .records import Records
 from .runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
-from .states import States
+from .states import Holding, States
 from .store import Store
 from .watchdog import Patience, Watchdog, Words
 from .weights import Weights

@@ -5,6 +5,7 @@ time, which is no longer than one update takes, and never holds a whole state.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -20,13 +21,39 @@ from .weights import Weights
 Progress = Callable[[float, str], None]
 
 
+@dataclass(frozen=True)
+class Holding:
+    """Where a run's states are."""
+
+    schedule: Schedule
+    memory: Memory
+    store: Store | None
+
+    def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
+        """uint8: the bytes of a home's form, in place or read to `scratch`."""
+        if self.memory.tier(region) != "ssd":
+            return self.memory.view(region)
+        assert self.store is not None
+        self.store.read(self.memory.store_offset(region), region.nbytes, scratch.data_ptr())
+        return scratch[: region.nbytes]
+
+    def put(self, region: Region, values: torch.Tensor) -> None:
+        """`values` uint8, at an address that suits direct I/O."""
+        if self.memory.tier(region) != "ssd":
+            self.memory.view(region).copy_(values)
+            return
+        assert self.store is not None
+        self.store.write(self.memory.store_offset(region), region.nbytes, values.data_ptr())
+
+
 class States:
     """The homes of a run's states, in its memory and its store."""
 
     def __init__(
         self, model: StreamedModel, schedule: Schedule, memory: Memory, store: Store | None, dtype: torch.dtype
     ) -> None:
-        self._model, self._schedule, self._memory, self._store, self._dtype = model, schedule, memory, store, dtype
+        self._model, self._dtype = model, dtype
+        self._holding = Holding(schedule, memory, store)
         self._homes: dict[int, list[Home]] = {}
         for home in schedule.homes:
             self._homes.setdefault(home.state, []).append(home)
@@ -43,10 +70,10 @@ class States:
                 values = states[:count]
                 weights.read(index, values, home.start)
                 states[count:].zero_()  # moments: zero in every format
-                self._put(home.optimizer, scratch)
+                self._holding.put(home.optimizer, scratch[: home.optimizer.nbytes])
                 parameters = scratch[home.optimizer.nbytes :][: home.parameters.nbytes]
                 parameters.view(self._dtype).copy_(values)
-                self._put(home.parameters, parameters)
+                self._holding.put(home.parameters, parameters)
                 done += count
                 progress(done / total, f"loading {state.name}")
 
@@ -56,7 +83,7 @@ class States:
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
             for home in self._homes[index]:
-                values = self._get(home.parameters, scratch).view(self._dtype)
+                values = self._holding.get(home.parameters, scratch).view(self._dtype)
                 for tensor in state.tensors:
                     start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
                     if start < stop:
@@ -76,17 +103,3 @@ class States:
     def _scratch(self) -> torch.Tensor:
         """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""
         return torch.from_dlpack(native.Arena(self._scratch_bytes, lock=False))
-
-    def _put(self, region: Region, scratch: torch.Tensor) -> None:
-        if self._memory.tier(region) == "ssd":
-            assert self._store is not None
-            self._store.write(self._memory.store_offset(region), region.nbytes, scratch.data_ptr())
-        else:
-            self._memory.view(region).copy_(scratch[: region.nbytes])
-
-    def _get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
-        if self._memory.tier(region) != "ssd":
-            return self._memory.view(region)
-        assert self._store is not None
-        self._store.read(self._memory.store_offset(region), region.nbytes, scratch.data_ptr())
-        return scratch[: region.nbytes]

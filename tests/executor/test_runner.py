@@ -201,6 +201,49 @@ def test_an_interruption_waits_for_what_runs(delay):
     runner.close()
 
 
+def test_an_interruption_in_the_callers_own_op_waits_for_it_and_for_the_others():
+    """SIGTERM, by a handler that raises, while compute runs in the caller's thread and a read in another."""
+    runner = OverlappedRunner(no_lane, LANES)
+    finished = []
+
+    def interrupted():
+        signal.raise_signal(signal.SIGTERM)
+        finished.append("compute")
+
+    def raises(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, raises)
+    try:
+        ops = chain(("compute", ()), ("read", ()), ("write", (0, 1)))
+        actions = [interrupted, lambda: (time.sleep(0.3), finished.append("read")), lambda: finished.append("write")]
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(ops, actions)
+        assert finished == ["compute", "read"] and signal.getsignal(signal.SIGTERM) is raises
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    runner.close()
+
+
+def test_what_runs_ends_before_an_error_between_two_steps_is_raised(monkeypatch):
+    """Whatever raises in the caller's own bookkeeping, memory that others write may not go away."""
+    runner = OverlappedRunner(no_lane, LANES)
+    finished = []
+    real = runner._ended
+
+    def ended(run, worker, index, end, error):
+        if worker is runner._own:
+            raise MemoryError("between two steps")
+        return real(run, worker, index, end, error)
+
+    monkeypatch.setattr(runner, "_ended", ended)
+    ops = chain(("compute", ()), ("read", ()))
+    with pytest.raises(MemoryError, match="between two steps"):
+        runner.run(ops, [lambda: None, lambda: (time.sleep(0.3), finished.append("read"))])
+    assert finished == ["read"]
+    runner.close()
+
+
 def test_dispatch_takes_little_processor_time():
     """Of a step of 30 layers and 16 micro-batches, on actions that do nothing. Such a step of a model of 135 million
     parameters takes 10 s and more on two cores, so 3% of it are 0.3 s; the bound is half of that."""
