@@ -12,7 +12,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PARTS := plans profiler planner executor native rivals
+PARTS := plans profiler planner executor native rivals commands
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
 .PHONY: venv test lint format native-test gpu demo bench compare headline clean

@@ -113,7 +113,7 @@ class _Comparison:
             sketch = fitter.sketch(candidate, Branch(fixed, limits))
             if sketch is not None:
                 note = "" if candidate == self.candidate else _batch(candidate)
-                return self._sketched(name, sketch, fits=True, note=note)
+                return self._sketched(name, fitter, sketch, fits=True, note=note)
         candidate = (candidates or [self.candidate])[0]
         return self._endless(name, candidate, replace(fixed, parameters=0.0, optimizer=0.0, checkpoints=0.0))
 
@@ -127,14 +127,15 @@ class _Comparison:
 
     def _endless(self, name: str, candidate: Candidate, fixed: FixedChoices, note: str = "") -> Compared:
         """A way of training with all the memory that it needs."""
-        sketch = Fitter(self.model, self.machine, ENDLESS, fixed).sketch(candidate, Branch(fixed, Limits(UNLIMITED)))
+        fitter = Fitter(self.model, self.machine, ENDLESS, fixed)
+        sketch = fitter.sketch(candidate, Branch(fixed, Limits(UNLIMITED)))
         assert sketch is not None, "no limit, and still no placement"
         over = sketch.needs.over(self.budget)
         needs = _needs([f"{format_bytes(sketch.needs.of(room))} of {room}" for room in over])
-        return self._sketched(name, sketch, fits=not over, note=_joined(note, needs))
+        return self._sketched(name, fitter, sketch, fits=not over, note=_joined(note, needs))
 
-    def _sketched(self, name: str, sketch: Sketch, *, fits: bool, note: str) -> Compared:
-        seconds = step_seconds(self.model, self.machine, sketch.decision)
+    def _sketched(self, name: str, fitter: Fitter, sketch: Sketch, *, fits: bool, note: str) -> Compared:
+        seconds = step_seconds(self.model, self.machine, sketch.decision, fitter.schedule)
         self.drain.setdefault(sketch.decision.schedule, seconds / sketch.program.seconds)
         return Compared(
             kind="schedule",

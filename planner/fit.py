@@ -4,7 +4,7 @@ Owns the difference between what the program sees (what stays) and what the sche
 whole pages): it builds schedules, compares them with the budgets and asks the program again. What it promises is built.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -141,7 +141,7 @@ class Fitter:
         self.usual = _Pace(_grains(min(max(affordable, smallest), usual)), 3)
         self.tight = _Pace(_grains(smallest), 1)
         self.short = shortened(model)
-        self._last: tuple[Model, Decision, Schedule] | None = None
+        self._built: deque[tuple[Model, Decision, Schedule]] = deque(maxlen=2)
         self.pipelines = Pipelines(model, self.short, self._spilled)
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
 
@@ -443,21 +443,24 @@ class Fitter:
     # What decisions take.
 
     def _build(self, candidate: Candidate, decision: Decision) -> Fitted:
-        schedule = self._schedule(self.model, decision)
+        schedule = self.schedule(self.model, decision)
         peaks = predict_peaks(schedule, self.model, decision)
         return Fitted(candidate, decision, schedule, peaks, _needs(schedule, peaks))
 
-    def _schedule(self, model: Model, decision: Decision) -> Schedule:
-        """The schedule of a decision; the last one is kept, for a short model is its own estimate."""
-        if self._last is None or self._last[:2] != (model, decision):
-            self._last = model, decision, build_schedule(model, decision)
-        return self._last[2]
+    def schedule(self, model: Model, decision: Decision) -> Schedule:
+        """The schedule of a decision; the last two are kept, for what was estimated is often simulated next."""
+        for known, decided, schedule in self._built:
+            if known == model and decided == decision:
+                return schedule
+        schedule = build_schedule(model, decision)
+        self._built.append((model, decision, schedule))
+        return schedule
 
     def _estimate(self, decision: Decision) -> Needs:
         """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
         dropped = len(self.model.layers) - len(self.short.layers)
         less = _all_or_nothing(decision) if dropped else decision
-        schedule = self._schedule(self.short, less)
+        schedule = self.schedule(self.short, less)
         peaks = predict_peaks(schedule, self.short, less)
         built = _needs(schedule, peaks)
         if not dropped:

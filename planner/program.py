@@ -4,9 +4,9 @@ Owns the constraints and the order of objectives; what moves comes from `traffic
 Alpha and all residencies are variables of one program, so it is never worse than GreedySnake's sweep (section 4.5).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from ssdplan.plans.homes import GRADIENT_BYTES
 from ssdplan.plans.plan import Decision, Placement
@@ -15,7 +15,7 @@ from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
 from . import horizontal
 from . import traffic as vertical
 from .drive import combined_frontier, hull_edges, io_cores
-from .lexicographic import Linear, Row, minimise, value
+from .lexicographic import Highs, Linear, Problem, Ranges, Row, minimise, value
 from .traffic import (
     ALPHA,
     CHECKPOINT_HOST,
@@ -121,7 +121,7 @@ def solve_program(
     limits: Limits,
     fixed: FixedChoices = FixedChoices(),
     aim: Aim = "seconds",
-    solver: Any = None,
+    solver: Callable[[Ranges, Sequence[Row]], Problem] = Highs,
 ) -> ProgramResult | None:
     """The best placement within `limits` that honours `fixed`, or None when there is none.
 

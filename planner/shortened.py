@@ -3,11 +3,16 @@
 Owns which blocks stand for all, and how a step's seconds follow from two lengths. It decides nothing.
 """
 
+from collections.abc import Callable
+
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.schedule import Schedule
 
 from .simulator import simulate
+
+Build = Callable[[Model, Decision], Schedule]
 
 ENDS = 4
 """Layers of each kind kept at either end of a shortened model: more than the stages that a buffer lives."""
@@ -44,8 +49,8 @@ def shortened(model: Model, ends: int = ENDS) -> Model:
     )
 
 
-def step_seconds(model: Model, machine: Machine, decision: Decision) -> float:
-    """A simulated step of a decision, for a part of the work of simulating it.
+def step_seconds(model: Model, machine: Machine, decision: Decision, build: Build = build_schedule) -> float:
+    """A simulated step of a decision, for a part of the work of simulating it. `build` makes the schedules.
 
     Once a pipeline is full every further block takes as long as the one before, and so does every further micro-batch
     of the horizontal schedule: two short models give the line, and two small numbers of micro-batches another. It is
@@ -55,14 +60,16 @@ def step_seconds(model: Model, machine: Machine, decision: Decision) -> float:
     """
     n = decision.micro_batches
     if decision.schedule == "vertical" or n <= COUNTS[1]:
-        return _by_length(model, machine, decision)
-    one, more = (_by_length(model, machine, decision.model_copy(update={"micro_batches": count})) for count in COUNTS)
+        return _by_length(model, machine, decision, build)
+    one, more = (
+        _by_length(model, machine, decision.model_copy(update={"micro_batches": count}), build) for count in COUNTS
+    )
     return more + (n - COUNTS[1]) * (more - one) / (COUNTS[1] - COUNTS[0])
 
 
-def _by_length(model: Model, machine: Machine, decision: Decision) -> float:
+def _by_length(model: Model, machine: Machine, decision: Decision, build: Build) -> float:
     def simulated(model: Model, decision: Decision) -> float:
-        return simulate(build_schedule(model, decision).steady, model, machine, decision.micro_batch_size).seconds
+        return simulate(build(model, decision).steady, model, machine, decision.micro_batch_size).seconds
 
     keeps = any(p.parameters_device or p.parameters_turn for p in decision.placement.values())
     lengths = OF_EIGHTHS if keeps else LENGTHS[decision.schedule]
@@ -71,7 +78,7 @@ def _by_length(model: Model, machine: Machine, decision: Decision) -> float:
     if len(kinds) > 1 or len(longer.layers) == len(model.layers):
         return simulated(model, decision)
     alike = _in_eighths(decision)
-    low, high = simulated(short, alike), simulated(longer, alike)
+    high, low = simulated(longer, alike), simulated(short, alike)  # one of them is often built already
     per_layer = (high - low) / (len(longer.layers) - len(short.layers))
     return high + per_layer * (len(model.layers) - len(longer.layers))
 

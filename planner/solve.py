@@ -256,7 +256,7 @@ class _Search:
         for branch in entry.branches:
             sketch = self.fitter.sketch(entry.candidate, branch)
             if sketch is not None:
-                seconds = step_seconds(self.model, self.machine, sketch.decision)
+                seconds = step_seconds(self.model, self.machine, sketch.decision, self.fitter.schedule)
                 return [_Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)]
         return []
 

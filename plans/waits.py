@@ -7,7 +7,7 @@ each tier. Nothing else orders operations: not sleeping, not luck, not the order
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from .schedule import Buffer, Op, Region
+from .schedule import Buffer, Op
 
 NOBODY = -1
 
@@ -15,28 +15,24 @@ NOBODY = -1
 def with_waits(program: Sequence[Op], buffers: Sequence[Buffer]) -> tuple[Op, ...]:
     """Number the ops of `program` in order and fill in their waits; `buffers` must be placed."""
     zones: dict[tuple[str, int], _Zone] = {}
-    located: dict[int, tuple[_Zone, int, int]] = {}
+    located: dict[int, tuple[_Zone, int]] = {}
 
-    def locate(region: Region) -> tuple[_Zone, int, int]:
-        start, stop = region.start, region.stop
-        found = located.get(region.buffer)
-        if found is None:
-            buffer = buffers[region.buffer]
-            zone = zones.setdefault((buffer.tier, buffer.zone), _Zone())
-            found = located[region.buffer] = zone, buffer.offset - buffer.zone, buffer.nbytes
-        zone, shift, nbytes = found
-        assert 0 <= start < stop <= nbytes, f"region [{start}, {stop}) outside {buffers[region.buffer]}"
-        return zone, start + shift, stop + shift
+    def locate(index: int) -> tuple[_Zone, int]:
+        """The zone of a buffer, and its first byte there."""
+        buffer = buffers[index]
+        zone = zones.setdefault((buffer.tier, buffer.zone), _Zone())
+        found = located[index] = zone, buffer.offset - buffer.zone
+        return found
 
     placed: list[Op] = []
     for index, op in enumerate(program):
         waits: set[int] = set()
         for region in op.reads:
-            zone, start, stop = locate(region)
-            zone.read(start, stop, index, waits)
+            zone, shift = located.get(region.buffer) or locate(region.buffer)
+            zone.read(region.start + shift, region.stop + shift, index, waits)
         for region in op.writes:
-            zone, start, stop = locate(region)
-            zone.write(start, stop, index, waits)
+            zone, shift = located.get(region.buffer) or locate(region.buffer)
+            zone.write(region.start + shift, region.stop + shift, index, waits)
         waits.discard(index)
         waits.discard(NOBODY)
         placed.append(op.placed(index, tuple(sorted(waits))))
@@ -58,23 +54,25 @@ class _Zone:
 
     def read(self, start: int, stop: int, op: int, waits: set[int]) -> None:
         """`op` reads [start, stop): it waits for who wrote there."""
-        places = self._cut(start, stop)
-        waits.update(self.writers[places])
-        for readers in self.readers[places]:
-            readers.append(op)
+        first, last = self._cut(start, stop)
+        for place in range(first, last):
+            waits.add(self.writers[place])
+            self.readers[place].append(op)
 
     def write(self, start: int, stop: int, op: int, waits: set[int]) -> None:
         """`op` writes [start, stop): it waits for who wrote there and who has read it since."""
-        places = self._cut(start, stop)
-        waits.update(self.writers[places], *self.readers[places])
-        first, others = places.start, slice(places.start + 1, places.stop)
-        if others.start < others.stop:
+        first, last = self._cut(start, stop)
+        for place in range(first, last):
+            waits.add(self.writers[place])
+            waits.update(self.readers[place])
+        if last - first > 1:
+            others = slice(first + 1, last)
             del self.starts[others], self.writers[others], self.readers[others]
         self.writers[first], self.readers[first] = op, []
 
-    def _cut(self, start: int, stop: int) -> slice:
-        """The places of the segments that make up [start, stop) exactly, after splitting those that straddle its
-        ends."""
+    def _cut(self, start: int, stop: int) -> tuple[int, int]:
+        """The places, first and end, of the segments that make up [start, stop) exactly, after splitting those that
+        straddle its ends."""
         starts = self.starts
         first = bisect_left(starts, start)
         if first == len(starts) or starts[first] != start:
@@ -84,7 +82,7 @@ class _Zone:
             last = bisect_left(starts, stop, last)
             if last == len(starts) or starts[last] != stop:
                 self._split(last, stop)
-        return slice(first, last)
+        return first, last
 
     def _split(self, place: int, at: int) -> None:
         """Let a segment begin at byte `at`, in place `place`, with the history of the one before."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("plans", "profiler", "planner", "executor", "native", "rivals")
+PARTS = ("plans", "profiler", "planner", "executor", "native", "rivals", "commands")
 ALLOWED = {
     "plans": set(),
     "native": set(),
@@ -16,6 +16,7 @@ ALLOWED = {
     "profiler": {"plans", "native"},
     "executor": {"plans", "native"},
     "rivals": {"plans"},
+    "commands": {"plans", "native", "planner", "profiler", "executor", "rivals"},
 }
 TRAINERS = {"torch", "transformers", "deepspeed"}
 RIVAL_PROCESSES = {"torch_arm.py", "deepspeed_arm.py", "making.py"}
@@ -45,7 +46,7 @@ def test_a_part_imports_only_what_it_may(part):
             assert top not in PARTS, f"{file}: import ssdplan.{name}, not {name}"
             if top == "ssdplan" and rest[0] in PARTS:
                 assert rest[0] in ALLOWED[part] | {part}, f"{file} imports {name}"
-            if part in ("plans", "planner"):
+            if part in ("plans", "planner", "commands"):
                 assert top != "torch", f"{file} imports torch"
             if part == "rivals" and file.name not in RIVAL_PROCESSES:
                 assert top not in TRAINERS, f"{file} imports {name}"

@@ -19,6 +19,7 @@ from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Machine, Model
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, made_machine, made_model, made_volume
+from tests.planner.pulp_solver import by
 from tests.planner.test_drive import seconds_by_turns
 
 ELEMENT = {"bf16": 2, "fp32": 4}
@@ -463,7 +464,7 @@ def test_the_solver_does_not_matter(model: Model, machine: Machine, n: int, memo
         pytest.skip("no CBC here")
     arguments = {"micro_batch_size": 2, "micro_batches": n, "limits": Limits(memory * scale_of(model, machine, 2, n))}
     one = solve_program(model, machine, **arguments)
-    other = solve_program(model, machine, **arguments, solver=cbc)
+    other = solve_program(model, machine, **arguments, solver=by(cbc))
     assert one is not None and other is not None
     assert one.seconds == pytest.approx(other.seconds, rel=1e-5)
     assert one.ssd_write_bytes == pytest.approx(other.ssd_write_bytes, rel=1e-3, abs=4096)

@@ -1,0 +1,117 @@
+"""Options: what their values mean, and what all commands do with them.
+
+Owns the types of options and how their errors read; which options there are, each command says.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from ssdplan.plans.documents import Document
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.units import parse_bytes
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults beside the options that have one; what an option without one means is in its own words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False or action.default == {}:
+            return action.help
+        return super()._get_help_string(action)
+
+
+def settle_process() -> None:
+    """Before torch is loaded: its threads spin for some microseconds and then wait asleep, for I/O and updates need the
+    cores too, and the heap keeps what it is given, so that it is as large in a run as in the profile."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    from ssdplan.native.process import settle_heap
+
+    settle_heap()
+
+
+def print_document(document: Document, text: str, as_json: bool) -> None:
+    print(document.text() if as_json else text)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse an output before the work, not after it."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with -o")
+
+
+def nbytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    return tuple(nbytes(part) for part in text.split(","))
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not abs(value) < 1e30:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range")
+    return value
+
+
+def nonnegative(text: str) -> float:
+    value = number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def positive(text: str) -> float:
+    value = nonnegative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    value = nonnegative(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction from 0 to 1")
+    return value
+
+
+def figure(text: str) -> tuple[str, float]:
+    from ssdplan.planner.whatif import parse_figure
+
+    try:
+        return parse_figure(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def residency(text: str) -> dict[str, float]:
+    known = ("parameters", "optimizer", "checkpoints", "device", "turn")
+    chosen: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in known or not value or name in chosen:
+            raise argparse.ArgumentTypeError(f"{part!r}: write {'=F,'.join(known)}=F, any of them, F from 0 to 1")
+        chosen[name] = fraction(value)
+    return chosen

@@ -1,0 +1,79 @@
+"""`ssdplan profile`: this machine and a model measured, into a profile."""
+
+import argparse
+from pathlib import Path
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.profile import NO_FP16
+from ssdplan.plans.progress import ProgressLine
+
+from . import options as of
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=call)
+    parser.add_argument("--model", required=True, metavar="DIR|NAME", help="a Hugging Face model directory, or a name")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
+    parser.add_argument(
+        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
+    )
+    parser.add_argument(
+        "--endurance",
+        type=of.nbytes,
+        action="append",
+        metavar="SIZE",
+        help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for all "
+        "[unknown]",
+    )
+    parser.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
+    parser.add_argument(
+        "--micro-batch-sizes", type=of.counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=["bf16", "fp16", "fp32"],
+        default="bf16",
+        help="of the parameters in compute; fp16 is for what-ifs only",
+    )
+    parser.add_argument("--json", action="store_true", help="print the profile as JSON")
+    parser.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
+
+
+def call(options: argparse.Namespace) -> int:
+    if options.precision == "fp16":
+        raise UsageError(f"--precision fp16: {NO_FP16}")
+    of.settle_process()
+    from ssdplan.executor.checks import DTYPES
+    from ssdplan.executor.device import open_device
+    from ssdplan.executor.hub import find_model
+    from ssdplan.executor.layers import Layers, MicroBatch
+    from ssdplan.executor.model import open_model
+    from ssdplan.executor.weights import Weights
+    from ssdplan.plans.profile_text import describe_profile
+    from ssdplan.profiler.profile import profile
+
+    of.require_writable(options.output)
+    device = open_device(options.device)
+    model = open_model(find_model(options.model), DTYPES[options.precision])
+    line = ProgressLine("profile")
+    weights = Weights(model)
+    try:
+        measured = profile(
+            model,
+            lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
+            MicroBatch,
+            weights,
+            device,
+            options.volume or [Path()],
+            sequence_length=options.sequence_length,
+            micro_batch_sizes=options.micro_batch_sizes,
+            progress=line,
+            endurance=options.endurance or (),
+        )
+    finally:
+        line.done()
+        weights.close()
+    measured.save(options.output)
+    of.print_document(measured, describe_profile(measured), options.json)
+    line.note(f"written to {options.output}; next: ssdplan solve {options.output} --host-memory 8GiB")
+    return 0

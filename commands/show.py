@@ -1,0 +1,107 @@
+"""`ssdplan show`: a plan, a profile or a run told and drawn."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Profile
+
+from . import options as of
+
+if TYPE_CHECKING:
+    from ssdplan.plans.overlay import Overlay
+    from ssdplan.plans.schedule import Graph, Schedule
+    from ssdplan.plans.timeline import Timeline
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=call)
+    parser.add_argument(
+        "document", type=Path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="also write plots (PNG) of the plan here")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write one page to look at in a browser")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="also write the plan's step as a Chrome trace")
+    parser.add_argument("--json", action="store_true", help="print the document as JSON")
+
+
+def call(options: argparse.Namespace) -> int:
+    from ssdplan.plans.build import build_schedule
+    from ssdplan.plans.overlay import describe_overlay
+    from ssdplan.plans.profile_text import describe_profile
+    from ssdplan.plans.report import describe_report, report_json
+    from ssdplan.plans.text import describe_plan
+
+    path: Path = options.document
+    document = _open_document(path / "plan.json" if path.is_dir() else path)
+    if isinstance(document, Profile):
+        if options.plots or options.trace or options.html:
+            raise UsageError(f"{path}: a profile has no plots, page or trace; give them a plan")
+        of.print_document(document, describe_profile(document), options.json)
+        return 0
+    schedule = build_schedule(document.model, document.decision)
+    report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
+    overlay = _laid_over(path / "trace.json", document, schedule) if report else None
+    if report and options.json:
+        print(report_json(report, overlay))
+    else:
+        text = describe_plan(document, schedule)
+        text += f"\n{describe_report(report)}\n" if report else ""
+        text += f"\n{describe_overlay(overlay)}" if overlay else ""
+        of.print_document(document, text, options.json)
+    if options.plots or options.html or options.trace:
+        _draw(options, document, schedule, overlay)
+    return 0
+
+
+def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None":
+    """A run's last step over its prediction; None, and a word of it, where the run left no trace."""
+    from ssdplan.plans.overlay import lay_over
+    from ssdplan.plans.trace import read_trace
+
+    if not trace.exists():
+        print(f"{trace}: is not there, so no measured step is laid over the predicted one", file=sys.stderr)
+        return None
+    measured = read_trace(trace, schedule)
+    return lay_over(plan, schedule, _predicted(plan, measured.graph), measured)
+
+
+def _predicted(plan: Plan, graph: "Graph") -> "Timeline":
+    from ssdplan.planner.simulator import simulate
+
+    return simulate(graph, plan.model, plan.machine, plan.decision.micro_batch_size)
+
+
+def _draw(options: argparse.Namespace, plan: Plan, schedule: "Schedule", overlay: "Overlay | None") -> None:
+    """The files that `show` writes besides what it prints."""
+    timeline = _predicted(plan, schedule.steady)
+    if options.plots:
+        from ssdplan.plans.plots import write_plots
+
+        for plot in write_plots(plan, schedule, timeline, options.plots):
+            print(f"written to {plot}", file=sys.stderr)
+    if options.html:
+        from ssdplan.plans.page import write_page
+
+        write_page(plan, schedule, timeline, options.html, overlay=overlay)
+        print(f"written to {options.html}; open it in a browser", file=sys.stderr)
+    if options.trace:
+        from ssdplan.plans.trace import write_trace
+
+        name = f"ssdplan plan for {plan.model.name}, a step as predicted"
+        write_trace(timeline, schedule, options.trace, name=name)
+        print(f"written to {options.trace}; open it in Perfetto", file=sys.stderr)
+
+
+def _open_document(path: Path) -> Plan | Profile:
+    """A plan or a profile, by what its `schema` says."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read: {error.strerror}") from error
+    kind: type[Plan] | type[Profile] = Profile if '"ssdplan.profile/' in start else Plan
+    return kind.load(path)

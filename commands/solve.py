@@ -1,0 +1,188 @@
+"""`ssdplan solve`: from a profile, or from names in the catalogue, to a plan or a sweep of plans."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.profile import Profile
+from ssdplan.plans.progress import ProgressLine
+
+from . import options as of
+
+if TYPE_CHECKING:
+    from ssdplan.planner.solve import SolveRequest
+    from ssdplan.planner.whatif import WhatIf
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=call)
+    parser.add_argument(
+        "profile", type=Path, nargs="?", metavar="PROFILE", help="what ssdplan profile wrote; not with --model"
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=of.nbytes,
+        metavar="SIZE",
+        help="most host memory beyond the process itself (process_bytes of the profile) [a half of what was free; "
+        "needed with --model]",
+    )
+    parser.add_argument(
+        "--device-memory",
+        type=of.nbytes,
+        metavar="SIZE",
+        help="most that the device may take [what was free]; "
+        "without a GPU: a device emulated in that much DRAM, with copies to and from it [compute on host memory]",
+    )
+    parser.add_argument("--global-batch", type=of.count, metavar="N", help="rows a step, exactly [the best]")
+    parser.add_argument("--max-ssd-write-per-step", type=of.nbytes, metavar="SIZE", help="wear bound [none]")
+    parser.add_argument(
+        "--optimizer-states",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="format of both moments; it changes numbers",
+    )
+    parser.add_argument(
+        "--clip-grad-norm",
+        type=of.positive,
+        metavar="X",
+        help="the most that the norm of all gradients may be; then alpha is 1 [none]",
+    )
+    fixed = parser.add_argument_group("each fixes one decision")
+    fixed.add_argument(
+        "--schedule",
+        choices=["vertical", "horizontal", "single"],
+        default="vertical",
+        help="horizontal is ZeRO-Infinity's; single is one micro-batch",
+    )
+    fixed.add_argument("--micro-batch-size", type=of.count, metavar="B", help="rows a micro-batch [the best]")
+    fixed.add_argument("--micro-batches", type=of.count, metavar="N", help="micro-batches a step [the best]")
+    fixed.add_argument("--delay-ratio", type=of.fraction, metavar="A", help="alpha, 0 to 1 [the best]")
+    fixed.add_argument(
+        "--residency",
+        type=of.residency,
+        default={},
+        metavar="WHAT=F,WHAT=F,...",
+        help="parameters, optimizer, checkpoints: fractions on host; device, turn: fractions of states whose "
+        "parameters the device keeps for the whole run, or from forward to backward; any of them [the best]",
+    )
+    guess = parser.add_argument_group("what-if: without a profile, from the catalogue")
+    guess.add_argument("--model", metavar="NAME", help="a model's shape, such as llama-3.1-70b")
+    guess.add_argument("--gpu", metavar="NAME", help="such as rtx-4090; none emulates a device in DRAM")
+    guess.add_argument(
+        "--ssd", action="append", metavar="NAME[:SIZE][*K]", help="K drives, such as samsung-990-pro:4TB*2; repeatable"
+    )
+    guess.add_argument("--cpu", metavar="NAME", help="processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]")
+    guess.add_argument("--link", metavar="NAME", help="between host and GPU, such as pcie-4.0-x16 [the GPU's own]")
+    guess.add_argument(
+        "--figure", type=of.figure, action="append", metavar="NAME=VALUE", help="instead of the catalogue's; repeatable"
+    )
+    guess.add_argument("--sequence-length", type=of.count, metavar="S", help="tokens a row [1024]")
+    guess.add_argument("--micro-batch-sizes", type=of.counts, metavar="B,B,...", help="rows a micro-batch [1,2,4]")
+    guess.add_argument("--precision", choices=["bf16", "fp16", "fp32"], help="of the parameters in compute [bf16]")
+    parser.add_argument(
+        "--sweep", metavar="NAME=FROM..TO[:STEP]", help="a table of plans instead of one; it doubles without STEP"
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="with --sweep, also draw it here (PNG)")
+    parser.add_argument("--json", action="store_true", help="print the plan, or the sweep, as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to [plan.json; a sweep writes none]")
+
+
+def call(options: argparse.Namespace) -> int:
+    from ssdplan.planner.solve import SolveRequest, solve_and_build
+    from ssdplan.planner.whatif import WhatIf, describe_notes, estimate
+    from ssdplan.plans.text import describe_plan
+
+    if options.sweep is None and options.plots is not None:
+        raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
+    if options.sweep is not None and options.output is not None:
+        raise UsageError("-o: a sweep writes no plan; leave it out")
+    output = options.output or Path("plan.json")
+    if options.sweep is None:
+        of.require_writable(output)
+    source = _what_if(options)
+    measured = estimate(source) if isinstance(source, WhatIf) else source
+    request = SolveRequest(
+        host_memory_bytes=options.host_memory or measured.machine.host_available_bytes // 2,
+        device_memory_bytes=options.device_memory,
+        global_batch=options.global_batch,
+        micro_batch_size=options.micro_batch_size,
+        micro_batches=options.micro_batches,
+        delay_ratio=options.delay_ratio,
+        residency=options.residency,
+        max_ssd_write_bytes=options.max_ssd_write_per_step,
+        schedule=options.schedule,
+        optimizer_states=options.optimizer_states,
+        clip_grad_norm=options.clip_grad_norm,
+        unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
+    )
+    if options.sweep is not None:
+        return _sweep(options, source, request)
+    plan, schedule = solve_and_build(measured, request)
+    plan.save(output)
+    text = describe_plan(plan, schedule)
+    line = ProgressLine("solve")
+    if isinstance(source, WhatIf):
+        of.print_document(plan, text + describe_notes(measured), options.json)
+        line.note(f"written to {output}: an estimate, which ssdplan show explains and no run takes")
+        return 0
+    of.print_document(plan, text, options.json)
+    line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N")
+    return 0
+
+
+def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
+    """The profile that is named, or the machine and model that are."""
+    from ssdplan.planner.whatif import WhatIf
+
+    given = {
+        "--gpu": options.gpu,
+        "--ssd": options.ssd,
+        "--cpu": options.cpu,
+        "--link": options.link,
+        "--figure": options.figure,
+        "--sequence-length": options.sequence_length,
+        "--micro-batch-sizes": options.micro_batch_sizes,
+        "--precision": options.precision,
+    }
+    if options.profile is not None:
+        without_profile = [name for name, value in {"--model": options.model, **given}.items() if value is not None]
+        if without_profile:
+            raise UsageError(f"{without_profile[0]} is for a what-if, without a profile: {options.profile} says it all")
+        return Profile.load(options.profile)
+    if options.model is None:
+        raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
+    needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
+    if missing := [name for name, value in needed.items() if value is None]:
+        raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}")
+    return WhatIf(
+        model=options.model,
+        gpu=options.gpu,
+        ssds=options.ssd,
+        host_memory_bytes=options.host_memory,
+        cpu=options.cpu,
+        link=options.link,
+        precision=options.precision or "bf16",
+        sequence_length=options.sequence_length or 1024,
+        micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
+        figures=dict(options.figure or ()),
+    )
+
+
+def _sweep(options: argparse.Namespace, source: "WhatIf | Profile", request: "SolveRequest") -> int:
+    from ssdplan.planner.sweep import parse_range, sweep
+    from ssdplan.plans.sweep import describe_sweep
+
+    values = parse_range(options.sweep)
+    line = ProgressLine("solve")
+    try:
+        found = sweep(source, request, values, line)
+    finally:
+        line.done()
+    of.print_document(found, describe_sweep(found), options.json)
+    if options.plots:
+        from ssdplan.plans.sweep_plot import write_sweep_plot
+
+        print(f"written to {write_sweep_plot(found, options.plots)}", file=sys.stderr)
+    return 0

@@ -1,0 +1,53 @@
+"""`ssdplan volume`: volumes made, described and verified."""
+
+import argparse
+from pathlib import Path
+
+from ssdplan.plans.errors import StoreError
+from ssdplan.plans.progress import ProgressLine
+
+from . import options as of
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    def action(name: str, about: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = actions.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}.", formatter_class=of.Help, allow_abbrev=False
+        )
+        made.set_defaults(command=call, action=name)
+        made.add_argument("--json", action="store_true", help="print the result as JSON")
+        return made
+
+    init = action("init", "make a blank volume of a block device, or of a new file, for a store to lie on")
+    init.add_argument("place", type=Path, metavar="PATH", help="a block device, a file, or a directory for a file")
+    init.add_argument("--size", type=of.nbytes, metavar="SIZE", help="of a new file")
+    init.add_argument("--force", action="store_true", help="even over a store, or data that is not ssdplan's")
+    for name, about in (
+        ("info", "tell what files and devices are: blank, a volume of which store, or not ssdplan's"),
+        ("check", "read every extent of a store's last two generations and verify its checksum"),
+    ):
+        action(name, about).add_argument(
+            "places", type=Path, nargs="+", metavar="PATH", help="volumes, or directories that hold them"
+        )
+
+
+def call(options: argparse.Namespace) -> int:
+    from ssdplan.executor.store import check, describe, initialise, inspect
+
+    if options.action == "init":
+        found = [initialise(options.place, options.size, force=options.force)]
+        print(describe.volumes_json(found) if options.json else describe.volumes(found))
+        return 0
+    if options.action == "info":
+        found = inspect(options.places)
+        print(describe.volumes_json(found) if options.json else describe.volumes(found))
+        return 0
+    line = ProgressLine("check")
+    try:
+        checked = check(options.places, lambda fraction: line(fraction, "of the store's bytes"))
+    finally:
+        line.done()
+    print(describe.checked_json(checked) if options.json else describe.checked(checked))
+    return StoreError.exit_code if checked.damaged else 0
