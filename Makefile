@@ -1,5 +1,5 @@
 # make venv         .venv with the package (editable) and all that the tests and the demo need
-# make test         lint, the native programs under sanitisers, then the tests
+# make test         lint, the native programs under sanitisers, then the tests, JOBS=2 at once
 # make gpu          the tests that need a CUDA device, with $(PYTHON) as it is: no .venv, no network
 # make demo         a real model: measured, planned, trained from ssd, and asked something
 # make headline     3B parameters trained within 4 GiB: HEADLINE="--volume DIR" and other options (docs/benchmarks.md)
@@ -12,6 +12,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 PARTS := plans profiler planner executor native rivals commands
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
@@ -50,7 +51,7 @@ native-test: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/cpp/run.sh build/sanitizers
 
 test: lint native-test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Where the package is not installed, it is built with what is there and put into a folder of its own.
 gpu:

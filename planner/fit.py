@@ -5,7 +5,7 @@ whole pages): it builds schedules, compares them with the budgets and asks the p
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -140,6 +140,11 @@ class Fitter:
         smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
         self.usual = _Pace(_grains(min(max(affordable, smallest), usual)), 3)
         self.tight = _Pace(_grains(smallest), 1)
+        self.others = tuple(
+            _Pace(_grains(max(self.usual.chunk_elements / shorter, 1 << 16)), lookahead)
+            for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
+        )
+        """What may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
         self.short = shortened(model)
         self._built: deque[tuple[Model, Decision, Schedule]] = deque(maxlen=2)
         self.pipelines = Pipelines(model, self.short, self._spilled)
@@ -190,6 +195,15 @@ class Fitter:
                 if solved is not None:
                     return solved
         return next((solved for solved in leanest if not solved.fitted.needs.over(self.budget)), None)
+
+    def paced(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[Solved]:
+        """The same at other paces, for whoever can tell which is the fastest: the program knows no pace."""
+        for pace in self.others:
+            for branch in branches:
+                solved = self._approach(candidate, branch, pace, "seconds", self.budget)
+                if solved is not None:
+                    yield solved
+                    break
 
     def least(self, candidate: Candidate, constraint: Constraint) -> int | None:
         """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""

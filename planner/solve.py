@@ -36,6 +36,10 @@ ENOUGH = 0.99
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
+WAITING = 1.03
+"""A step that takes longer than the program's by this factor waits for chunks: other paces are tried."""
+FEW_OPS = 20_000
+"""A schedule of so many is built again in a moment; in a longer one chunks are a small part of what flows."""
 RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn")
 
 
@@ -261,11 +265,20 @@ class _Search:
         return []
 
     def simulate(self, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
-        """The candidate's best decision, fitted and simulated; None when it does not fit."""
+        """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
+        waits for chunks, the fastest of the paces that hide more."""
         solved = self.fitter.solve(candidate, branches)
         if solved is None:
             return None
-        steady = solved.fitted.schedule.steady
+        best = self._simulate(solved)
+        waits = best.timeline.seconds > WAITING * solved.program.seconds
+        if waits and len(solved.fitted.schedule.steady.ops) <= FEW_OPS:
+            others = map(self._simulate, self.fitter.paced(candidate, branches))
+            best = min((best, *others), key=lambda each: each.timeline.seconds)
+        return best
+
+    def _simulate(self, solved: Solved) -> _Simulated:
+        candidate, steady = solved.fitted.candidate, solved.fitted.schedule.steady
         timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
         return _Simulated(solved, timeline, self._tokens(candidate) / timeline.seconds)
 

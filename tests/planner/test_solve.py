@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner import solve as solving
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.shortened import shortened
 from ssdplan.planner.simulator import simulate
@@ -130,6 +131,19 @@ def test_the_simulated_step_is_the_bound_with_fill_and_drain() -> None:
                 prediction = solve(profile, SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4)).prediction
                 low, high = 0.99 * prediction.program_seconds, 1.7 * prediction.program_seconds
                 assert low <= prediction.step_seconds <= high
+
+
+def test_a_step_that_waits_for_chunks_gets_more_of_them_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drive about as slow as compute and updates together: what a stage waits for cannot be hidden later."""
+    machine = made_machine(shared=True, cores=2, update_rate=4e8, volumes=(made_volume(read=2e9, write=1.5e9),))
+    profile = made_profile(model=made_model(blocks=12, hidden=512, flops=2e10), machine=machine)
+    request = SolveRequest(host_memory_bytes=200 * MIB, micro_batches=1, micro_batch_size=1, unified_memory=True)
+    plan = solve(profile, request)
+    check(profile, request, plan)
+    monkeypatch.setattr(solving, "FEW_OPS", 0)
+    usual = solve(profile, request)
+    assert plan.decision.update_lookahead > usual.decision.update_lookahead
+    assert plan.prediction.step_seconds < 0.9 * usual.prediction.step_seconds
 
 
 def test_what_fits_in_memory_does_not_use_the_drive() -> None:
