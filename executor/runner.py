@@ -21,7 +21,7 @@ from ssdplan.plans.timeline import Timeline
 Action = Callable[[], None]
 Lane = Callable[[Resource], AbstractContextManager[None]]
 
-IN_FLIGHT: dict[str, int] = {"read": 2, "write": 2}
+IN_FLIGHT: dict[str, int] = {"read": 4, "write": 4}
 """Lane -> ops that it has under way at once, where that is more than one: while the bytes of one are checked and the
 next is set going, the drive works on the other. Ops of a lane start in their order all the same."""
 _NONE = -1

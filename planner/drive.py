@@ -63,6 +63,11 @@ def io_cores(volumes: Sequence[Volume]) -> tuple[float, float]:
     return sum(volume.read_cores for volume in volumes), sum(volume.write_cores for volume in volumes)
 
 
+def bandwidth_kept(volumes: Sequence[Volume]) -> float:
+    """The fraction of their bandwidth that all volumes together keep while compute runs: stripes go at one pace."""
+    return min(volume.bandwidth_kept for volume in volumes)
+
+
 def _mix(point: Point) -> float:
     return point[1] / (point[0] + point[1])
 

@@ -12,7 +12,7 @@ from ssdplan.plans.profile import Machine, Model, update_rate
 from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
 from ssdplan.plans.timeline import Timeline
 
-from .drive import combined_frontier, io_cores, shared_fraction
+from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction
 
 LEAST_CORES = 0.25
 """What is left to compute however much a drive takes: a scheduler gives everyone a share."""
@@ -24,7 +24,8 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     Each lane runs one op at a time; an op is ready when all of its waits have ended, and a free lane takes the ready op
     of lowest index. A read and a write that run together share the drive at one point of its frontier. When compute
     shares the CPU, compute and updates are one lane that wants all cores, a copy to or from the device wants one, and
-    these slow in proportion when more cores are wanted than reads and writes leave them. Deterministic.
+    these slow in proportion when more cores are wanted than reads and writes leave them; the drive keeps what it was
+    measured to keep beside compute. Deterministic.
     """
     ops = graph.ops
     lane_of, speeds = _lanes(machine)
@@ -99,11 +100,14 @@ def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...
     read, write, h2d, d2h = (1 << lane_of[name] for name in ("read", "write", "h2d", "d2h"))
     if machine.compute_shares_cpu:
         lane_of["cpu"] = lane_of["compute"]
-    kept = shared_fraction(combined_frontier(machine.volumes))
+    shared = shared_fraction(combined_frontier(machine.volumes))
+    beside = bandwidth_kept(machine.volumes) if machine.compute_shares_cpu else 1.0
     read_cores, write_cores = io_cores(machine.volumes)
     speeds: list[tuple[float, ...] | None] = []
     for mask in range(1 << len(RESOURCES)):
-        drive = kept if mask & read and mask & write else 1.0
+        drive = shared if mask & read and mask & write else 1.0
+        if mask & (1 << lane_of["compute"]):
+            drive *= beside
         core = 1.0
         if machine.compute_shares_cpu:
             wanted = bool(mask & h2d) + bool(mask & d2h)

@@ -45,8 +45,10 @@ class Volume(Part):
     frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
     """From reads only to writes only; the two ends are required, points between them are optional."""
     read_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """Cores that reading at full bandwidth keeps busy, checksums included; it matters where compute wants them all."""
+    """Cores that compute does without while the volume reads at full bandwidth; it matters where they are shared."""
     write_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    bandwidth_kept: float = Field(default=1.0, gt=0.0, le=1.0)
+    """The fraction of its bandwidth that the volume keeps while compute runs on the same cores."""
     endurance_bytes: Bytes | None = None
     """What may be written to the drive in its life, by its maker's rating; None when nobody said."""
 

@@ -27,6 +27,7 @@ SAMPLE_SECONDS = 0.01
 """What takes less runs several times for a sample, after one run that does not count: its code is cold by then."""
 RUNS_A_SAMPLE = 16
 IGNORED_LABEL = -100
+FIRST_BLOCK = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,15 @@ def measure_model(
     micro_batch_sizes: Sequence[int],
     limits: Limits,
     progress: Progress,
+    beside: Callable[[Callable[[], float]], None] | None = None,
 ) -> ModelCosts:
     """Measure the first layer of each class at each micro-batch size, and what a micro-batch keeps for a step.
 
     Times are of rows without padding, as packed data has them; bytes are of rows with it, which take a mask more, so
     that they bound both. `limits` bound the repetition of times; each class runs a few times in any case. Sizes for
-    which the device has too little memory are left out, with a note. Errors: MemoryBudgetError where none is left.
+    which the device has too little memory are left out, with a note. `beside` is called with something to compute, a
+    block's forward and backward, for whoever measures what else that costs; it returns its seconds. Errors:
+    MemoryBudgetError where no size is left.
     """
     sizes = sorted(micro_batch_sizes)
     classes: dict[str, int] = {}
@@ -91,6 +95,11 @@ def measure_model(
             f"{sequence_length} does not fit into its memory; choose a smaller micro-batch size or shorter sequences"
         )
     times = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 1.0))
+    if beside is not None:
+        block = model.layers[FIRST_BLOCK].layer_class
+        both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in (False, True)]
+        bench.load(FIRST_BLOCK)
+        beside(lambda: sum(bench.seconds(FIRST_BLOCK, figure, 1) for figure in both))
     notes = [f"micro-batch size {size} does not fit into {device.name}" for size in sizes if size not in fitting]
     if trouble := _trouble(times):
         notes.append(f"{model.name}: {trouble}")

@@ -6,7 +6,7 @@ planner nor executor: the model, its layers and the device are handed in.
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
+from ssdplan.profiler.contention import Work, measure_contention
 from ssdplan.profiler.machine import cores, cpu_name, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
@@ -33,6 +34,7 @@ class ProfileLimits:
     link_seconds: float = 2.0
     update_seconds: float = 4.0
     model_seconds: float = 20.0
+    contention_seconds: float = 6.0
 
 
 def profile(
@@ -82,6 +84,15 @@ def profile(
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
     updates, remarks = measure_update(precision, threads, memory.available, time_limit, part)
     notes += remarks
+
+    def beside_compute(work: Work) -> None:
+        for index, volume in enumerate(measured_volumes):
+            time_limit, part = Limits(limits.contention_seconds), portion(progress, 0.9, 1.0)
+            place = Path(volume.path)
+            found, remarks = measure_contention(place, work, threads, time_limit, part, open_engine=open_engine)
+            measured_volumes[index] = volume.model_copy(update=asdict(found))
+            notes.extend(remarks)
+
     costs = measure_model(
         model,
         layers,
@@ -91,7 +102,8 @@ def profile(
         sequence_length=sequence_length,
         micro_batch_sizes=micro_batch_sizes,
         limits=Limits(limits.model_seconds),
-        progress=portion(progress, 0.4, 1.0),
+        progress=portion(progress, 0.4, 0.9),
+        beside=beside_compute if device.kind == "cpu" else None,
     )
     process_bytes = _process_bytes()
     return document.Profile(

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import torch
 
-from ssdplan.native import Arena, Engine, IoError, Request, checksum
+from ssdplan.native import Arena, Engine, IoError, checksum
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
 from ssdplan.plans.profile import MixedBandwidth, Volume
 from ssdplan.profiler.measure import Limits, Progress, portion, repeat
@@ -38,6 +39,11 @@ REQUESTS_A_WINDOW = 3
 CHECKSUMS = 7
 POOR_MIX = 0.9
 """Below this part of what taking turns would reach, reading and writing at once deserves a note."""
+
+
+Direction = Literal["read", "write"]
+Segment = tuple[int, int, int, int]
+"""File, offset, address in memory, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ def measure_volume(
             f"{SMALLEST_FILE * SHARE_OF_FREE_SPACE // MIB} MiB free (it writes an eighth of them and gives them back)"
         )
     try:
-        with _opened(directory, size, open_engine) as bench:
+        with opened(directory, size, 2 * LARGEST_REQUEST, open_engine) as bench:
             uring, notes = bench.engine.kind == "io_uring", []
             bench.write_all(limits.seconds / 3, portion(progress, 0.0, 0.3))
             shares: dict[Mix, list[float]] = {mix: [] for mix in MIXES}
@@ -168,23 +174,25 @@ def explained(error: IoError, directory: Path) -> SsdplanError:
 
 
 @contextmanager
-def _opened(directory: Path, size: int, open_engine: Callable[[], Engine]) -> Iterator["_Bench"]:
-    """A bench on a new file of `size` bytes. The file's name goes as soon as the engine has it open, so that not even
-    a killed process leaves it behind; its space goes with the engine."""
+def opened(
+    directory: Path, size: int, memory_bytes: int, open_engine: Callable[[], Engine] = Engine
+) -> Iterator["Bench"]:
+    """A bench on a new file of `size` bytes, with so much memory for requests. The file's name goes as soon as the
+    engine has it open, so that not even a killed process leaves it behind; its space goes with the engine."""
     path = directory / f".ssdplan-profile-{os.getpid()}-{uuid.uuid4().hex}.tmp"
     engine = open_engine()
     try:
         file = engine.open(path, create_bytes=size)
         path.unlink()
-        yield _Bench(engine, file, size, Arena(2 * LARGEST_REQUEST))
+        yield Bench(engine, file, size, Arena(memory_bytes))
     finally:
         engine.close()  # waits for what is in flight, and only then may the arena go
         path.unlink(missing_ok=True)
 
 
 @dataclass
-class _Bench:
-    """An open file and two buffers, one a direction, in one arena."""
+class Bench:
+    """An open file, and memory for requests in one arena."""
 
     engine: Engine
     file: int
@@ -199,7 +207,7 @@ class _Bench:
         """
         torch.from_dlpack(self.arena).view(torch.int64).random_(generator=torch.Generator().manual_seed(0))
         started = time.perf_counter()
-        step = 2 * LARGEST_REQUEST
+        step = self.arena.nbytes
         for offset in range(0, self.size, step):
             if offset >= SMALLEST_FILE and time.perf_counter() - started > seconds:
                 self.size = offset
@@ -218,6 +226,12 @@ class _Bench:
             spent.append(time.perf_counter() - started)
         return LARGEST_REQUEST / median(spent)
 
+    def _read(self, segments: Sequence[Segment]) -> None:
+        self.engine.read(segments).wait()
+
+    def _write(self, segments: Sequence[Segment]) -> None:
+        self.engine.write(segments).wait()
+
     def run(self, mix: Mix) -> tuple[int, int, float]:
         """Keep one request of each direction of `mix` going; returns bytes read, bytes written and seconds.
 
@@ -228,10 +242,8 @@ class _Bench:
         half = self.size // 2 // MIB * MIB
         first, second = (0, half) if self.runs % 2 else (half, 0)
         address = self.arena.address
-        reading = _Lane(self.engine.read, self.file, mix.reads, first, half, address, 2 * self.runs)
-        writing = _Lane(
-            self.engine.write, self.file, mix.writes, second, half, address + LARGEST_REQUEST, 2 * self.runs + 1
-        )
+        reading = _Lane(self._read, self.file, mix.reads, first, half, address, 2 * self.runs)
+        writing = _Lane(self._write, self.file, mix.writes, second, half, address + LARGEST_REQUEST, 2 * self.runs + 1)
         running = [lane for lane in (reading, writing) if lane.sizes]
         stop = threading.Event()
         started = time.perf_counter()
@@ -249,12 +261,53 @@ class _Bench:
         seconds = time.perf_counter() - started
         return reading.moved, writing.moved, seconds
 
+    @contextmanager
+    def moving(self, direction: Direction, nbytes: int, lanes: int) -> Iterator["Moved"]:
+        """Read or write without end, as a store does: requests of `nbytes` with their checksums, `lanes` at once. What
+        is yielded knows how much it was when the context has ended."""
+        self.runs += 1
+        stop, moved = threading.Event(), Moved()
+        move = self.engine.read_summed if direction == "read" else self.engine.write_summed
+        whole = self.size // MIB * MIB
+        half = whole // 2
+        start = half if direction == "write" else 0
+        running = [
+            _Lane(
+                lambda segments: move([segments]),
+                self.file,
+                (nbytes,),
+                start,
+                half,
+                self.arena.address + lane * nbytes,
+                self.runs * lanes + lane,
+            )
+            for lane in range(lanes)
+        ]
+        started = time.perf_counter()
+        with ThreadPoolExecutor(lanes) as pool:
+            try:
+                ends = [pool.submit(lane.run, lambda: not stop.is_set(), stop) for lane in running]
+                yield moved
+            finally:
+                stop.set()
+            for end in ends:
+                end.result()
+        moved.bytes_per_second = sum(lane.moved for lane in running) / (time.perf_counter() - started)
+
+
+@dataclass
+class Moved:
+    """What `Bench.moving` moved."""
+
+    bytes_per_second: float = 0.0
+
 
 @dataclass
 class _Lane:
     """One direction: request after request, each awaited before the next, as the executor's worker does."""
 
-    submit: Callable[[Sequence[tuple[int, int, int, int]]], Request]
+    move: Callable[[Sequence[Segment]], object]
+    """Returns when the segments have been moved."""
     file: int
     sizes: tuple[int, ...]
     start: int
@@ -270,7 +323,7 @@ class _Lane:
             while going():
                 nbytes = self.sizes[self.requests % len(self.sizes)]
                 offset = self.start + rng.randrange((self.extent - nbytes) // MIB + 1) * MIB
-                self.submit([(self.file, offset, self.address, nbytes)]).wait()
+                self.move([(self.file, offset, self.address, nbytes)])
                 self.moved += nbytes
                 self.requests += 1
         except BaseException:

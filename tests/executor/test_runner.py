@@ -117,10 +117,10 @@ def test_lanes_that_share_a_worker_never_run_together():
     runner.close()
 
 
-def test_two_reads_are_under_way_at_once_and_start_in_order():
+def test_so_many_reads_are_under_way_at_once_and_start_in_order():
     runner = OverlappedRunner(no_lane, LANES, IN_FLIGHT)
-    meeting = threading.Barrier(2, timeout=5)
-    assert runner.run(chain(("read", ()), ("read", ())), [meeting.wait] * 2).seconds < 5
+    meeting = threading.Barrier(IN_FLIGHT["read"], timeout=5)
+    assert runner.run(chain(*[("read", ())] * meeting.parties), [meeting.wait] * meeting.parties).seconds < 5
     graph = chain(*[("read", ())] * 40, *[("h2d", ())] * 10)
     started, running, most = [], [], []
 
@@ -132,7 +132,7 @@ def test_two_reads_are_under_way_at_once_and_start_in_order():
         running.remove(index)
 
     timeline = runner.run(graph, [lambda i=i: action(i) if i < 40 else None for i in range(50)])
-    assert max(most) == 2, "never more"
+    assert max(most) == IN_FLIGHT["read"], "never more"
     # Two threads of one lane may pass each other between taking an op and beginning it, and no further.
     assert all(abs(place - index) <= 1 for place, index in enumerate(started))
     assert max(timeline.starts[1:40:2]) > timeline.starts[0]

@@ -103,6 +103,17 @@ def test_reads_and_writes_take_their_cores_from_compute() -> None:
     assert apart.ends[0] == pytest.approx(BACKWARD)
 
 
+def test_the_drive_keeps_what_it_was_measured_to_keep_beside_compute() -> None:
+    """Four fifths while compute runs, all of its bandwidth afterwards."""
+    volume = made_volume(read=2e9, write=2e9).model_copy(update={"bandwidth_kept": 0.8})
+    machine = made_machine(shared=True, cores=2, volumes=(volume,))
+    graph = Graph("made", (backward(0), transfer(1, "read", round(2e9 * 2 * BACKWARD))), 1)
+    timeline = simulate(graph, MODEL, machine, 1)
+    assert timeline.ends == pytest.approx((BACKWARD, BACKWARD + (2 - 0.8) * BACKWARD))
+    apart = simulate(graph, MODEL, made_machine(cores=2, volumes=(volume,)), 1)
+    assert apart.ends == pytest.approx((BACKWARD, 2 * BACKWARD))
+
+
 def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fraction], list[Fraction]]:
     """The policy once more, exactly and without cleverness: all work that is left is counted down at every event."""
 

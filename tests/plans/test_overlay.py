@@ -20,7 +20,7 @@ from tests.plans.decided import decide
 from tests.plans.planned import planned
 
 NOWHERE = Region(0, 0, 4096)
-IN_FLIGHT = {"read": 2, "write": 2}
+IN_FLIGHT = {"read": 4, "write": 4}
 
 
 def _move(index: int, kind: str, *waits: int) -> Transfer:

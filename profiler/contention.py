@@ -1,0 +1,101 @@
+"""Measures what computing and a drive take from each other where both want the processor.
+
+Owns one figure each way: how much slower a layer runs while the drive reads or writes as a store does, checksums
+included, and how much of its bandwidth the drive keeps meanwhile. The processor time of its transfers tells too little:
+compute runs on all cores at once and waits for the slowest of them, so what is taken of one is lost on all.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ssdplan.native import Engine, IoError
+from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
+from ssdplan.profiler.storage import MIB, SMALLEST_FILE, Direction, explained, opened
+
+FILE_BYTES = 4 * SMALLEST_FILE
+REQUEST_BYTES = 12 * MIB
+LANES = 2
+"""Requests of a direction at once, as the executor has them: the drive works on one while the other is checked."""
+WINDOW_SECONDS = 0.12
+LEAST_KEPT = 0.1
+"""Of what it was alone, whatever was measured: a scheduler gives everyone a share."""
+
+Work = Callable[[], float]
+"""Computes something for some milliseconds, as a step does, and returns how long it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What a volume and compute leave each other."""
+
+    read_cores: float
+    """Of the machine's, that compute does without while the volume reads at full bandwidth."""
+    write_cores: float
+    bandwidth_kept: float
+    """The fraction of its bandwidth that the volume keeps while compute runs."""
+
+
+def measure_contention(
+    directory: Path,
+    work: Work,
+    cores: int,
+    limits: Limits,
+    progress: Progress,
+    *,
+    open_engine: Callable[[], Engine] = Engine,
+) -> tuple[Contention, list[str]]:
+    """What `work`, which uses all `cores`, and `directory`'s drive take from each other; and notes for people.
+
+    Errors: as `storage.measure_volume`.
+    """
+    directions: tuple[Direction, ...] = ("read", "write")
+    kept: dict[Direction, list[float]] = {direction: [] for direction in directions}
+    try:
+        with opened(directory, FILE_BYTES, 2 * LANES * REQUEST_BYTES, open_engine) as bench:
+            bench.write_all(limits.seconds, lambda fraction, what: None)
+
+            def computed(direction: Direction) -> float:
+                """The fraction of its speed that compute keeps."""
+                alone = _median_of(work)
+                with bench.moving(direction, REQUEST_BYTES, LANES) as by_itself:
+                    time.sleep(WINDOW_SECONDS)
+                with bench.moving(direction, REQUEST_BYTES, LANES) as beside:
+                    slowed = _median_of(work)
+                kept[direction].append(beside.bytes_per_second / by_itself.bytes_per_second)
+                return alone / slowed
+
+            figures = {direction: partial(computed, direction) for direction in directions}
+            found = repeat(figures, limits, progress, f"{directory}: beside compute")
+    except IoError as error:
+        raise explained(error, directory) from error
+    notes = [
+        f"{directory}: what compute keeps while it {direction}s: {trouble}"
+        for direction, measured in found.items()
+        if (trouble := measured.trouble())
+    ]
+    bandwidth = statistics.fmean(statistics.median(kept[direction]) for direction in directions)
+    return (
+        Contention(
+            read_cores=_cores(found["read"], cores),
+            write_cores=_cores(found["write"], cores),
+            bandwidth_kept=min(max(bandwidth, LEAST_KEPT), 1.0),
+        ),
+        notes,
+    )
+
+
+def _cores(kept: Measurement, cores: int) -> float:
+    return cores * (1.0 - min(max(kept.median, LEAST_KEPT), 1.0))
+
+
+def _median_of(work: Work) -> float:
+    """Seconds of one run of `work`, the median of those that fit into a window."""
+    started = time.perf_counter()
+    samples = [work()]
+    while time.perf_counter() - started < WINDOW_SECONDS:
+        samples.append(work())
+    return statistics.median(samples)

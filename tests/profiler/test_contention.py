@@ -1,0 +1,92 @@
+"""What compute and a drive take from each other is measured right where the truth is known."""
+
+import errno
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ssdplan.native import IoError
+from ssdplan.plans.errors import DiskFullError
+from ssdplan.profiler.contention import measure_contention
+from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.storage import MIB
+from tests.profiler.test_storage import MadeDrive, Segments, silent
+
+CORES = 4
+LIMITS = Limits(seconds=5.0, least=3, most=5)
+WORK_SECONDS = 0.01
+
+
+class SharedDrive(MadeDrive):
+    """Reads and writes that slow what computes beside them, and are slowed by it."""
+
+    def __init__(self, slowed: dict[str, float], kept: float) -> None:
+        super().__init__(read=4e9, write=2e9)
+        self.slowed, self.kept = slowed, kept
+        self.moving: list[str] = []
+        self.computing = threading.Event()
+        self.most_at_once = 0
+
+    def _summed(self, kind: str, ranges: list[Segments]) -> list[int]:
+        ((segment,),) = ranges
+        assert segment[1] + segment[3] <= self.size
+        self.moving.append(kind)
+        self.most_at_once = max(self.most_at_once, len(self.moving))
+        rate = self.rates[kind] * (self.kept if self.computing.is_set() else 1.0)
+        time.sleep(segment[3] / rate)
+        self.moving.remove(kind)
+        return [0]
+
+    def read_summed(self, ranges: list[Segments]) -> list[int]:
+        return self._summed("read", ranges)
+
+    def write_summed(self, ranges: list[Segments]) -> list[int]:
+        return self._summed("write", ranges)
+
+    def work(self) -> float:
+        factor = self.slowed[self.moving[0]] if self.moving else 1.0
+        self.computing.set()
+        time.sleep(WORK_SECONDS * factor)
+        self.computing.clear()
+        return WORK_SECONDS * factor
+
+
+def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
+    drive = SharedDrive({"read": 1.25, "write": 2.0}, kept=0.8)
+    found, notes = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
+    assert found.read_cores == pytest.approx(CORES * 0.2, abs=0.05 * CORES)
+    assert found.write_cores == pytest.approx(CORES * 0.5, abs=0.05 * CORES)
+    assert found.bandwidth_kept == pytest.approx(0.8, abs=0.12)
+    assert drive.most_at_once == 2 and drive.closed and not list(tmp_path.iterdir())
+    assert all("beside compute" in note or "what compute keeps" in note for note in notes)
+
+
+def test_who_takes_nothing_is_not_charged(tmp_path: Path) -> None:
+    drive = SharedDrive({"read": 1.0, "write": 1.0}, kept=1.3)
+    found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
+    assert found.read_cores == found.write_cores == 0.0 and found.bandwidth_kept == 1.0
+
+
+def test_a_real_drive_beside_real_work(tmp_path: Path) -> None:
+    def work() -> float:
+        started = time.perf_counter()
+        while time.perf_counter() - started < WORK_SECONDS:
+            sum(range(1000))
+        return time.perf_counter() - started
+
+    found, _ = measure_contention(tmp_path, work, 1, Limits(seconds=1.0, least=3, most=4), silent)
+    assert 0.0 <= found.read_cores < 1.0 and 0.0 <= found.write_cores < 1.0 and 0.0 < found.bandwidth_kept <= 1.0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_drive_is_named_and_left_clean(tmp_path: Path) -> None:
+    class Full(MadeDrive):
+        def write(self, segments: Segments) -> object:
+            raise IoError(errno.ENOSPC, "write", str(tmp_path))
+
+    drive = Full()
+    with pytest.raises(DiskFullError, match=str(tmp_path)):
+        measure_contention(tmp_path, lambda: 0.01, CORES, LIMITS, silent, open_engine=lambda: drive)
+    assert drive.closed and not list(tmp_path.iterdir())
