@@ -11,7 +11,6 @@ from ssdplan.native import IoError
 from ssdplan.plans.errors import DiskFullError
 from ssdplan.profiler.contention import measure_contention
 from ssdplan.profiler.measure import Limits
-from ssdplan.profiler.storage import MIB
 from tests.profiler.test_storage import MadeDrive, Segments, silent
 
 CORES = 4
