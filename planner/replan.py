@@ -1,7 +1,7 @@
 """Replan: what a plan would do on a machine that is not as its profile says, and what solve would then choose.
 
-Owns the request that a plan answers, recovered from it: its budgets, schedule and batch. The placements and the delay
-ratio are free, since they change no result.
+Owns the request that a plan answers, recovered from it: its budgets, schedule and batch, and what the user fixed. All
+else is free, since it changes no result.
 """
 
 from datetime import UTC, datetime
@@ -42,11 +42,8 @@ class Replanner:
 
 
 def request_of(plan: Plan) -> SolveRequest:
-    """What a plan was asked for, as far as another must keep to it.
-
-    A plan does not say what its writes were bounded by, so another may write no more than it does.
-    """
-    decision = plan.decision
+    """What a plan was asked for, as far as another must keep to it."""
+    decision, asked = plan.decision, plan.asked
     return SolveRequest(
         host_memory_bytes=decision.host_budget_bytes,
         device_memory_bytes=None if decision.unified_memory else decision.device_budget_bytes,
@@ -56,5 +53,7 @@ def request_of(plan: Plan) -> SolveRequest:
         optimizer_states=decision.optimizer_states,
         clip_grad_norm=decision.clip_grad_norm,
         unified_memory=decision.unified_memory,
-        max_ssd_write_bytes=plan.prediction.ssd_write_bytes,
+        delay_ratio=asked.delay_ratio,
+        residency=asked.residency,
+        max_ssd_write_bytes=asked.max_ssd_write_bytes,
     )

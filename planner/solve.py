@@ -13,7 +13,7 @@ from typing import Literal
 
 from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.plan import Alternative, Least, Plan, Prediction, needs_all_gradients
+from ssdplan.plans.plan import Alternative, Asked, Least, Plan, Prediction, needs_all_gradients
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
@@ -131,6 +131,11 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
         profile_sha256=profile.sha256(),
         model=model,
         machine=machine,
+        asked=Asked(
+            delay_ratio=request.delay_ratio,
+            residency=dict(request.residency),
+            max_ssd_write_bytes=request.max_ssd_write_bytes,
+        ),
         decision=chosen.solved.fitted.decision,
         prediction=prediction,
         alternatives=search.alternatives(scanned, ranked, chosen),

@@ -214,6 +214,16 @@ class Compared(Part):
     """What it stands for, or why it is not possible."""
 
 
+class Asked(Part):
+    """What the user fixed of a plan's placement, so that another that takes its place keeps to it as well."""
+
+    delay_ratio: Fraction | None = None
+    residency: dict[str, Fraction] = Field(default_factory=dict)
+    """Of parameters, optimizer and checkpoints the fraction on host; of device and turn that of states kept there."""
+    max_ssd_write_bytes: Bytes | None = None
+    """Written a step."""
+
+
 class Plan(Document):
     """plan.json."""
 
@@ -221,6 +231,7 @@ class Plan(Document):
     profile_sha256: str
     model: Model
     machine: Machine
+    asked: Asked = Asked()
     decision: Decision
     prediction: Prediction
     alternatives: tuple[Alternative, ...]

@@ -18,7 +18,7 @@ from ssdplan.plans.calibration import (
     find_drift,
     slowdowns,
 )
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.plan import Asked, Plan
 from ssdplan.plans.profile import Machine, Model, Profile
 from ssdplan.plans.schedule import Graph
 from ssdplan.plans.timeline import Timeline
@@ -192,7 +192,7 @@ def test_two_reads_at_once_share_the_drive() -> None:
     assert found[Figure("read beside writes")] == pytest.approx(1.0, rel=0.05)
 
 
-def test_what_solve_would_choose_now_keeps_batch_budgets_and_writes() -> None:
+def test_what_solve_would_choose_now_keeps_batch_and_budgets() -> None:
     model, machine = _model(), _machine()
     profile = Profile(created="now", machine=machine, model=model)
     plan = solve(profile, SolveRequest(host_memory_bytes=48 * MIB, micro_batches=4, micro_batch_size=2), compared=False)
@@ -207,5 +207,24 @@ def test_what_solve_would_choose_now_keeps_batch_budgets_and_writes() -> None:
     assert other.prediction.step_seconds <= 1.02 * advisor.step_seconds(steady, slow, model)
     for name in ("micro_batches", "micro_batch_size", "sequence_length", "schedule", "host_budget_bytes"):
         assert getattr(other.decision, name) == getattr(plan.decision, name)
-    assert other.prediction.ssd_write_bytes <= plan.prediction.ssd_write_bytes
     assert advisor.step_seconds(steady, machine, model) == pytest.approx(plan.prediction.step_seconds)
+
+
+def test_what_solve_would_choose_now_keeps_to_what_the_user_fixed() -> None:
+    model, machine = _model(), _machine()
+    profile = Profile(created="now", machine=machine, model=model)
+    asked = SolveRequest(
+        host_memory_bytes=48 * MIB,
+        micro_batches=4,
+        micro_batch_size=2,
+        delay_ratio=0.25,
+        residency={"optimizer": 0.125},
+        max_ssd_write_bytes=solve(profile, SolveRequest(host_memory_bytes=48 * MIB)).prediction.ssd_write_bytes * 4,
+    )
+    plan = Plan.model_validate_json(solve(profile, asked, compared=False).text())
+    kept = Asked(delay_ratio=0.25, residency={"optimizer": 0.125}, max_ssd_write_bytes=asked.max_ssd_write_bytes)
+    assert plan.asked == kept
+    again = Replanner(plan).replanned(_machine(read=0.3, write=0.3), model)
+    assert again.asked == plan.asked and again.decision.delay_ratio == 0.25
+    for placement in again.decision.placement.values():
+        assert placement.optimizer_prompt_host + placement.optimizer_delayed_host == pytest.approx(0.125)
