@@ -1,10 +1,12 @@
 """Budgets hold for the whole process as the kernel counts it, and one that cannot be kept is refused in time."""
 
+import contextlib
 import json
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +31,16 @@ print(dict(read_fields(Path("/proc/self/status")))["VmData"].split()[0])
 """Prints what is mapped, in KiB, by a process with torch and the opened model: the base, as such a limit counts it."""
 
 
-def python(*arguments: object, cwd: Path, most: int | None = None) -> subprocess.CompletedProcess[str]:
-    """An interpreter with these arguments that may map `most` bytes to write to (`ulimit -d`)."""
+def python(
+    *arguments: object, cwd: Path, most: int | None = None, group: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """An interpreter with these arguments that may map `most` bytes to write to (`ulimit -d`), in a control group."""
 
     def limit() -> None:
         if most is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
 
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -48,9 +54,32 @@ def python(*arguments: object, cwd: Path, most: int | None = None) -> subprocess
     )
 
 
-def run(home: Path, out: str, most: int | None = None) -> subprocess.CompletedProcess[str]:
+def run(home: Path, out: str, most: int | None = None, group: Path | None = None) -> subprocess.CompletedProcess[str]:
     arguments = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--lr", "1e-3")
-    return python("-m", "ssdplan.cli", *arguments, cwd=home, most=most)
+    return python("-m", "ssdplan.cli", *arguments, cwd=home, most=most, group=group)
+
+
+@contextlib.contextmanager
+def memory_group(most: int) -> Iterator[Path]:
+    """A control group whose processes may have `most` bytes of memory, with what the kernel keeps of files for them;
+    skips where none can be made."""
+    roots = {Path("/sys/fs/cgroup"): "memory.max", Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes"}
+    for root, limit in roots.items():
+        group = root / f"ssdplan-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            with (group / limit).open("r+") as file:  # the kernel made it; elsewhere there is none
+                file.write(str(most))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        try:
+            yield group
+        finally:
+            group.rmdir()
+        return
+    pytest.skip("no control group with a limit of memory can be made here")
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +132,15 @@ def test_a_run_keeps_to_its_budgets_under_a_limit_of_the_kernel(home, base, free
     assert done.returncode == 0, done.stderr
     report = json.loads((home / "limited" / "report.json").read_text())
     assert report["losses"] == free_run["losses"]
+
+
+def test_a_run_keeps_to_what_was_predicted_of_it_in_a_control_group(home, free_run):
+    """The kernel ends a process that needs more, and it counts more than a limit of what is mapped: files too."""
+    most = json.loads((home / "plan.json").read_text())["prediction"]["peak_process_bytes"]
+    with memory_group(most) as group:
+        done = run(home, "grouped", group=group)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((home / "grouped" / "report.json").read_text())["losses"] == free_run["losses"]
 
 
 def test_a_limit_that_is_too_small_is_refused_before_a_weight_is_loaded(home, base):
