@@ -277,15 +277,20 @@ class Fitter:
             limits = replace(limits, ssd_bytes=None)
         found: Branch | None = None
         best: ProgramResult | None = None
-        kept, broken, push = -inf, inf, 1.0
-        """The most that was found not to be too much, the least that was, and how hard to lean on what is."""
+        kept, broken, refused, push = -inf, inf, -inf, 1.0
+        """The most that was found not to be too much, the least that was, what no placement has room in, and how hard
+        to lean on what is too much."""
         for number in range(ROUNDS):
             attempt = self._whole_states(candidate, Branch(branch.fixed, limits), aim)
             program = self._program(candidate, attempt, aim)
             if program is None:
-                if number:
+                if not number:
+                    limits = replace(limits, host_bytes=budget.host)  # perhaps the guess was too careful
+                    continue
+                refused = limits.host_bytes
+                if best is not None or not refused < broken < inf or broken - refused < SPARE * budget.host:
                     break
-                limits = replace(limits, host_bytes=budget.host)  # perhaps the guess was too careful
+                limits = replace(limits, host_bytes=(refused + broken) / 2)
                 continue
             needs = self._estimate(self._decision(candidate, program, pace))
             over = needs.over(budget)
@@ -304,8 +309,9 @@ class Fitter:
                 wanted = kept if unused or spare < SPARE * budget.host else kept + spare
             if not over and wanted == limits.host_bytes:
                 break
-            if not kept <= wanted < broken:
-                wanted = (kept + broken) / 2
+            least = max(kept, refused)
+            if not least <= wanted < broken or wanted == refused:
+                wanted = (least + broken) / 2
             limits = replace(_less(limits, over), host_bytes=wanted)
         for _ in range(ROUNDS):
             if best is None or found is None:
