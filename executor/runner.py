@@ -1,7 +1,7 @@
 """Runners: walk a graph of operations, one after the other or all lanes at once. Both give the same bits.
 
 Owns threads and the order in which ready ops start; what an op does is given in as a list of actions, one an op. The
-policy is the simulator's: each lane takes the ready op of lowest index first.
+policy is the simulator's: each lane takes ready ops in their turns (`plans/turns.py`).
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ssdplan.plans.schedule import Graph, Resource
 from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.turns import Turns
 
 Action = Callable[[], None]
 Lane = Callable[[Resource], AbstractContextManager[None]]
@@ -231,9 +232,9 @@ class OverlappedRunner:
     def _begin(self, run: "_Run") -> int:
         """Hand out what waits for nothing. Returns the op that the caller itself is to run."""
         with self._lock:
-            lanes = run.program.lanes
+            lanes, turn_of = run.program.lanes, run.program.turns.of
             for index in run.program.first:
-                heappush(run.ready[lanes[index]], index)
+                heappush(run.ready[lanes[index]], turn_of[index])
             self._idle[self._own.lane].remove(self._own)
             after, woken = self._hand_out(run, self._own, range(len(self._idle)))
         for each in woken:
@@ -250,11 +251,12 @@ class OverlappedRunner:
                 run.error = run.error or error
             touched = []
             missing, lanes, ready, idle = run.missing, run.program.lanes, run.ready, self._idle
+            turn_of = run.program.turns.of
             for follower in run.program.followers[index]:
                 missing[follower] -= 1
                 if not missing[follower]:
                     lane = lanes[follower]
-                    heappush(ready[lane], follower)
+                    heappush(ready[lane], turn_of[follower])
                     if idle[lane]:
                         touched.append(lane)
             after, woken = self._hand_out(run, worker, touched)
@@ -269,15 +271,15 @@ class OverlappedRunner:
         woken = []
         after = _NONE
         if run.error is None:
-            mine = run.ready[worker.lane]
+            mine, op_at = run.ready[worker.lane], run.program.turns.ops
             if mine:
-                after = heappop(mine)
+                after = op_at[heappop(mine)]
                 run.running += 1
             for lane in lanes:
                 ready, idle = run.ready[lane], self._idle[lane]
                 while ready and idle:
                     other = idle.pop()
-                    other.index = heappop(ready)
+                    other.index = op_at[heappop(ready)]
                     run.running += 1
                     woken.append(other)
         worker.index = after
@@ -318,12 +320,13 @@ def _interruptions() -> Iterator[list[BaseException]]:
 class _Program:
     """What running a graph needs to know of it, once for all its runs."""
 
-    __slots__ = ("first", "followers", "graph", "lanes", "resources", "waits")
+    __slots__ = ("first", "followers", "graph", "lanes", "resources", "turns", "waits")
 
     def __init__(self, graph: Graph, lane_of: Mapping[Resource, int]) -> None:
         self.graph = graph
         self.resources = [op.resource for op in graph.ops]
         self.lanes = [lane_of[resource] for resource in self.resources]
+        self.turns = Turns(graph.ops, shared=lane_of["cpu"] == lane_of["compute"])
         self.waits = [len(op.waits) for op in graph.ops]
         self.first = [op.index for op in graph.ops if not op.waits]
         followers: list[list[int]] = [[] for _ in graph.ops]

@@ -1,6 +1,6 @@
 """The simulator: when every operation of a graph would run at a profile's rates.
 
-Owns the model of time: one lane a resource, the lowest ready op first (the executor's policy), and how lanes that share
+Owns the model of time: one lane a resource, ready ops in their turns (the executor's policy), and how lanes that share
 a drive or the cores slow each other. It never changes a graph and schedules nothing that is not in it.
 """
 
@@ -11,6 +11,7 @@ from ssdplan.plans.calibration import Expectation
 from ssdplan.plans.profile import Machine, Model, update_rate
 from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
 from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.turns import Turns
 
 from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction
 
@@ -22,7 +23,7 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     """Run `graph` in time: event-driven list scheduling with rates that change when lanes start and stop.
 
     Each lane runs one op at a time; an op is ready when all of its waits have ended, and a free lane takes the ready op
-    of lowest index. A read and a write that run together share the drive at one point of its frontier. When compute
+    whose turn is first. A read and a write that run together share the drive at one point of its frontier. When compute
     shares the CPU, compute and updates are one lane that wants all cores, a copy to or from the device wants one, and
     these slow in proportion when more cores are wanted than reads and writes leave them; the drive keeps what it was
     measured to keep beside compute. Deterministic.
@@ -31,6 +32,8 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     lane_of, speeds = _lanes(machine)
     lanes = [lane_of[op.resource] for op in ops]
     alone = _seconds_alone(ops, model, machine, micro_batch_size)
+    turns = Turns(ops, shared=lane_of["cpu"] == lane_of["compute"])
+    turn_of, op_at = turns.of, turns.ops
     missing = [len(op.waits) for op in ops]
     followers: list[list[int]] = [[] for _ in ops]
     for op in ops:
@@ -39,9 +42,9 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
 
     starts, ends = [0.0] * len(ops), [0.0] * len(ops)
     ready: list[list[int]] = [[] for _ in RESOURCES]
-    for index, count in enumerate(missing):
-        if count == 0:
-            ready[lanes[index]].append(index)  # in order, so already a heap
+    for turn, index in enumerate(op_at):
+        if missing[index] == 0:
+            ready[lanes[index]].append(turn)  # in order, so already a heap
     running = [-1] * len(RESOURCES)
     until = [inf] * len(RESOURCES)
     speed = [1.0] * len(RESOURCES)
@@ -50,7 +53,7 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     while left:
         for lane in everyone:
             if running[lane] < 0 and ready[lane]:
-                index = heapq.heappop(ready[lane])
+                index = op_at[heapq.heappop(ready[lane])]
                 running[lane], starts[index] = index, now
                 until[lane] = now + alone[index]
                 speed[lane] = 1.0
@@ -76,7 +79,7 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
                 for follower in followers[index]:
                     missing[follower] -= 1
                     if missing[follower] == 0:
-                        heapq.heappush(ready[lanes[follower]], follower)
+                        heapq.heappush(ready[lanes[follower]], turn_of[follower])
     return Timeline(graph, tuple(starts), tuple(ends))
 
 

@@ -57,6 +57,17 @@ const steps = data.timelines.map((packed) => {
   for (const lane of step.lanes) lane.sort((a, b) => step.from[a] - step.from[b] || a - b);
   // The longest op of a lane says how far back one that is still running may have begun.
   step.longest = step.lanes.map((lane) => lane.reduce((most, op) => Math.max(most, step.to[op] - step.from[op]), 0));
+  // Ops of a lane that are under way at once lie one above the other, each in the first slot where nothing else runs.
+  step.slot = new Uint8Array(count);
+  step.slots = step.lanes.map((lane) => {
+    const ends = [];
+    for (const op of lane) {
+      const free = ends.findIndex((end) => end <= step.from[op] + step.seconds * 1e-9);
+      step.slot[op] = free < 0 ? ends.length : free;
+      ends[step.slot[op]] = step.to[op];
+    }
+    return Math.max(ends.length, 1);
+  });
   step.busy = step.lanes.map((lane) => {
     let sum = 0, until = 0;
     for (const op of lane) if (step.to[op] > until) { sum += step.to[op] - Math.max(step.from[op], until); until = step.to[op]; }

@@ -89,6 +89,12 @@ function firstAt(order, starts, time) {
   return low;
 }
 
+// Where an op's box lies in its lane, from the top, and how high it is.
+function place(step, op, top, height) {
+  const slots = step.slots[graph.lane[op]];
+  return [top + (height * step.slot[op]) / slots, height / slots];
+}
+
 // Operations wide enough to be seen are boxes; of narrower ones each pixel shows the share of time that each work takes.
 function drawLane(pen, area, step, lane, top, height, right = area.right) {
   const order = step.lanes[lane], pixels = Math.ceil(right - area.left), kinds = paint.works.length;
@@ -103,7 +109,7 @@ function drawLane(pen, area, step, lane, top, height, right = area.right) {
     if (end - start >= 1.5) { boxes.push(op, start, end); continue; }
     some = true;
     for (let pixel = Math.floor(start); pixel < Math.min(end, pixels); pixel++) {
-      shares[pixel * kinds + graph.work[op]] += Math.min(end, pixel + 1) - Math.max(start, pixel);
+      shares[pixel * kinds + graph.work[op]] += (Math.min(end, pixel + 1) - Math.max(start, pixel)) / step.slots[lane];
     }
   }
   for (let kind = 0; some && kind < kinds; kind++) {
@@ -120,8 +126,9 @@ function drawLane(pen, area, step, lane, top, height, right = area.right) {
   for (let i = 0; i < boxes.length; i += 3) {
     const [op, start, end] = [boxes[i], boxes[i + 1], boxes[i + 2]], width = end - start;
     pen.fillStyle = paint.works[graph.work[op]];
-    pen.fillRect(area.left + start, top, width > 3 ? width - 0.6 : width, height);
-    if (width > 70 && height >= BAR) {
+    const [above, high] = place(step, op, top, height);
+    pen.fillRect(area.left + start, above, width > 3 ? width - 0.6 : width, high > 3 ? high - (high < height ? 0.6 : 0) : high);
+    if (width > 70 && high >= BAR) {
       pen.save();
       pen.beginPath(); pen.rect(area.left + start, top, width - 4, height); pen.clip();
       pen.fillStyle = inkOn(paint.works[graph.work[op]]);
@@ -141,7 +148,8 @@ function outline(pen, area, view, op, colour) {
   const row = view.rows[graph.lane[op]], x = area.x(view.step.from[op]), end = area.x(view.step.to[op]);
   if (end < area.left || x > area.right) return;
   pen.strokeStyle = colour; pen.lineWidth = 2;
-  pen.strokeRect(Math.max(x, area.left - 4) - 1, row.top - 1, Math.min(Math.max(end - x, 1), area.width + 8) + 2, BAR + 2);
+  const [top, height] = place(view.step, op, row.top, BAR);
+  pen.strokeRect(Math.max(x, area.left - 4) - 1, top - 1, Math.min(Math.max(end - x, 1), area.width + 8) + 2, height + 2);
 }
 
 function timelineView(canvas, step) {
@@ -196,7 +204,8 @@ function timelineView(canvas, step) {
     const area = view.area, lane = view.rows.findIndex((row, at) => y >= row.top - 2 && y < row.top + BAR + extra(at) + 2);
     if (lane < 0 || x < area.left) return null;
     const time = area.time(x), near = (to - from) / area.width;
-    const op = opAt(step, lane, time, near);
+    const slot = Math.floor(((y - view.rows[lane].top) / BAR) * step.slots[lane]);
+    const within = opAt(step, lane, time, near, slot), op = within >= 0 ? within : opAt(step, lane, time, near);
     if (op >= 0 && y < view.rows[lane].top + BAR + 1) return { op };
     if (lane === data.compute) {
       const stall = stallAt(step, time, near);
@@ -208,12 +217,13 @@ function timelineView(canvas, step) {
   return view;
 }
 
-function opAt(step, lane, time, near) {
+function opAt(step, lane, time, near, slot = -1) {
   const order = step.lanes[lane];
   let best = -1, far = near * 2;
   for (let i = firstAt(order, step.from, time - step.longest[lane] - far); i < order.length; i++) {
     const op = order[i];
     if (step.from[op] > time + far) break;
+    if (slot >= 0 && step.slot[op] !== slot) continue;
     const away = time < step.from[op] ? step.from[op] - time : time > step.to[op] ? time - step.to[op] : 0;
     if (away < far || (away === 0 && far === 0)) { best = op; far = away; if (away === 0) break; }
   }
@@ -246,13 +256,17 @@ function drawStalls(pen, area, step, top) {
 }
 
 function drawWaits(pen, area, view, op) {
-  const step = view.step, last = lastWait(step, op), end = view.rows[graph.lane[op]];
+  const step = view.step, last = lastWait(step, op);
+  const middle = (each) => {
+    const [top, height] = place(step, each, view.rows[graph.lane[each]].top, BAR);
+    return top + height / 2;
+  };
   pen.lineWidth = 1;
   for (let i = waitAt[op]; i < waitAt[op + 1]; i++) {
-    const wait = op - graph.back[i], row = view.rows[graph.lane[wait]];
+    const wait = op - graph.back[i];
     pen.globalAlpha = wait === last ? 1 : 0.35;
     pen.strokeStyle = wait === last ? paint.ink : paint.faint;
-    const x = area.x(step.to[wait]), y = row.top + BAR / 2, x2 = area.x(step.from[op]), y2 = end.top + BAR / 2;
+    const x = area.x(step.to[wait]), y = middle(wait), x2 = area.x(step.from[op]), y2 = middle(op);
     pen.beginPath(); pen.moveTo(x, y); pen.bezierCurveTo(x + 12, y, x2 - 12, y2, x2, y2); pen.stroke();
     if (wait === last) outline(pen, area, view, wait, paint.faint);
   }

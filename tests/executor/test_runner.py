@@ -139,6 +139,19 @@ def test_so_many_reads_are_under_way_at_once_and_start_in_order():
     runner.close()
 
 
+@pytest.mark.parametrize("lanes", [LANES, {**LANES, "cpu": "compute"}])
+def test_updates_go_first_where_they_share_a_lane_with_compute(lanes):
+    order = []
+    graph = chain(("compute", ()), ("compute", (0,)), ("compute", (0,)), ("cpu", (0,)), ("cpu", (0,)))
+    runner = OverlappedRunner(no_lane, lanes)
+    runner.run(graph, [lambda i=i: (order.append(i), time.sleep(0.01)) for i in range(5)])
+    runner.close()
+    if lanes["cpu"] == "compute":
+        assert order == [0, 3, 4, 1, 2]
+    else:
+        assert [i for i in order if i < 3] == [0, 1, 2] and [i for i in order if i > 2] == [3, 4]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_any_graph_runs_each_op_once_after_its_waits(seed):
     """Random graphs, run again and again by the same threads: what a handover that went astray would break."""

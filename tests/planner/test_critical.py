@@ -185,13 +185,13 @@ def test_device_buffers_are_named_as_such_and_hold_up_what_follows() -> None:
     assert found.idle["write"] == {"h2d": 1.0, "device buffer": 3.0}
 
 
-def test_on_shared_cores_updates_wait_for_compute() -> None:
+def test_on_shared_cores_compute_waits_for_updates() -> None:
     machine = made_machine(shared=True, cores=2, update_rate=1e6)
     ops = (Forward(0, 0, (), 1, "block", 0, (), None, Region(0, 0, 1)), update(1, 0.5, 1, 2))
     found = find_causes(timed(machine, *ops), MODEL, machine)
     assert found.idle["cpu"] == {"compute": pytest.approx(FORWARD)}
     assert found.idle["compute"] == {"cpu": pytest.approx(0.5)}
-    assert found.path == (0, 1)
+    assert found.path == (1, 0)
 
 
 def test_a_large_step_takes_a_fraction_of_a_second() -> None:

@@ -408,6 +408,27 @@ def test_it_zooms_moves_and_tells(tmp_path: Path) -> None:
 
 
 @needs_chromium
+def test_ops_that_are_under_way_at_once_are_drawn_one_above_the_other(tmp_path: Path) -> None:
+    plan, schedule, timeline = _made()
+    starts, ends = list(timeline.starts), list(timeline.ends)
+    reads = sorted((op.index for op in timeline.graph.ops if op.resource == "read"), key=lambda index: starts[index])
+    pairs = list(zip(reads[::2], reads[1::2], strict=False))
+    for one, other in pairs:
+        starts[other], ends[one] = starts[one], ends[other]
+    measured = Timeline(timeline.graph, tuple(starts), tuple(ends))
+    one, other = max(pairs, key=lambda pair: ends[pair[0]] - starts[pair[0]])
+    with _opened(tmp_path, make_page(plan, schedule, timeline, lay_over(plan, schedule, timeline, measured))) as page:
+        left, top, width, _ = _place(page, "canvas[data-draw=timeline]")  # the measured step is the upper one
+        x = left + 158 + (width - 158) * (starts[one] + ends[one]) / 2 / timeline.seconds
+        told = []
+        for y in (top + 4 + 5, top + 4 + 17):  # the upper and the lower half of the first lane
+            page.mouse("mouseMoved", x, y)
+            told.append(page.evaluate("document.querySelector('.tip').textContent").splitlines()[0])
+        assert told == [str(timeline.graph.ops[one]), str(timeline.graph.ops[other])]
+        assert page.complaints == []
+
+
+@needs_chromium
 def test_hostile_text_does_not_run(tmp_path: Path) -> None:
     plan, schedule, timeline = _hostile()
     overlay: Overlay = lay_over(plan, schedule, timeline, _slower(timeline, 2.0))
