@@ -124,6 +124,7 @@ def call(options: argparse.Namespace) -> int:
         ),
         learning_rate=LearningRate(
             options.lr_schedule,
+            steps=0 if options.lr_schedule == "constant" else options.steps,
             warmup_steps=steps_of(options.warmup_steps, options.steps),
             decay_steps=steps_of(decay, options.steps),
             min_lr=options.min_lr,

@@ -1,7 +1,7 @@
 """Learning rates: the rate of each update, by the schedules that transformers knows.
 
-Owns their formulas. The rate is a function of how many updates were made before and of nothing else, so a run that
-goes on after a stop needs to have kept nothing of it.
+Owns their formulas. The rate is a function of how many updates were made before, so a run that goes on after a stop
+needs to have kept nothing of it; for how many updates a schedule is made is a part of it.
 """
 
 import math
@@ -27,13 +27,16 @@ class LearningRate:
     """
 
     shape: Shape = "constant"
+    steps: int = 0
+    """Updates in all; the constant needs to know no number."""
     warmup_steps: int = 0
     decay_steps: int = 0
     """Of wsd alone."""
     min_lr: float = 0.0
 
-    def require_sense(self, peak: float, steps: int) -> None:
-        """Raise UsageError where a part of this would say nothing, or cannot be in a run of `steps` updates."""
+    def require_sense(self, peak: float) -> None:
+        """Raise UsageError where a part of this would say nothing, or cannot be."""
+        assert self.steps or self.shape == "constant", "a schedule that falls has an end"
         if self.shape == "constant" and self.min_lr:
             raise UsageError(
                 f"--min-lr {self.min_lr:g}: a constant learning rate never falls; choose another --lr-schedule"
@@ -42,17 +45,17 @@ class LearningRate:
             raise UsageError(f"--min-lr {self.min_lr:g}: must be less than --lr {peak:g}")
         if self.shape != "wsd" and self.decay_steps:
             raise UsageError(f"--decay-steps {self.decay_steps}: only --lr-schedule wsd has a decay of its own length")
-        if self.shape == "wsd" and self.warmup_steps + self.decay_steps > steps:
+        if self.shape == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
             raise UsageError(
                 f"--lr-schedule wsd: {self.warmup_steps} steps of warm-up and {self.decay_steps} of decay are more "
-                f"than the {steps} steps of the run"
+                f"than the {self.steps} steps of the run"
             )
 
-    def at(self, updates: int, *, peak: float, steps: int) -> float:
-        """The rate of the update after `updates` others, in a run of `steps` updates."""
-        return peak * self._factor(updates, steps, self.min_lr / peak)
+    def at(self, updates: int, *, peak: float) -> float:
+        """The rate of the update after `updates` others; beyond the last of the schedule, what it ended with."""
+        return peak * self._factor(updates, self.min_lr / peak)
 
-    def _factor(self, updates: int, steps: int, least: float) -> float:
+    def _factor(self, updates: int, least: float) -> float:
         if updates < self.warmup_steps:
             low = least if self.shape == "wsd" else 0.0
             return updates / self.warmup_steps * (1.0 - low) + low
@@ -60,17 +63,17 @@ class LearningRate:
             case "constant":
                 return 1.0
             case "linear":
-                return self._falling(1.0 - self._progress(updates, steps), least)
+                return self._falling(1.0 - self._progress(updates), least)
             case "cosine":
-                return self._falling(_half_cosine(self._progress(updates, steps)), least)
+                return self._falling(_half_cosine(self._progress(updates)), least)
             case "wsd":
-                begins = steps - self.decay_steps
+                begins = self.steps - self.decay_steps
                 progress = max(updates - begins, 0) / max(self.decay_steps, 1)
                 return self._falling(_half_cosine(min(progress, 1.0)), least)
 
-    def _progress(self, updates: int, steps: int) -> float:
-        """The share that is done of what follows the warm-up; beyond the last update all of it is."""
-        return min((updates - self.warmup_steps) / max(steps - self.warmup_steps, 1), 1.0)
+    def _progress(self, updates: int) -> float:
+        """The share that is done of what follows the warm-up."""
+        return min((updates - self.warmup_steps) / max(self.steps - self.warmup_steps, 1), 1.0)
 
     def _falling(self, height: float, least: float) -> float:
         """`height` from 1 at the peak to 0 at the end."""

@@ -37,12 +37,12 @@ class Recipe:
 
     def require_sense(self) -> None:
         """Raise UsageError where a part of it would say nothing, or cannot be."""
-        self.learning_rate.require_sense(self.optimizer.lr, self.steps)
+        self.learning_rate.require_sense(self.optimizer.lr)
         self.loss_scale.require_sense()
 
     def optimizer_at(self, updates: int) -> AdamW:
         """The optimizer for the update after `updates` others: with the rate of that one."""
-        return replace(self.optimizer, lr=self.learning_rate.at(updates, peak=self.optimizer.lr, steps=self.steps))
+        return replace(self.optimizer, lr=self.learning_rate.at(updates, peak=self.optimizer.lr))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from ssdplan.executor.layers import Layers
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.session import Session
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import NumericalError
 from tests.executor.planned import make_plan
@@ -33,7 +34,7 @@ def directory(tmp_path) -> Path:
     return prepare(tmp_path, layers=LAYERS)
 
 
-def run(directory: Path, precision: str = "fp32", **choices) -> None:
+def run(directory: Path, precision: str = "fp32", *, snapshot_every: int = 0, **choices) -> None:
     model = open_model(directory / "llama", torch.bfloat16 if precision == "bf16" else torch.float32)
     train(
         make_plan(model, sequence_length=LENGTH, precision=precision, **{"optimizer": 0.5, "chunk": 4096, **choices}),
@@ -41,7 +42,7 @@ def run(directory: Path, precision: str = "fp32", **choices) -> None:
         EmulatedDevice(),
         data=directory / "text.txt",
         out=directory / "run",
-        recipe=Recipe(steps=3, optimizer=AdamW(lr=1e-3)),
+        recipe=Recipe(steps=3, optimizer=AdamW(lr=1e-3), snapshot_every=snapshot_every),
     )
 
 
@@ -98,6 +99,31 @@ def test_a_parameter_whose_gradient_alone_is_not_finite_is_named(directory, monk
     name = model.states[model.layers[2].states[0]].tensors[1].name
     with pytest.raises(NumericalError, match=rf"step 1: the gradient of {name} is not finite"):
         run(directory, alpha=alpha, unified=unified, chunk=2048)
+
+
+def test_the_last_snapshot_is_that_of_the_steps_before(directory, monkeypatch):
+    """The third step goes wrong when it has made updates already."""
+    steps_begun: list[int] = []
+
+    class SpoiledAtLast(_Spoiled):
+        def begin_step(self, step, micro_batches, **options):
+            steps_begun.append(step)
+            type(self).where = (1, 1) if step == 2 else (-1, -1)
+            return super().begin_step(step, micro_batches, **options)
+
+    taken: list[int] = []
+    snapshot = Session.snapshot
+
+    def counted(session, *what):
+        taken.append(steps_begun[-1] + 1)
+        return snapshot(session, *what)
+
+    monkeypatch.setattr("ssdplan.executor.session.Layers", SpoiledAtLast)
+    monkeypatch.setattr(Session, "snapshot", counted)
+    with pytest.raises(NumericalError, match=r"step 3: the gradient that block\.0 hands down for micro-batch 1"):
+        run(directory, snapshot_every=1)
+    assert taken == [1, 2]
+    assert list((directory / "run").glob("volume-*")), "the store that has them stays"
 
 
 def test_the_first_of_several_is_found():

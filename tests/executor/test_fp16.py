@@ -117,8 +117,8 @@ def test_a_run_skips_as_torchs_scaler_and_equals_plain_pytorch(directory, tmp_pa
 
 def test_a_skipped_step_moves_neither_the_rate_nor_the_optimizers_count(directory, tmp_path):
     """With clipping and a warm-up, where both would show."""
-    rate = LearningRate("linear", warmup_steps=6)
-    rates = tuple(rate.at(number, peak=1e-3, steps=STEPS) for number in range(STEPS))
+    rate = LearningRate("linear", steps=STEPS, warmup_steps=6)
+    rates = tuple(rate.at(number, peak=1e-3) for number in range(STEPS))
     free = oracle(directory)[3]
     clip = 0.5 * min(norm for norm in free if norm < float("inf"))
     settings = reference.AdamW(

@@ -23,7 +23,7 @@ from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
 
 
-def theirs(rate: LearningRate, peak: float, steps: int, count: int) -> list[float]:
+def theirs(rate: LearningRate, peak: float, count: int) -> list[float]:
     """The rates of the first `count` updates by `transformers.get_scheduler`."""
     name, more = {
         "constant": ("constant_with_warmup", {}),
@@ -32,7 +32,9 @@ def theirs(rate: LearningRate, peak: float, steps: int, count: int) -> list[floa
         "wsd": ("warmup_stable_decay", {"num_decay_steps": rate.decay_steps, "min_lr_ratio": rate.min_lr / peak}),
     }[rate.shape]
     optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=peak)
-    scheduler = transformers.get_scheduler(name, optimizer, rate.warmup_steps, steps, scheduler_specific_kwargs=more)
+    scheduler = transformers.get_scheduler(
+        name, optimizer, rate.warmup_steps, rate.steps, scheduler_specific_kwargs=more
+    )
     rates = scheduler.get_last_lr()
     while len(rates) < count:
         optimizer.step()
@@ -55,24 +57,32 @@ def test_every_rate_is_that_of_transformers(shape, steps, warmup, decay, peak, l
         decay = min(decay, steps - warmup)
     rate = LearningRate(
         shape,
+        steps=steps,
         warmup_steps=warmup,
         decay_steps=decay if shape == "wsd" else 0,
         min_lr=0.0 if shape == "constant" else least * peak,
     )
-    rate.require_sense(peak, steps)
-    ours = [rate.at(number, peak=peak, steps=steps) for number in range(steps)]
-    assert ours == pytest.approx(theirs(rate, peak, steps, steps), rel=1e-12, abs=1e-12 * peak)
+    rate.require_sense(peak)
+    ours = [rate.at(number, peak=peak) for number in range(steps)]
+    assert ours == pytest.approx(theirs(rate, peak, steps), rel=1e-12, abs=1e-12 * peak)
 
 
 def test_each_schedule_has_the_shape_of_its_name():
     def rates(rate: LearningRate) -> list[float]:
-        return [rate.at(number, peak=1.0, steps=10) for number in range(10)]
+        return [rate.at(number, peak=1.0) for number in range(10)]
 
     assert rates(LearningRate()) == [1.0] * 10
-    assert rates(LearningRate("linear", warmup_steps=2)) == [0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
-    wsd = rates(LearningRate("wsd", warmup_steps=2, decay_steps=4, min_lr=0.1))
+    linear = LearningRate("linear", steps=10, warmup_steps=2)
+    assert rates(linear) == [0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
+    wsd = rates(LearningRate("wsd", steps=10, warmup_steps=2, decay_steps=4, min_lr=0.1))
     assert wsd[:7] == pytest.approx([0.1, 0.55, 1, 1, 1, 1, 1]) and wsd[8] == pytest.approx(0.55)
     assert wsd[7:] == sorted(wsd[7:], reverse=True) and wsd[-1] > 0.1
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "wsd"])
+def test_beyond_its_end_a_schedule_stays_where_it_ended(shape):
+    rate = LearningRate(shape, steps=10, decay_steps=3 if shape == "wsd" else 0, min_lr=0.25)
+    assert [rate.at(number, peak=1.0) for number in (10, 11, 40)] == pytest.approx([0.25] * 3)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +98,19 @@ def test_a_number_below_one_is_a_share_of_the_steps(given_steps, steps, count):
     ("rate", "named"),
     [
         (LearningRate("constant", min_lr=1e-6), "--min-lr"),
-        (LearningRate("linear", min_lr=1e-3), "less than --lr"),
-        (LearningRate("cosine", decay_steps=2), "--decay-steps"),
-        (LearningRate("wsd", warmup_steps=6, decay_steps=5), "more than the 10 steps"),
+        (LearningRate("linear", steps=10, min_lr=1e-3), "less than --lr"),
+        (LearningRate("cosine", steps=10, decay_steps=2), "--decay-steps"),
+        (LearningRate("wsd", steps=10, warmup_steps=6, decay_steps=5), "more than the 10 steps"),
     ],
 )
 def test_what_would_say_nothing_is_refused(rate, named):
     with pytest.raises(UsageError, match=named):
-        rate.require_sense(1e-3, 10)
+        rate.require_sense(1e-3)
 
 
 def test_a_run_with_a_schedule_equals_plain_pytorch_with_transformers_own(tmp_path: Path):
     """Delayed updates use the rate of the step that made their gradients."""
-    steps, rate = 8, LearningRate("cosine", warmup_steps=3, min_lr=1e-4)
+    steps, rate = 8, LearningRate("cosine", steps=8, warmup_steps=3, min_lr=1e-4)
     prepare(tmp_path)
     model = open_model(tmp_path / "llama", torch.float32)
     result = train(
@@ -111,7 +121,7 @@ def test_a_run_with_a_schedule_equals_plain_pytorch_with_transformers_own(tmp_pa
         out=tmp_path / "run",
         recipe=Recipe(steps=steps, optimizer=AdamW(lr=3e-3, weight_decay=0.1, beta2=0.95), learning_rate=rate),
     )
-    expected = theirs(rate, 3e-3, steps, steps)
+    expected = theirs(rate, 3e-3, steps)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["lr"] for line in lines] == pytest.approx(expected, rel=1e-12)
 
