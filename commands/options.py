@@ -97,6 +97,21 @@ def fraction(text: str) -> float:
     return value
 
 
+def below_one(text: str) -> float:
+    value = nonnegative(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0 to below 1")
+    return value
+
+
+def steps_or_share(text: str) -> float:
+    """A whole number of steps, or below 1 a share of all steps."""
+    value = nonnegative(text)
+    if value >= 1 and value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number of steps nor a share of them below 1")
+    return value
+
+
 def figure(text: str) -> tuple[str, float]:
     from ssdplan.planner.whatif import parse_figure
 

@@ -3,8 +3,6 @@
 import argparse
 from pathlib import Path
 
-from ssdplan.plans.errors import UsageError
-from ssdplan.plans.profile import NO_FP16
 from ssdplan.plans.progress import ProgressLine
 
 from . import options as of
@@ -30,18 +28,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--micro-batch-sizes", type=of.counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
     )
     parser.add_argument(
-        "--precision",
-        choices=["bf16", "fp16", "fp32"],
-        default="bf16",
-        help="of the parameters in compute; fp16 is for what-ifs only",
+        "--precision", choices=["bf16", "fp16", "fp32"], default="bf16", help="of the parameters in compute"
     )
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
     parser.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
 
 
 def call(options: argparse.Namespace) -> int:
-    if options.precision == "fp16":
-        raise UsageError(f"--precision fp16: {NO_FP16}")
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.device import open_device

@@ -25,8 +25,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--volume", type=Path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]"
     )
-    parser.add_argument("--lr", type=of.positive, default=1e-5, metavar="X", help="learning rate")
+    parser.add_argument("--lr", type=of.positive, default=1e-5, metavar="X", help="learning rate, at its peak")
+    parser.add_argument(
+        "--lr-schedule",
+        choices=["constant", "linear", "cosine", "wsd"],
+        default="constant",
+        help="how the learning rate goes on from its peak; wsd: it stays there, and decays at the end",
+    )
+    parser.add_argument(
+        "--warmup-steps",
+        type=of.steps_or_share,
+        default=0,
+        metavar="N|F",
+        help="steps in which the learning rate rises to its peak; below 1, a share of --steps",
+    )
+    parser.add_argument(
+        "--decay-steps",
+        type=of.steps_or_share,
+        metavar="N|F",
+        help="steps in which wsd decays; below 1, a share of --steps [0.1]",
+    )
+    parser.add_argument("--min-lr", type=of.nonnegative, default=0.0, metavar="X", help="where the learning rate ends")
+    parser.add_argument("--beta1", type=of.below_one, default=0.9, metavar="X", help="of AdamW's first moment")
+    parser.add_argument("--beta2", type=of.below_one, default=0.999, metavar="X", help="of AdamW's second moment")
+    parser.add_argument("--eps", type=of.positive, default=1e-8, metavar="X", help="what AdamW adds to its divisor")
     parser.add_argument("--weight-decay", type=of.nonnegative, default=0.01, metavar="X", help="decoupled weight decay")
+    parser.add_argument(
+        "--decay-all", action="store_true", help="let biases and the weights of norms decay too, which else do not"
+    )
+    parser.add_argument(
+        "--loss-scale", type=of.positive, metavar="X", help="of a plan in fp16, to begin with: a power of two [65536]"
+    )
+    parser.add_argument(
+        "--loss-scale-growth", type=of.count, metavar="N", help="steps without overflow that double it [2000]"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of samples, and of dropout")
     parser.add_argument(
         "--pack",
@@ -58,15 +90,18 @@ def call(options: argparse.Namespace) -> int:
     if options.eval_every and not options.eval_data:
         raise UsageError("--eval-every needs --eval-data")
     plan = Plan.load(options.plan)
-    plan.refuse_fp16()
     plan.refuse_estimates()
+    if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
+        raise UsageError(f"{options.plan}: the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
+    from ssdplan.executor.learning_rate import DECAY_SHARE, LearningRate, steps_of
     from ssdplan.executor.model import open_model
     from ssdplan.executor.optimizer import AdamW
     from ssdplan.executor.recipe import Recipe, Watch
+    from ssdplan.executor.scaling import LossScale
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
     from ssdplan.plans.report import describe_report
@@ -74,9 +109,30 @@ def call(options: argparse.Namespace) -> int:
     if not (options.model or plan.model.path):
         raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
     line = ProgressLine("run")
+    decay = options.decay_steps
+    if decay is None:
+        decay = DECAY_SHARE if options.lr_schedule == "wsd" else 0
     recipe = Recipe(
         steps=options.steps,
-        optimizer=AdamW(lr=options.lr, weight_decay=options.weight_decay),
+        optimizer=AdamW(
+            lr=options.lr,
+            beta1=options.beta1,
+            beta2=options.beta2,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            decay_all=options.decay_all,
+        ),
+        learning_rate=LearningRate(
+            options.lr_schedule,
+            steps=0 if options.lr_schedule == "constant" else options.steps,
+            warmup_steps=steps_of(options.warmup_steps, options.steps),
+            decay_steps=steps_of(decay, options.steps),
+            min_lr=options.min_lr,
+        ),
+        loss_scale=LossScale(
+            scale=options.loss_scale or LossScale.scale,
+            growth_interval=options.loss_scale_growth or LossScale.growth_interval,
+        ),
         seed=options.seed,
         pack=options.pack,
         eval_every=options.eval_every or 0,

@@ -22,7 +22,7 @@ from .device import Device
 from .model import StreamedModel
 from .recipe import Watch
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
@@ -41,7 +41,6 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
 
 def schedule_of(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
     """What `check` refuses and returns, whatever memory is free at the moment."""
-    plan.refuse_fp16()
     if plan.model.fingerprint != model.fingerprint:
         raise MismatchError(
             f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan import native
+from ssdplan.executor.finiteness import Finiteness
 from ssdplan.executor.model import StreamedModel
 from ssdplan.executor.optimizer import DTYPE_NAMES
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
@@ -122,6 +123,7 @@ class Layers:
         if not divisor:
             raise MismatchError(f"step {step} has no token to predict: every label is {IGNORED_LABEL}")
         self._step = step
+        self._finiteness = Finiteness(len(self._model.layers), len(micro_batches), self._model.dtype, self._device)
         self._normaliser = torch.tensor(divisor, device=self._device)
         self._loss_scale = loss_scale
         self._micro_batches = [
@@ -158,6 +160,24 @@ class Layers:
         self._forget()
         return loss
 
+    @property
+    def step(self) -> int:
+        """The step that `begin_step` began, from 0."""
+        return self._step
+
+    def not_finite(self, above: int) -> str:
+        """Where in this step something first was not finite that should be, in words: of the outputs of all layers, of
+        the losses, then of what the backwards from the head down to layer `above` handed on. Empty when none was.
+        """
+        if found := self._finiteness.first("forward"):
+            return f"the output of {self._model.layers[found[0]].name} for micro-batch {found[1]}"
+        for micro_batch, loss in sorted(self._losses.items()):
+            if not loss.isfinite():
+                return f"the loss of micro-batch {micro_batch}"
+        if (found := self._finiteness.first("backward")) and found[0] >= above:
+            return f"the gradient that {self._model.layers[found[0]].name} hands down for micro-batch {found[1]}"
+        return ""
+
     def context_bytes(self) -> int:
         """Bytes held for the step by the recorded arguments of the layers: masks, rotary tables and the like."""
         storages = {}
@@ -189,7 +209,8 @@ class Layers:
             else:
                 assert hidden is not None
                 result = self._block(layer, micro_batch, parameters, self._view(hidden, micro_batch))
-            self._view(out, micro_batch).copy_(result)
+            handed_on = self._view(out, micro_batch).copy_(result)
+            self._finiteness.look("forward", layer, micro_batch, handed_on)
 
     def backward(
         self,
@@ -225,13 +246,15 @@ class Layers:
                     self._chunk_backward(micro_batch, chunk, parameters, hidden, in_gradient)
                     for chunk in self._chunks(micro_batch)
                 )
+                self._finiteness.look("backward", layer, micro_batch, self._view(in_gradient, micro_batch))
             else:
                 assert hidden is not None and in_gradient is not None and out_gradient is not None
                 leaf = self._view(hidden, micro_batch).requires_grad_()
                 result = self._block(layer, micro_batch, parameters, leaf)
                 result.backward(self._view(out_gradient, micro_batch))
                 assert leaf.grad is not None
-                self._view(in_gradient, micro_batch).copy_(leaf.grad)
+                handed_on = self._view(in_gradient, micro_batch).copy_(leaf.grad)
+                self._finiteness.look("backward", layer, micro_batch, handed_on)
         if pending:
             raise MismatchError(f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient")
 

@@ -4,11 +4,12 @@ Owns the two formats. Every prediction of the plan stands beside its measurement
 """
 
 import json
+import math
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ssdplan.plans.plan import Prediction
 
@@ -30,20 +31,32 @@ class StepMetrics:
     host_peak_bytes: int
     device_peak_bytes: int
     process_peak_bytes: int
+    loss_scale: float = 1.0
+    """Of fp16; the gradient norm is without it."""
+    skipped: bool = False
+    """The gradients overflowed in fp16, so nothing was updated."""
 
 
 class MetricsFile:
-    """metrics.jsonl, appended line by line; a line is whole or not there."""
+    """metrics.jsonl, appended line by line; a line is whole or not there. JSON has no number that is not finite: null
+    stands for it."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, metrics: StepMetrics) -> None:
-        self._file.write(json.dumps(asdict(metrics)) + "\n")
+        self._write(asdict(metrics))
 
     def write_evaluation(self, step: int, eval_loss: float) -> None:
         """A line of its own for an evaluation after `step` steps."""
-        self._file.write(json.dumps({"step": step, "eval_loss": eval_loss}) + "\n")
+        self._write({"step": step, "eval_loss": eval_loss})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in line.items()
+        }
+        self._file.write(json.dumps(finite) + "\n")
 
     def __enter__(self) -> Self:
         return self

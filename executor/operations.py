@@ -5,7 +5,7 @@ allocates and computes no addresses. It decides no order; the runners do not kno
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,9 +18,11 @@ from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedul
 
 from .device import Device
 from .layers import Layers
+from .model import StreamedModel
 from .optimizer import AdamW
 from .runner import Action
 from .store import Store
+from .weight_decay import Span, Window, spared_spans, windows
 
 
 class Memory:
@@ -62,12 +64,13 @@ _GIVE_BACK_EVERY = 16
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What the updates of one step use. `step` counts from 1."""
+    """What the updates of one step use."""
 
     optimizer: AdamW
     step: int
-    gradient_scale: float = 1.0
-    """Of delayed updates only: the norm of all gradients is known once none is left to come."""
+    """Of the optimizer, from 1: steps that were skipped do not count."""
+    gradient_scale: float
+    """Of delayed updates it also clips: the norm of all gradients is known once none is left to come."""
 
 
 class Operations:
@@ -80,34 +83,46 @@ class Operations:
         store: Store | None,
         layers: Layers,
         machine: Machine,
-        dtype: torch.dtype,
+        model: StreamedModel,
         *,
         clip_grad_norm: float | None,
+        decay_all: bool,
     ) -> None:
-        """`clip_grad_norm`: the most that the norm of a step's gradients may be; a plan delays every update then."""
+        """`clip_grad_norm`: the most that the norm of a step's gradients may be; a plan delays every update then, and
+        in fp16, where a step whose gradients overflow is skipped. `decay_all`: whether biases and norms decay too."""
         self._memory, self._device, self._store, self._layers = memory, device, store, layers
         self._threads = machine.update_threads
-        self._dtype = dtype
+        self._model, self._dtype = model, model.dtype
+        self._states = {f"gradient of {state.name}": index for index, state in enumerate(model.states)}
+        """A transfer of a gradient says of which state in these words."""
+        self._spared: tuple[tuple[Span, ...], ...] = ((),) * len(model.states) if decay_all else spared_spans(model)
         self._clip_grad_norm = clip_grad_norm
         self._prompt: _Settings | None = None
         self._pending: _Settings | None = None
         self._squares: list[int] = []
         """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, as
         two lanes may add to it at once."""
+        self._scaled, self._overflow = False, ""
         self._sampled: set[tuple[str, str]] = set()
         self._last, self._since = ("", ""), 0
         self.workspace_bytes = 0
         """The most device memory that the compute of an op has been seen to take."""
 
-    def begin(self, optimizer: AdamW, step: int) -> None:
-        """What the prompt updates from here on use (`step` counts from 1); delayed ones use what was set before."""
+    def begin(self, optimizer: AdamW, update: int, loss_scale: float | None) -> None:
+        """What the prompt updates from here on use (`update` counts from 1); delayed ones use what was set before.
+
+        With a `loss_scale`, which the gradients are multiplied by, a gradient that is not finite is an overflow: the
+        step's updates must not run then. Without one it is an error."""
         self.finish()
-        self._prompt = _Settings(optimizer, step)
+        self._prompt = _Settings(optimizer, update, 1.0 / (loss_scale or 1.0))
+        self._scaled = loss_scale is not None
         self._squares = []
+        self._overflow = ""
 
     def finish(self) -> None:
         """From here on delayed updates are those of the step that has just ended, its gradients clipped."""
-        self._pending = self._prompt and replace(self._prompt, gradient_scale=self._clipping())
+        prompt = None if self._overflow else self._prompt
+        self._pending = prompt and replace(prompt, gradient_scale=prompt.gradient_scale * self._clipping())
 
     def _clipping(self) -> float:
         """The factor that clips the step's gradients, as torch.nn.utils.clip_grad_norm_ defines it."""
@@ -115,12 +130,21 @@ class Operations:
             return 1.0
         return min(1.0, self._clip_grad_norm / (self.gradient_norm() + 1e-6))
 
+    @property
+    def overflow(self) -> str:
+        """What of the step that has just ended was not finite, in words; empty when all was."""
+        return self._overflow
+
     def gradient_norm(self) -> float:
-        """Of all gradients of the step that has just ended, over all parameters, before any clipping.
+        """Of all gradients of the step that has just ended, over all parameters, without their loss scale and before
+        any clipping; infinite when they overflowed.
 
         On one device the same bits whatever the residencies, delay and runner.
         """
-        return math.sqrt(sum(self._squares) / (1 << 1074))
+        if self._overflow:
+            return math.inf
+        scale = self._prompt.gradient_scale if self._prompt else 1.0
+        return math.sqrt(sum(self._squares) / (1 << 1074)) * scale
 
     def bind(self, graph: Graph) -> list[Action]:
         """One action an op, ready to run any number of times."""
@@ -137,7 +161,7 @@ class Operations:
             case Transfer(kind="d2h"):
                 if op.final_gradient:
                     gradient = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
-                    return partial(self._take_gradient, *gradient)
+                    return partial(self._take_gradient, self._states[op.what], op.source.start // 4, *gradient)
                 return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
             case Forward():
                 return self._bind_forward(op)
@@ -148,6 +172,9 @@ class Operations:
                     self._update,
                     op.delayed,
                     op.final_gradient,
+                    op.state,
+                    op.start,
+                    () if not self._spared[op.state] else windows(op.start, op.stop, self._spared[op.state]),
                     self._memory.view(op.optimizer),
                     op.optimizer_states,
                     self._memory.view(op.gradient, torch.float32),
@@ -163,26 +190,28 @@ class Operations:
     def _store_arguments(self, on_ssd: Region, on_host: Region) -> tuple[int, int, int]:
         return self._memory.store_offset(on_ssd), on_ssd.nbytes, self._memory.view(on_host).data_ptr()
 
-    def _take_gradient(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def _take_gradient(self, state: int, start: int, target: torch.Tensor, source: torch.Tensor) -> None:
         finite, squares = self._device.copy_d2h_gradient(target, source)
         if not finite:
-            step = self._prompt.step if self._prompt else 0
-            raise NumericalError(f"step {step}: a gradient is not finite; lower --lr, or train with --precision fp32")
+            self._overflowed(state, start, target)
         self._squares.append(squares)
 
     def _update(
         self,
         delayed: bool,
         final_gradient: bool,
+        state: int,
+        start: int,
+        cuts: Sequence[Window],
         states: torch.Tensor,
         optimizer_states: OptimizerStates,
         gradient: torch.Tensor,
         parameters: torch.Tensor,
     ) -> None:
         settings = self._pending if delayed else self._prompt
-        assert settings is not None, "an update before the first step"
-        assert delayed or self._clip_grad_norm is None, "an update before the norm of all gradients is known"
-        squares = settings.optimizer.update(
+        assert settings is not None, "an update before the first step, or of one that is skipped"
+        assert delayed or not (self._scaled or self._clip_grad_norm), "an update before all gradients are known"
+        finite, squares = settings.optimizer.update(
             states,
             optimizer_states,
             gradient,
@@ -191,9 +220,31 @@ class Operations:
             gradient_scale=settings.gradient_scale,
             threads=self._threads,
             statistics=final_gradient,
+            windows=cuts,
         )
+        if not finite:
+            self._overflowed(state, start, gradient)
         if final_gradient:
             self._squares.append(squares)
+
+    def _overflowed(self, state: int, start: int, gradient: torch.Tensor) -> None:
+        """Elements of a state's gradient from `start` on are not all finite: find where that began."""
+        if self._overflow:
+            return
+        first_layer = next(at for at, layer in enumerate(self._model.layers) if state in layer.states)
+        tensors = (
+            tensor.name
+            for tensor in self._model.states[state].tensors
+            if not gradient[max(tensor.offset - start, 0) : max(tensor.offset + tensor.elements - start, 0)]
+            .isfinite()
+            .all()
+        )
+        self._overflow = self._layers.not_finite(first_layer) or f"the gradient of {next(tensors)}"
+        if not self._scaled:
+            raise NumericalError(
+                f"step {self._layers.step + 1}: {self._overflow} is not finite; lower --lr, or train with "
+                "--precision fp32"
+            )
 
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]

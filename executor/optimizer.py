@@ -3,14 +3,16 @@
 Owns hyper-parameters and the count of steps. Which ranges, and when, is the schedule's business.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ssdplan import native
-from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.homes import OPTIMIZER_BYTES
 from ssdplan.plans.profile import OptimizerStates
+
+from .weight_decay import Piece, Window
 
 DTYPE_NAMES: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -24,6 +26,8 @@ class AdamW:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
+    decay_all: bool = True
+    """Whether biases and the weights of norms decay too; transformers.Trainer spares them (`weight_decay`)."""
 
     def update(
         self,
@@ -36,41 +40,54 @@ class AdamW:
         gradient_scale: float,
         threads: int,
         statistics: bool = False,
-    ) -> int:
+        windows: Sequence[Window] = (),
+    ) -> tuple[bool, int]:
         """Update one range in place. `states` uint8: fp32 masters [n], then first and second moments [n] each in the
         format `optimizer_states`; `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype.
 
         `step` counts from 1. Gradients count times `gradient_scale`, rounded to fp32. Moments in bf16 are rounded once
-        the masters are updated, to the nearest, ties to even. With `statistics`, returns the sum of squares of the
-        gradient before it is scaled, taken in the same pass: an integer in units of 2**-1074 that adds up over ranges
-        as that of `Device.copy_d2h_gradient` does; without, 0. Raises NumericalError on a gradient that is not finite.
+        the masters are updated, to the nearest, ties to even. `windows` are the range's elements, cut where decay
+        begins or ends; without them all decay. Returns whether all scaled gradients are finite (the update is made in
+        any case), and with `statistics` the sum of squares of the gradient before it is scaled, taken in the same pass:
+        an integer in units of 2**-1074 that adds up over ranges as that of `Device.copy_d2h_gradient` does; else 0.
         """
         elements = gradient.numel()
         assert states.dtype == torch.uint8 and gradient.dtype == torch.float32
         assert states.numel() == OPTIMIZER_BYTES[optimizer_states] * elements and parameters.numel() == elements
-        master = states.data_ptr()
+        moment_bytes = (OPTIMIZER_BYTES[optimizer_states] - 4) // 2
+        master, of_gradient, of_parameters = states.data_ptr(), gradient.data_ptr(), parameters.data_ptr()
         exp_avg = master + 4 * elements
-        result = (native.adamw_statistics if statistics else native.adamw)(
-            master,
-            exp_avg,
-            exp_avg + (OPTIMIZER_BYTES[optimizer_states] - 4) // 2 * elements,
-            gradient.data_ptr(),
-            parameters.data_ptr(),
-            DTYPE_NAMES[parameters.dtype],
-            elements,
-            moment_dtype=optimizer_states,
-            lr=self.lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            step=step,
-            gradient_scale=gradient_scale,
-            threads=threads,
-        )
-        finite, squares = result if isinstance(result, tuple) else (result, 0)
-        if not finite:
-            raise NumericalError(
-                f"step {step}: a gradient is not finite; the run stops here. Lower --lr, or train with --precision fp32"
+        exp_avg_sq = exp_avg + moment_bytes * elements
+        parameter_dtype = DTYPE_NAMES[parameters.dtype]
+
+        def piece(part: Piece, *, statistics: bool) -> tuple[bool, int]:
+            result = (native.adamw_statistics if statistics else native.adamw)(
+                master + 4 * part.start,
+                exp_avg + moment_bytes * part.start,
+                exp_avg_sq + moment_bytes * part.start,
+                of_gradient + 4 * part.start,
+                of_parameters + parameters.element_size() * part.start,
+                parameter_dtype,
+                part.stop - part.start,
+                moment_dtype=optimizer_states,
+                lr=self.lr,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                eps=self.eps,
+                weight_decay=self.weight_decay if part.decays else 0.0,
+                step=step,
+                gradient_scale=gradient_scale,
+                threads=threads,
             )
-        return squares
+            return result if isinstance(result, tuple) else (result, 0)
+
+        finite, squares = True, 0
+        for window in windows or (Window(0, elements, (Piece(0, elements, decays=True),)),):
+            whole = len(window.pieces) == 1
+            if statistics and not whole:
+                count = window.stop - window.start
+                squares += native.gradient_statistics(of_gradient + 4 * window.start, count, threads=threads)[1]
+            for part in window.pieces:
+                fine, of_part = piece(part, statistics=statistics and whole)
+                finite, squares = finite and fine, squares + of_part
+        return finite, squares

@@ -32,6 +32,7 @@ from .optimizer import AdamW
 from .recipe import Recipe, Watch
 from .records import Records
 from .runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
+from .scaling import LossScale
 from .states import Holding, States
 from .store import Store
 from .watchdog import Patience, Watchdog, Words
@@ -57,12 +58,16 @@ class Session:
     def run(self, graph: Graph) -> Timeline:
         return self.runner.run(graph, self.actions[graph.name])
 
-    def train_step(self, step: int, batches: list[Batch], optimizer: AdamW) -> tuple[float, int, Timeline]:
-        """One step (from 0): loss, valid tokens, when each op ran."""
-        tokens = self.layers.begin_step(step, _on_torch(batches))
-        self.operations.begin(optimizer, step + 1)
+    def train_step(
+        self, step: int, batches: list[Batch], optimizer: AdamW, scaling: LossScale | None = None
+    ) -> tuple[float, int, Timeline]:
+        """One step (from 0): loss, valid tokens, when each op ran. With `scaling` it is skipped if it overflows
+        (`operations.overflow`): all its updates are delayed, and none is pending then."""
+        scale, skipped = (scaling.scale, scaling.skipped) if scaling else (None, 0)
+        tokens = self.layers.begin_step(step, _on_torch(batches), loss_scale=scale or 1.0)
+        self.operations.begin(optimizer, step + 1 - skipped, scale)
         timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
-        self.pending = bool(self.schedule.flush.ops)
+        self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
         return self.layers.end_step(), tokens, timeline
 
     def flush(self) -> None:
@@ -236,8 +241,16 @@ def _session(
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
         layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
-        clip = plan.decision.clip_grad_norm
-        operations = Operations(memory, device, store, layers, plan.machine, dtype, clip_grad_norm=clip)
+        operations = Operations(
+            memory,
+            device,
+            store,
+            layers,
+            plan.machine,
+            model,
+            clip_grad_norm=plan.decision.clip_grad_norm,
+            decay_all=recipe.optimizer.decay_all or not recipe.optimizer.weight_decay,
+        )
         graphs = [schedule.first, schedule.steady, schedule.flush]
         if evaluated:
             graphs.append(schedule.evaluate)

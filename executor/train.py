@@ -66,6 +66,7 @@ def train(
     made before the first step is removed then.
     """
     watch = watch or Watch()
+    recipe.require_sense()
     if recipe.serial and recipe.stall_abort_seconds is not None:
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
@@ -152,6 +153,7 @@ def _steps(
     session = sessions.current
     calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor else None
     assert calibrator or not recipe.replan
+    scaling = recipe.loss_scale if plan.decision.precision == "fp16" else None
     losses: list[float] = []
     measured: list[StepMetrics] = []
     eval_losses: dict[int, float] = {}
@@ -173,16 +175,18 @@ def _steps(
             batches = texts.step(step)
             read, written = session.traffic()
             start = time.perf_counter()
-            loss, tokens, timeline = session.train_step(step, batches, recipe.optimizer)
+            optimizer = recipe.optimizer_at(step - scaling.skipped if scaling else step)
+            loss, tokens, timeline = session.train_step(step, batches, optimizer, scaling)
             seconds = time.perf_counter() - start
-            if not math.isfinite(loss):
+            overflow = session.operations.overflow
+            if not (overflow or math.isfinite(loss)):
                 raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr, or train with --precision fp32")
             now_read, now_written = session.traffic()
             metrics = StepMetrics(
                 step=step + 1,
                 loss=loss,
                 grad_norm=session.operations.gradient_norm(),
-                lr=recipe.optimizer.lr,
+                lr=optimizer.lr,
                 tokens=tokens,
                 step_seconds=seconds,
                 tokens_per_second=sum(batch.input_ids.size for batch in batches) / seconds,
@@ -191,13 +195,17 @@ def _steps(
                 host_peak_bytes=session.peak_bytes("host", plan),
                 device_peak_bytes=session.peak_bytes("device", plan),
                 process_peak_bytes=process.peak_resident_bytes(),
+                loss_scale=scaling.scale if scaling else 1.0,
+                skipped=bool(overflow),
             )
             losses.append(loss)
             better = calibrator.take(timeline) if calibrator and not after_flush else None
             if not after_flush or step + 1 == recipe.steps == 1:
                 measured.append(metrics)
-            after_flush = False
+            after_flush = bool(overflow)
             metrics_file.write(metrics)
+            if scaling:
+                scaling = scaling.after(step + 1, overflow)
             watch.step(metrics)
             if recipe.snapshot_every and (step + 1) % recipe.snapshot_every == 0:
                 session.snapshot(step + 1)

@@ -13,7 +13,6 @@ from textwrap import wrap
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import (
     ELEMENT_BYTES,
-    NO_FP16,
     Layer,
     LayerClass,
     Machine,
@@ -489,8 +488,6 @@ def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Map
         "workspaces and activations are those of PyTorch's eager layers with fused attention, by formula; of a GPU's "
         "workspaces gpu.fragmentation is margin on top"
     )
-    if what_if.precision == "fp16":
-        lines.append(f"a plan in fp16 delays every update and can only be looked at: {NO_FP16}")
     return lines
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
 from .errors import MismatchError
-from .profile import NO_FP16, Machine, Model, OptimizerStates, Precision
+from .profile import Machine, Model, OptimizerStates, Precision
 
 TOLERANCE = 1e-6
 
@@ -263,11 +263,6 @@ class Plan(Document):
         if reason and self.decision.delay_ratio != 1.0:
             raise ValueError(f"decision.delay_ratio must be 1: {reason}")
         return self
-
-    def refuse_fp16(self) -> None:
-        """Raise MismatchError for a plan in fp16, which nothing runs."""
-        if self.decision.precision == "fp16":
-            raise MismatchError(f"this plan is in fp16 and can only be looked at: {NO_FP16}")
 
     def refuse_estimates(self) -> None:
         """Raise MismatchError for a what-if: nobody measured that machine or that model, so nothing can be run."""

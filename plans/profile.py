@@ -11,8 +11,6 @@ from .documents import Bytes, Count, Document, Fraction, Index, Name, Part, Posi
 
 Precision = Literal["bf16", "fp16", "fp32"]
 ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
-NO_FP16 = "fp16 needs dynamic loss scaling, which ssdplan does not have yet; use bf16 or fp32"
-"""Why fp16 is for what-ifs only."""
 OptimizerStates = Literal["fp32", "bf16"]
 """The format of both moments; masters are fp32 in each."""
 Origin = Literal["measured", "estimated"]

@@ -23,7 +23,11 @@ from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
 from ssdplan.profiler.storage import measure_volume
 
-DTYPES: dict[torch.dtype, document.Precision] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+DTYPES: dict[torch.dtype, document.Precision] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+}
 
 
 @dataclass(frozen=True, slots=True)

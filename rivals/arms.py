@@ -162,5 +162,5 @@ def solve_command(profile: Path, arm: Arm, batch: Batch, output: Path) -> list[s
 def run_command(plan: Path, text: Path, volume: Path, steps: int, output: Path) -> list[str]:
     return ours(
         *("run", plan, "--data", text, "--steps", steps, "--volume", volume, "--lr", LEARNING_RATE),
-        *("--weight-decay", WEIGHT_DECAY, "--seed", SEED, "--out", output),
+        *("--weight-decay", WEIGHT_DECAY, "--decay-all", "--seed", SEED, "--out", output),
     )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 from ssdplan.executor.layers import MicroBatch
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """The optimizer's settings, as torch.optim.AdamW has them; every parameter decays."""
+    """The optimizer's settings, as torch.optim.AdamW has them."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
@@ -23,6 +23,20 @@ class AdamW:
     clip_grad_norm: float | None = None
     bf16_moments: bool = False
     """Both moments are rounded to bf16 after each update."""
+    rates: tuple[float, ...] = ()
+    """The learning rate of each update, instead of `lr`."""
+    decay_all: bool = True
+    """Else those parameters decay that transformers.Trainer lets decay."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The settings of a torch.amp.GradScaler, and what it did: the scale of each step, and whether it was skipped."""
+
+    scale: float
+    growth_interval: int
+    scales: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -50,23 +64,37 @@ def train(
     optimizer: AdamW = AdamW(),
     dtype: torch.dtype = torch.float32,
     norms: list[float] | None = None,
+    scaling: Scaling | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Trains the model in `path` on `steps` (the micro-batches of each); its losses and its final state dict.
 
     The weights, the optimizer and its states are in fp32; with another `dtype` forward and backward run in a model of
     that dtype, which gets a copy of the weights before each step, and its gradients go to the fp32 weights summed over
-    micro-batches in fp32. `norms` takes the norm of all gradients of each step, before clipping.
+    micro-batches in fp32. `norms` takes the norm of all gradients of each step, before clipping. With `scaling` the
+    loss is scaled, and a step that overflows is skipped, by torch's GradScaler.
     """
     model = load(path, dtype).train()
     masters = {name: p.detach().float().clone().requires_grad_() for name, p in load(path).named_parameters()}
     parameters = dict(model.named_parameters())
-    update = torch.optim.AdamW(masters.values(), optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
+    decaying = set(masters if optimizer.decay_all else Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    groups = [
+        {"params": [p for name, p in masters.items() if name in decaying], "weight_decay": optimizer.weight_decay},
+        {"params": [p for name, p in masters.items() if name not in decaying], "weight_decay": 0.0},
+    ]
+    update = torch.optim.AdamW([g for g in groups if g["params"]], optimizer.lr, optimizer.betas, optimizer.eps)
+    given = scaling or Scaling(1.0, 1)
+    scaler = torch.amp.GradScaler(
+        "cpu", given.scale, growth_interval=given.growth_interval, enabled=scaling is not None
+    )
+    updates = 0
     losses = []
     for micro_batches in steps:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(masters[name])
         update.zero_grad()
+        for group in update.param_groups if optimizer.rates else ():
+            group["lr"] = optimizer.rates[updates]
         tokens = torch.tensor(sum(int((m.labels[:, 1:] != -100).sum()) for m in micro_batches))
         total = 0.0
         for m in micro_batches:
@@ -74,16 +102,23 @@ def train(
             out = model(
                 input_ids=m.input_ids, attention_mask=m.attention_mask, labels=m.labels, num_items_in_batch=tokens
             )
-            out.loss.backward()
+            scaler.scale(out.loss).backward()
             total += float(out.loss.detach())
             for name, parameter in parameters.items():
                 gradient = parameter.grad.float()
                 masters[name].grad = gradient if masters[name].grad is None else masters[name].grad + gradient
         most = float("inf") if optimizer.clip_grad_norm is None else optimizer.clip_grad_norm
+        scaler.unscale_(update)
         norm = torch.nn.utils.clip_grad_norm_(masters.values(), most)
         if norms is not None:
             norms.append(float(norm))
-        update.step()
+        scale = scaler.get_scale()
+        scaler.step(update)
+        scaler.update()
+        skipped = scaler.get_scale() < scale
+        updates += not skipped
+        given.scales.append(scale)
+        given.skipped.append(skipped)
         if optimizer.bf16_moments:
             for states in update.state.values():
                 for moment in ("exp_avg", "exp_avg_sq"):

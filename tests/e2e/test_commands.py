@@ -314,13 +314,36 @@ def test_the_command_line_is_this():
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
         "show": "--plots --html --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
-        "--eval-every --serial --replan --stall-after --stall-abort --json",
+        "--eval-every --serial --replan --stall-after --stall-abort --json "
+        "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
+        "--loss-scale-growth",
         "volume": "init info check",
         "bench": "--volume --pairs --size --only --json",
     }.items():
         for option in options.split():
             assert option in shown[command], f"{command} {option}"
     assert "{vertical,horizontal,single}" in shown["solve"]
+
+
+def test_fp16_from_profile_to_model(home, tmp_path):
+    """With a schedule, exclusions from decay, and a scale that overflows: a plan in another precision refuses it."""
+    recipe = ["--lr", "3e-3", "--lr-schedule", "wsd", "--warmup-steps", "0.25", "--beta2", "0.95", "--min-lr", "1e-4"]
+    scale = ["--loss-scale", str(2**24), "--loss-scale-growth", "3"]
+    run = ["run", "plan.json", "--data", home / "text.txt", "--steps", 12, "--out", tmp_path / "run", *recipe]
+    assert "needs no --loss-scale" in refused(*run, *scale, cwd=home, code=2)
+    ssdplan(
+        "profile", "--model", home / "model", "--sequence-length", 32, "--micro-batch-sizes", "2",
+        "--precision", "fp16", cwd=tmp_path,
+    )  # fmt: skip
+    ssdplan("solve", "profile.json", "--host-memory", "1GiB", "--global-batch", 4, cwd=tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["decision"]["delay_ratio"] == 1.0
+    ssdplan(*run, *scale, cwd=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    skipped = [line["skipped"] for line in lines]
+    assert skipped[0] and not all(skipped) and lines[0]["loss_scale"] == 2**24 and lines[0]["grad_norm"] is None
+    assert lines[0]["lr"] == pytest.approx(1e-4) and max(line["lr"] for line in lines) > 2e-3
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert "float16" in (config.get("dtype"), config.get("torch_dtype"))
 
 
 def test_a_what_if_is_solved_and_shown_but_not_run(tmp_path):

@@ -12,6 +12,7 @@ from ssdplan.plans.profile import (
     MixedBandwidth,
     Model,
     OptimizerStates,
+    Precision,
     State,
     Timing,
     Volume,
@@ -21,7 +22,7 @@ from tests.plans.decided import decide
 GIB = 1 << 30
 
 
-def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: int, precision: str) -> Model:
+def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: int, precision: Precision) -> Model:
     """The plan's view of a model, with timings that were never measured."""
 
     def state_class(name: str) -> str:
@@ -44,7 +45,7 @@ def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: in
         parameters=sum(state.elements for state in model.states),
         hidden_size=model.hidden_size,
         vocab_size=model.vocab_size,
-        precision="bf16" if precision == "bf16" else "fp32",
+        precision=precision,
         sequence_length=sequence_length,
         context_bytes={micro_batch_size: 0},
         states=tuple(
@@ -85,7 +86,7 @@ def make_plan(
     sequence_length: int = 16,
     micro_batch_size: int = 2,
     micro_batches: int = 2,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     alpha: float = 0.0,
     optimizer: float = 0.0,
     parameters: float = 0.0,
