@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on yields the bits of one that never was, under any plan, whatever its files are like.
+"""A run that was stopped and goes on yields the bits of one that never was, under any plan, from whatever it left.
 
 The oracle is always the run that nobody stopped. tests/executor/test_kills.py kills runs at any moment.
 """
