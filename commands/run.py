@@ -106,6 +106,8 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
             f"--keep {options.keep}: the store holds the last 2 snapshots at most, each more would take another place "
             "for all optimizer states; to keep a model for longer, ssdplan export RUN --to DIR writes it"
         )
+    if options.keep != 2 and not (options.snapshot_every or options.snapshot_minutes):
+        raise UsageError(f"--keep {options.keep}: no snapshots are taken; give --snapshot-every N too")
     plan = Plan.load(options.plan) if options.plan else kept.plan if kept else None
     assert plan, "a new run has a plan"
     plan.refuse_fp16()

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,6 +381,34 @@ def test_without_space_for_a_second_store_the_snapshot_stays(directory, tmp_path
             resume(directory, out, plan_of(directory, ON_HOST))
     assert not (out / "plan.next.json").exists()
     same_run(out, resume(directory, out, plan_of(directory, ON_HOST)), *expected)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_loses_nothing(directory, tmp_path):
+    """A file system that others fill while the run writes its lines there."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", small], check=False).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        out, notes, drive = small / "run", [], (tmp_path / "drive",)
+
+        def at(step: int) -> None:
+            if step == 3:
+                with contextlib.suppress(OSError), (small / "ballast").open("wb", buffering=0) as file:
+                    while file.write(bytes(4096)):
+                        pass
+
+        plan, steps = plan_of(directory, SPREAD), 30
+        with pytest.raises(DiskFullError, match=r"metrics\.jsonl") as failed:
+            run(directory, out, plan, at=at, notes=notes, volumes=drive, snapshot_every=2, steps=steps)
+        assert failed.value.exit_code == 5 and f"ssdplan run --resume {out}" in notes[-1]
+        (small / "ballast").unlink()
+        result = resume(directory, out, steps=steps)
+        whole = run(directory, tmp_path / "whole", plan, steps=steps)
+        same_run(out, result, tmp_path / "whole", whole)
+    finally:
+        subprocess.run(["umount", small], check=True)
 
 
 # Signals.
