@@ -1,6 +1,7 @@
 """`ssdplan export`: the model of a run, from its last snapshot or as it finished."""
 
 import argparse
+import json
 from pathlib import Path
 
 from ssdplan.plans.progress import ProgressLine
@@ -16,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--volume", type=Path, action="append", metavar="PATH", help="where the store lies, if it moved; repeatable"
     )
+    parser.add_argument("--json", action="store_true", help="print where the model is, and of which step")
 
 
 def call(options: argparse.Namespace) -> int:
@@ -29,5 +31,7 @@ def call(options: argparse.Namespace) -> int:
         step = export_run(options.run, options.to, model=model, volumes=options.volume or (), progress=line)
     finally:
         line.done()
+    if options.json:
+        print(json.dumps({"model": str(options.to), "step": step}))
     line.note(f"the model after {step} steps is in {options.to}" if step else f"the run's model is in {options.to}")
     return 0
