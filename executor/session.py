@@ -34,7 +34,7 @@ from .optimizer import AdamW
 from .recipe import Recipe, Watch
 from .records import Records
 from .resume import Kept
-from .run_directory import RunDirectory
+from .run_directory import METRICS, RunDirectory
 from .runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
 from .states import Holding, States
 from .store import SUFFIX, Store
@@ -294,7 +294,8 @@ class Sessions:
             return
         again = f"ssdplan run --resume {self._directory.path}"
         if not store.generation:
-            self._watch.note(f"no snapshot was taken yet; {again} begins again")
+            if (self._directory.path / METRICS).exists():  # else nothing stays of the run
+                self._watch.note(f"no snapshot was taken yet; {again} begins again")
             return
         step, places = store.metadata["step"], " ".join(map(str, store.paths))
         more = "" if error is not None else f" --steps N, N above {step}; without them it stays as it is"
