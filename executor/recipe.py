@@ -79,6 +79,8 @@ def _flat(record: Any, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
         value = getattr(record, entry.name)
         if is_dataclass(value):
             yield from _flat(value, f"{prefix}{entry.name}.")
+        elif isinstance(value, tuple):
+            yield f"{prefix}{entry.name}", " ".join(map(str, value))
         else:
             assert value is None or isinstance(value, (bool, int, float, str)), f"{prefix}{entry.name} = {value!r}"
             yield f"{prefix}{entry.name}", value
