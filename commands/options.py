@@ -12,11 +12,22 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import parse_bytes
 
 
+class Default:
+    """The value of an option that nobody gave; in help it reads as the value."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
 class Help(argparse.ArgumentDefaultsHelpFormatter):
     """Defaults beside the options that have one; what an option without one means is in its own words."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False or action.default == {}:
+        default = action.default.value if isinstance(action.default, Default) else action.default
+        if default is None or default is False or default == {}:
             return action.help
         return super()._get_help_string(action)
 

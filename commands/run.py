@@ -7,20 +7,31 @@ from typing import TYPE_CHECKING
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.progress import ProgressLine
-from ssdplan.plans.units import format_seconds
+from ssdplan.plans.units import format_bytes, format_seconds
 
 from . import options as of
+from .resolved import as_kept, given, mark_defaults, resolved, restored
 
 if TYPE_CHECKING:
-    from ssdplan.executor.metrics import StepMetrics
+    from ssdplan.executor.metrics import SnapshotCost, StepMetrics
+    from ssdplan.executor.resume import Kept
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
-    parser.add_argument("plan", type=Path, metavar="PLAN", help="what ssdplan solve wrote")
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help="text: .txt, .jsonl, or a directory")
-    parser.add_argument("--steps", type=of.count, required=True, metavar="N", help="optimizer updates")
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="a new directory for the run")
+    parser.add_argument("plan", type=Path, nargs="?", metavar="PLAN", help="what ssdplan solve wrote")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="text: .txt, .jsonl, or a directory")
+    parser.add_argument("--steps", type=of.count, metavar="N", help="optimizer updates")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="a new directory for the run")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with a run that was stopped, to the same bits; what it was started with need not be repeated",
+    )
+    parser.add_argument(
+        "--resume-anyway", action="store_true", help="even when model, data, batch or recipe are not what they were"
+    )
     parser.add_argument("--model", metavar="DIR|NAME", help="the model, if it moved since it was profiled")
     parser.add_argument(
         "--volume", type=Path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]"
@@ -68,6 +79,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out text, evaluated first and last")
     parser.add_argument("--eval-every", type=of.count, metavar="N", help="and after every N steps")
+    parser.add_argument("--snapshot-every", type=of.count, metavar="N", help="make the states durable every N steps")
+    parser.add_argument(
+        "--snapshot-minutes", type=of.positive, metavar="M", help="and after M minutes, when the step ends"
+    )
+    parser.add_argument(
+        "--keep", type=of.count, default=2, metavar="K", help="snapshots that the store holds: 2, or 1 in less space"
+    )
     parser.add_argument("--serial", action="store_true", help="one operation at a time: slow, and easy to believe")
     parser.add_argument(
         "--replan",
@@ -85,11 +103,45 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
+    mark_defaults(parser)
+
 
 def call(options: argparse.Namespace) -> int:
+    said = given(options)
+    if options.resume is None:
+        lacking = [name for name in ("PLAN", "--data", "--steps", "--out") if name.strip("-").lower() not in said]
+        if lacking:
+            raise UsageError(f"run needs {', '.join(lacking)}; to go on with a run that was stopped, give --resume RUN")
+        if options.resume_anyway is True:
+            raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
+        return _run(resolved(options), None)
+    if options.out is not None:
+        raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
+    of.settle_process()
+    from ssdplan.executor.resume import reopened
+
+    with reopened(options.resume, options.volume or ()) as kept:
+        started = restored(add_options, kept.directory.run.options, kept.directory.path / "run.json")
+        vars(started).update(said)
+        return _run(started, kept)
+
+
+_NOT_KEPT = ("command", "plan", "out", "volume", "resume", "resume_anyway")
+"""Where a run lies, what it trains by, and how it was told to go on: not what it was started with."""
+
+
+def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
     if options.eval_every and not options.eval_data:
         raise UsageError("--eval-every needs --eval-data")
-    plan = Plan.load(options.plan)
+    if options.keep > 2:
+        raise UsageError(
+            f"--keep {options.keep}: the store holds the last 2 snapshots at most, each more would take another place "
+            "for all optimizer states; to keep a model for longer, ssdplan export RUN --to DIR writes it"
+        )
+    if options.keep != 2 and not (options.snapshot_every or options.snapshot_minutes):
+        raise UsageError(f"--keep {options.keep}: no snapshots are taken; give --snapshot-every N too")
+    plan = Plan.load(options.plan) if options.plan else kept.plan if kept else None
+    assert plan, "a new run has a plan"
     plan.refuse_estimates()
     if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
         raise UsageError(f"{options.plan}: the plan is in {plan.decision.precision}, which needs no --loss-scale")
@@ -108,6 +160,9 @@ def call(options: argparse.Namespace) -> int:
 
     if not (options.model or plan.model.path):
         raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
+    model = find_model(options.model or plan.model.path)
+    options.model = str(model.absolute())
+    out = kept.directory.path if kept else options.out
     line = ProgressLine("run")
     decay = options.decay_steps
     if decay is None:
@@ -136,6 +191,9 @@ def call(options: argparse.Namespace) -> int:
         seed=options.seed,
         pack=options.pack,
         eval_every=options.eval_every or 0,
+        snapshot_every=options.snapshot_every or 0,
+        snapshot_minutes=options.snapshot_minutes,
+        keep=options.keep,
         serial=options.serial,
         replan=options.replan,
         stall_after_seconds=options.stall_after,
@@ -153,22 +211,31 @@ def call(options: argparse.Namespace) -> int:
     def evaluation(number: int, loss: float) -> None:
         line.note(f"held-out loss after {number} steps: {loss:.4f}")
 
+    def snapshot(number: int, cost: "SnapshotCost") -> None:
+        line.note(
+            f"snapshot after {number} steps: {format_bytes(cost.snapshot_bytes)} in "
+            f"{format_seconds(cost.snapshot_seconds)}"
+        )
+
     try:
         result = train(
             plan,
-            open_model(find_model(options.model or plan.model.path), DTYPES[plan.decision.precision]),
+            open_model(model, DTYPES[plan.decision.precision]),
             open_device(plan.machine.device),
             data=options.data,
-            out=options.out,
+            out=out,
             recipe=recipe,
             eval_data=options.eval_data,
             volumes=options.volume or (),
-            watch=Watch(loading=line, step=step, evaluation=evaluation, note=line.note),
+            watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
             advisor=Replanner(plan),
+            options=as_kept(options, _NOT_KEPT),
+            resume=kept,
+            anyway=options.resume_anyway,
         )
     finally:
         line.done()
-    report = options.out / "report.json"
+    report = out / "report.json"
     print(report.read_text(encoding="utf-8") if options.json else describe_report(report))
     line.note(f"the model is in {result.model_directory}")
     return 0

@@ -109,23 +109,42 @@ def export_model(
     DiskFullError when there is no space, IoFailure when writing fails otherwise. After these, and after whatever
     `tensors` raises, nothing is left behind.
     """
-    destination = Path(os.path.realpath(destination))
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UsageError(f"{destination}: exists already and is not an empty directory; name another, or remove it")
     config = _config(source, entries)
     shards = _shards(entries, max_shard_bytes)
-    with _write_errors(destination.parent):
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        _require_space(destination.parent, sum(entry.nbytes for entry in entries))
-        partial = destination.parent / f".{destination.name}.partial-{secrets.token_hex(6)}"
-        partial.mkdir()
-    try:
+    with _new_directory(destination, sum(entry.nbytes for entry in entries)) as partial:
         _write_weights(partial, shards, tensors)
-        with _write_errors(destination.parent):
+        with _write_errors(partial.parent):
             _write_json(partial / "config.json", config)
             for name in _COPIED:
                 if (source / name).is_file():
                     _write_bytes(partial / name, (source / name).read_bytes())
+
+
+def copy_model(destination: Path, source: Path) -> None:
+    """Writes the model directory `destination` as a copy of another that was exported. Raises as `export_model`."""
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    with _new_directory(destination, sum(path.stat().st_size for path in files)) as partial:
+        for path in files:
+            with _write_errors(partial.parent), path.open("rb") as read, (partial / path.name).open("wb") as written:
+                shutil.copyfileobj(read, written, _WRITE_BYTES)
+                written.flush()
+                os.fsync(written.fileno())
+
+
+@contextmanager
+def _new_directory(destination: Path, nbytes: int) -> Iterator[Path]:
+    """A directory under a temporary name, which becomes `destination`, durably, when all is written."""
+    destination = Path(os.path.realpath(destination))
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(f"{destination}: exists already and is not an empty directory; name another, or remove it")
+    with _write_errors(destination.parent):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(destination.parent, nbytes)
+        partial = destination.parent / f".{destination.name}.partial-{secrets.token_hex(6)}"
+        partial.mkdir()
+    try:
+        yield partial
+        with _write_errors(destination.parent):
             _flush_directory(partial)
             partial.rename(destination)
             _flush_directory(destination.parent)

@@ -3,14 +3,19 @@
 Owns the two formats. Every prediction of the plan stands beside its measurement.
 """
 
+import contextlib
+import errno
 import json
 import math
+import os
 import statistics
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
 from ssdplan.plans.plan import Prediction
 
 
@@ -37,32 +42,130 @@ class StepMetrics:
     """The gradients overflowed in fp16, so nothing was updated."""
 
 
+@dataclass(frozen=True)
+class SnapshotCost:
+    """What a snapshot took."""
+
+    snapshot_seconds: float
+    """To write what lives on host, and to commit."""
+    snapshot_bytes: int
+    """Of states, written."""
+    flush_seconds: float
+    """Before that, to finish delayed updates, which the next step then need not."""
+
+
 class MetricsFile:
-    """metrics.jsonl, appended line by line; a line is whole or not there. JSON has no number that is not finite: null
-    stands for it."""
+    """metrics.jsonl, appended line by line. JSON has no number that is not finite: null stands for it. Raises
+    DiskFullError or IoFailure; a line that was cut off then, or by a crash, is dropped by `cut_back`."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        with _told(path):
+            self._file = path.open("ab", buffering=0)
+            flush_directory(path.parent)
 
     def write(self, metrics: StepMetrics) -> None:
-        self._write(asdict(metrics))
+        self._line(asdict(metrics))
 
     def write_evaluation(self, step: int, eval_loss: float) -> None:
         """A line of its own for an evaluation after `step` steps."""
-        self._write({"step": step, "eval_loss": eval_loss})
+        self._line({"step": step, "eval_loss": eval_loss})
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def write_snapshot(self, step: int, cost: SnapshotCost) -> None:
+        """A line of its own for a snapshot of the states after `step` steps."""
+        self._line({"step": step, **asdict(cost)})
+
+    def write_resumed(self, step: int, seconds: float) -> None:
+        """A line of its own for a run that goes on after `step` steps, and what it took until it could."""
+        self._line({"step": step, "resume_seconds": seconds})
+
+    def sync(self) -> None:
+        """Make all lines durable."""
+        with _told(self._path):
+            os.fsync(self._file.fileno())
+
+    def _line(self, fields: dict[str, Any]) -> None:
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in line.items()
+            for name, value in fields.items()
         }
-        self._file.write(json.dumps(finite) + "\n")
+        left = memoryview((json.dumps(finite) + "\n").encode())
+        with _told(self._path):
+            while left:
+                left = left[self._file.write(left) or 0 :]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
+
+
+@dataclass(frozen=True)
+class History:
+    """What metrics.jsonl says of the steps that a run has behind it."""
+
+    losses: list[float] = field(default_factory=list)
+    """Of every step, the first one's first."""
+    eval_losses: dict[int, float] = field(default_factory=dict)
+
+
+def cut_back(path: Path, step: int) -> History:
+    """Cut metrics.jsonl behind the last line of the first `step` steps, and read what is left; with `step` 0, all goes.
+
+    Raises MismatchError when the lines of some of these steps are not there, DiskFullError, IoFailure.
+    """
+    history, kept = History(), 0
+    with _told(path):
+        data = path.read_bytes() if step else b""
+    for line in data.splitlines(keepends=True):
+        try:
+            fields = json.loads(line)
+            if not line.endswith(b"\n") or fields["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        if "loss" in fields:
+            if fields["step"] != len(history.losses) + 1:
+                break
+            history.losses.append(math.nan if fields["loss"] is None else fields["loss"])
+        elif "eval_loss" in fields:
+            history.eval_losses[fields["step"]] = fields["eval_loss"]
+        kept += len(line)
+    if len(history.losses) != step:
+        raise MismatchError(
+            f"{path}: has the losses of {len(history.losses)} steps, the snapshot was taken after {step}; the file was "
+            "changed: bring the run's own back"
+        )
+    with _told(path), path.open("ab") as file:
+        file.truncate(kept)
+        os.fsync(file.fileno())
+    return history
+
+
+def tells_of_snapshot(path: Path) -> bool:
+    """Whether a line of this metrics.jsonl, if it is there, is that of a snapshot."""
+    with _told(path):
+        return path.exists() and b'"snapshot_seconds"' in path.read_bytes()
+
+
+def flush_directory(path: Path) -> None:
+    """A new name in a directory is durable only after this. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"{path}: no space left for a line; free some") from error
+        raise IoFailure(f"{path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 Owns the way: all of them go through the other plan's store, made beside the first, so that the host arena of the one is
 gone before the other's is made. Only masters and moments travel. Parameters are the masters rounded, which is how every
-update leaves them; no update may be pending.
+update leaves them; no update may be pending. A snapshot goes the same way, to the plan that goes on with it, and out of
+the run as a model.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from ssdplan import native
 from ssdplan.plans.schedule import Home, Region, Schedule
 
+from .model import StreamedModel
 from .records import Records
 from .states import Holding
 from .store import Store
@@ -19,13 +23,49 @@ from .store import Store
 Progress = Callable[[float, str], None]
 
 
-def stage(source: Holding, schedule: Schedule, records: Records, store: Store, progress: Progress) -> None:
+class Source(Protocol):
+    """Where the optimizer states of a run are."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+    def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Snapshotted:
+    """The states of a store's last generation, wherever the plan that it was made for keeps them while it runs."""
+
+    schedule: Schedule
+    places: Mapping[Region, int]
+    """As `Records.places`."""
+    store: Store
+
+    def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
+        """uint8: the bytes of a home's optimizer states, read to `scratch`."""
+        self.store.read(self.places[region], region.nbytes, scratch.data_ptr())
+        return scratch[: region.nbytes]
+
+    def tensors(self, model: StreamedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time, the
+        masters rounded to `dtype`. A piece is gone when the next is asked for."""
+        scratch = _scratch(max(home.optimizer.nbytes for home in self.schedule.homes))
+        for home, states in _held(self, scratch):
+            count = home.stop - home.start
+            values = states[: 4 * count].view(torch.float32).to(dtype)
+            for tensor in model.states[home.state].tensors:
+                start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
+                if start < stop:
+                    yield tensor.name, values[start - home.start : stop - home.start]
+        yield from model.persistent_buffers.items()
+
+
+def stage(source: Source, schedule: Schedule, records: Records, store: Store, progress: Progress) -> None:
     """Write all optimizer states that `source` holds to the places that they have in `store`, which was made of
     `records` of `schedule`, with snapshots: what is to live on host goes where a snapshot has it.
 
     Takes the longest home of each schedule in host memory, once.
     """
-    places = _places(schedule, records)
+    places = records.places(schedule)
     scratch = _scratch(max(home.optimizer.nbytes for home in source.schedule.homes))
     staged = _scratch(max(home.optimizer.nbytes for home in schedule.homes))
     total = sum(home.stop - home.start for home in schedule.homes)
@@ -47,10 +87,10 @@ def stage(source: Holding, schedule: Schedule, records: Records, store: Store, p
         progress(done / total / 2, "moving states to another plan's store")
 
 
-def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Progress) -> None:
-    """Bring what was staged in `target`'s store home: optimizer states to host where they live there, and parameters,
-    in `dtype`, from their masters. Takes the longest home in host memory."""
-    places = _places(target.schedule, records)
+def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Callable[[float], None]) -> None:
+    """Bring what was staged in `target`'s store, or is its last snapshot, home: optimizer states to host where they
+    live there, and parameters, in `dtype`, from their masters. Takes the longest home in host memory."""
+    places = records.places(target.schedule)
     homes = target.schedule.homes
     scratch = _scratch(max(home.optimizer.nbytes + home.parameters.nbytes for home in homes))
     total, done = sum(home.stop - home.start for home in homes), 0
@@ -64,10 +104,10 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Prog
         parameters.view(dtype).copy_(states[: 4 * (home.stop - home.start)].view(torch.float32))
         target.put(home.parameters, parameters)
         done += home.stop - home.start
-        progress(0.5 + done / total / 2, "moving states to where the other plan keeps them")
+        progress(done / total)
 
 
-def _held(source: Holding, scratch: torch.Tensor) -> Iterator[tuple[Home, torch.Tensor]]:
+def _held(source: Source, scratch: torch.Tensor) -> Iterator[tuple[Home, torch.Tensor]]:
     """Each home with its optimizer states, in the order of states and elements, which all schedules share."""
     for home in source.schedule.homes:
         yield home, source.get(home.optimizer, scratch)
@@ -81,16 +121,6 @@ def _forms(home: Home, states: torch.Tensor) -> Iterator[torch.Tensor]:
     for each in (4, moment, moment):
         yield states[begin : begin + each * count].view(count, each)
         begin += each * count
-
-
-def _places(schedule: Schedule, records: Records) -> dict[Region, int]:
-    """The store's address of each home's optimizer states, those that live on host included."""
-    places = dict(records.on_host)
-    for home in schedule.homes:
-        buffer = schedule.buffers[home.optimizer.buffer]
-        if buffer.tier == "ssd":
-            places[home.optimizer] = buffer.offset + home.optimizer.start
-    return places
 
 
 def _scratch(nbytes: int) -> torch.Tensor:

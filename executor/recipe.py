@@ -1,15 +1,34 @@
 """What the user decides about training itself, and whom a run tells what it does.
 
-Owns these two records and nothing else.
+Owns these two records, and which of these decisions change numbers.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 from .learning_rate import LearningRate
-from .metrics import StepMetrics
+from .metrics import SnapshotCost, StepMetrics
 from .optimizer import AdamW
 from .scaling import LossScale
+from .store import MOST_KEPT
+
+Scalar = bool | int | float | str | None
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        "steps",
+        "eval_every",
+        "snapshot_every",
+        "snapshot_minutes",
+        "keep",
+        "serial",
+        "stall_after_seconds",
+        "stall_abort_seconds",
+        "replan",
+    }
+)
+"""Fields of a recipe that change no bit of what a step does. A field that is not here does."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +45,11 @@ class Recipe:
     pack: bool = True
     eval_every: int = 0
     snapshot_every: int = 0
-    """Steps between two durable generations of the store; 0 keeps nothing beyond a crash."""
+    """Steps between two snapshots: durable generations of the store, from which the run can go on."""
+    snapshot_minutes: float | None = None
+    """Minutes after which one is taken at the next step's end. With neither, nothing is kept beyond a crash."""
+    keep: int = MOST_KEPT
+    """How many snapshots the store holds: 2, or 1 in two thirds of the space for optimizer states."""
     serial: bool = False
     stall_after_seconds: float | None = None
     """When a step of which nothing ends is told of; None: by the plan (`watchdog.Patience`)."""
@@ -44,6 +67,15 @@ class Recipe:
         """The optimizer for the update after `updates` others: with the rate of that one."""
         return replace(self.optimizer, lr=self.learning_rate.at(updates, peak=self.optimizer.lr))
 
+    @property
+    def snapshots(self) -> bool:
+        """Whether the run takes any; it then also takes one when it ends or is asked to stop."""
+        return bool(self.snapshot_every or self.snapshot_minutes)
+
+    def deciding(self) -> dict[str, Scalar]:
+        """All that decides what a step does, by name: the same values give the same losses."""
+        return {name: value for name, value in _flat(self) if name.split(".")[0] not in _WITHOUT_EFFECT}
+
 
 @dataclass
 class Watch:
@@ -52,4 +84,18 @@ class Watch:
     loading: Callable[[float, str], None] = lambda fraction, what: None
     step: Callable[[StepMetrics], None] = lambda metrics: None
     evaluation: Callable[[int, float], None] = lambda step, loss: None
+    snapshot: Callable[[int, SnapshotCost], None] = lambda step, cost: None
     note: Callable[[str], None] = field(default=lambda text: None)
+
+
+def _flat(record: Any, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    """The fields of a dataclass, those of dataclasses in it under dotted names."""
+    for entry in fields(record):
+        value = getattr(record, entry.name)
+        if is_dataclass(value):
+            yield from _flat(value, f"{prefix}{entry.name}.")
+        elif isinstance(value, tuple):
+            yield f"{prefix}{entry.name}", " ".join(map(str, value))
+        else:
+            assert value is None or isinstance(value, (bool, int, float, str)), f"{prefix}{entry.name} = {value!r}"
+            yield f"{prefix}{entry.name}", value

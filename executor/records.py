@@ -4,6 +4,7 @@ Owns which states a crash must not lose (the optimizer states, from which everyt
 stay on host go in a snapshot, and where reads and writes begin and end, which is where the store may cut.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from ssdplan.plans.schedule import Graph, Region, Schedule
 
 from .operations import Memory
 from .store import Record, Store
+
+_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,25 @@ class Records:
     def snapshot(self, store: Store, memory: Memory, metadata: dict[str, Any]) -> None:
         """Make the optimizer states as they are a generation of the store: those on host are written, those on ssd are
         there. No op of a graph may be running, and no update may be pending. Raises as `Store.commit`."""
-        for region, offset in self.on_host:
-            store.write(offset, region.nbytes, memory.view(region).data_ptr())
+        # Two at once: while the bytes of one are summed, the drive works on the other.
+        with ThreadPoolExecutor(_AT_ONCE, "ssdplan-snapshot") as pool:
+            writes = [
+                pool.submit(store.write, offset, region.nbytes, memory.view(region).data_ptr())
+                for region, offset in self.on_host
+            ]
+            try:
+                for write in writes:
+                    write.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         store.commit(metadata)
+
+    def places(self, schedule: Schedule) -> dict[Region, int]:
+        """The store's address of each home's optimizer states in a snapshot, those that live on host included."""
+        places = dict(self.on_host)
+        for home in schedule.homes:
+            buffer = schedule.buffers[home.optimizer.buffer]
+            if buffer.tier == "ssd":
+                places[home.optimizer] = buffer.offset + home.optimizer.start
+        return places

@@ -5,15 +5,16 @@ is, the plan's graphs say; which batch it takes, the caller.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import SsdplanError, StallError
 from ssdplan.plans.homes import device_tier
 from ssdplan.plans.plan import Plan
@@ -25,16 +26,19 @@ from .checks import DTYPES, compact, schedule_of
 from .data import Batch
 from .device import Device
 from .layers import Layers, MicroBatch
+from .metrics import SnapshotCost
 from .model import StreamedModel
-from .moving import settle, stage
+from .moving import Snapshotted, Source, settle, stage
 from .operations import Memory, Operations
 from .optimizer import AdamW
 from .recipe import Recipe, Watch
 from .records import Records
+from .resume import Kept
+from .run_directory import METRICS, RunDirectory
 from .runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
 from .scaling import LossScale
 from .states import Holding, States
-from .store import Store
+from .store import SUFFIX, Store
 from .watchdog import Patience, Watchdog, Words
 from .weights import Weights
 
@@ -77,11 +81,14 @@ class Session:
             self.run(self.schedule.flush)
             self.pending = False
 
-    def snapshot(self, step: int) -> None:
-        """Make the states after `step` steps durable."""
+    def snapshot(self, metadata: dict[str, Any]) -> SnapshotCost:
+        """Make the states as they are durable, delayed updates included, with what `metadata` says of them."""
         assert self.store is not None
+        began = time.perf_counter()
         self.flush()
-        self.records.snapshot(self.store, self.memory, {"step": step})
+        flushed, before = time.perf_counter(), self.store.bytes_written
+        self.records.snapshot(self.store, self.memory, metadata)
+        return SnapshotCost(time.perf_counter() - flushed, self.store.bytes_written - before, flushed - began)
 
     def evaluate(self, passes: Iterator[list[Batch]]) -> float:
         """Mean loss over all valid tokens of the held-out text."""
@@ -107,6 +114,10 @@ class Session:
         return arena + self.operations.workspace_bytes + context
 
 
+Describe = Callable[[tuple[bool, ...]], dict[str, Any]]
+"""`Store.made` -> the metadata of a snapshot in that store."""
+
+
 class Sessions:
     """The session that is open, and how that of another plan takes its place."""
 
@@ -114,18 +125,20 @@ class Sessions:
         self,
         model: StreamedModel,
         device: Device,
+        directory: RunDirectory,
         volumes: Sequence[Path],
         recipe: Recipe,
         watch: Watch,
         *,
         evaluated: bool,
     ) -> None:
-        """`evaluated`: whether there will be evaluations."""
-        self._model, self._device, self._volumes, self._recipe, self._watch = model, device, volumes, recipe, watch
-        self._evaluated = evaluated
+        """`volumes`: where stores are to lie. `evaluated`: whether there will be evaluations."""
+        self._model, self._device, self._directory, self._volumes = model, device, directory, volumes
+        self._recipe, self._watch, self._evaluated = recipe, watch, evaluated
         self._stack = contextlib.ExitStack()
-        self._made = 0
         self._current: Session | None = None
+        self._left: Store | None = None
+        """The store that the run moves away from."""
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +151,127 @@ class Sessions:
         assert self._current is not None
         return self._current
 
-    def open(self, plan: Plan, schedule: Schedule, records: Records, staged: Store | None = None) -> None:
+    def begin(self, plan: Plan, schedule: Schedule, records: Records, *, again: bool = False) -> None:
+        """The first session of a run, its states from the model's checkpoint. `again`: a crash may have left files."""
+        number = self._free_number() if again else 0
+        store = self._new_store(plan, records, number) if records.records else None
+        self._open(plan, schedule, records, store, held=False)
+
+    def resume(self, kept: Kept, plan: Plan, schedule: Schedule, records: Records) -> None:
+        """The first session of a run that goes on from its last snapshot: in the same store, unless the plan is
+        another, or it is to lie elsewhere, or to keep another number of snapshots. Then the states move to a store of
+        its own first, and the other goes once they are durable there.
+
+        Raises StoreError, DiskFullError, IoFailure; until the states are durable elsewhere the snapshot stays.
+        """
+        assert kept.snapshot is not None
+        before = build_schedule(kept.plan.model, kept.plan.decision)
+        its = Records.of(before, snapshots=True)
+        with contextlib.ExitStack() as stack:
+            store = Store.open(kept.volumes, its.records)
+            stack.callback(store.close)
+            store.own(kept.snapshot.made)
+            same = plan.sha256() == kept.plan.sha256() and store.keep == self._recipe.keep
+            if same and kept.lies_in(self._volumes):
+                self._directory.moved(plan)
+                self._directory.change(volumes=self._volumes, left=())
+                stack.pop_all()
+            else:
+                source, snapshot = Snapshotted(before, its.places(before), store), kept.snapshot
+                other = self._beside(plan, records)
+                self._stage(source, schedule, records, other, lambda made: snapshot.with_files(made).metadata())
+                with self._leaving(other):
+                    self._directory.change(volumes=self._volumes, left=store.paths)
+                    stack.pop_all()
+                    store.remove()
+                    self._directory.moved(plan)
+                    self._directory.change(left=())
+                store = other
+        self._open(plan, schedule, records, store, held=True)
+
+    def move(self, plan: Plan, describe: Describe | None) -> str | None:
+        """Go on with another plan of the same batch; losses and weights stay what they would be. Returns the name that
+        the plan so far has in the run's directory from now on. None when that cannot be, with a note of why; then
+        nothing has changed.
+
+        The other plan's store is made beside the first and holds all states before the first goes. With snapshots that
+        is one itself: `describe` says what it says.
+        """
+        session = self.current
+        session.flush()
+        try:
+            schedule = schedule_of(plan, self._model, self._device)
+            records = Records.of(schedule, snapshots=True)
+            store = self._beside(plan, records)
+        except SsdplanError as error:
+            self._watch.note(f"the run keeps its plan, since it cannot move to the other: {error}")
+            return None
+        self._stage(Holding(session.schedule, session.memory, session.store), schedule, records, store, describe)
+        with self._leaving(store):
+            self._current, self._left = None, session.store
+            del session
+            self._stack.close()
+            earlier = self._directory.moved(plan)
+        self._open(plan, schedule, records, store, held=True)
+        return earlier
+
+    def _beside(self, plan: Plan, records: Records) -> Store:
+        """A store for another plan, beside the one that there is."""
+        self._directory.plan_ahead(plan)
+        try:
+            return self._new_store(plan, records, self._free_number())
+        except BaseException:
+            self._directory.forget_ahead()
+            raise
+
+    def _stage(
+        self, source: Source, schedule: Schedule, records: Records, store: Store, describe: Describe | None
+    ) -> None:
+        """Bring the states of `source` to the store, durably if a snapshot is described; it goes when that fails."""
+        try:
+            stage(source, schedule, records, store, self._watch.loading)
+            if describe:
+                store.commit(describe(store.made))
+        except BaseException:
+            store.remove()
+            self._directory.forget_ahead()
+            raise
+
+    def _new_store(self, plan: Plan, records: Records, number: int) -> Store:
+        return Store.create(
+            self._volumes,
+            records.records,
+            plan.sha256(),
+            _bandwidths(plan, len(self._volumes)),
+            durable=self._recipe.snapshots,
+            keep=self._recipe.keep,
+            first_volume=number,
+            identity=self._directory.next_store(),
+        )
+
+    def _free_number(self) -> int:
+        """Where the files of a store may be numbered from so that none of them is there."""
+        taken = [
+            int(path.stem.removeprefix("volume-"))
+            for place in self._volumes
+            for path in place.glob(f"volume-*{SUFFIX}")
+            if path.stem.removeprefix("volume-").isdecimal()
+        ]
+        return max(taken, default=-1) + 1
+
+    @contextlib.contextmanager
+    def _leaving(self, store: Store) -> Iterator[None]:
+        """Should what is within fail, `store` is left as a run leaves its store."""
+        try:
+            yield
+        except BaseException as error:
+            self._leave(store, error)
+            raise
+
+    def _open(self, plan: Plan, schedule: Schedule, records: Records, store: Store | None, *, held: bool) -> None:
+        """`held`: the states are in the store."""
+        if store is not None:
+            self._stack.push(lambda kind, error, at: self._leave(store, error))
         self._current = self._stack.enter_context(
             _session(
                 plan,
@@ -146,49 +279,32 @@ class Sessions:
                 self._device,
                 schedule,
                 records,
-                self._volumes,
+                store,
                 self._recipe,
                 self._watch,
-                staged,
+                held=held,
                 evaluated=self._evaluated,
             )
         )
 
-    def move(self, plan: Plan, step: int) -> bool:
-        """Go on with another plan of the same batch after `step` steps; losses and weights stay what they would be.
-        False when that cannot be, with a note of why; then nothing has changed.
-
-        The other plan's store is made beside the first, holds all states before the first goes, and with snapshots is
-        one itself then.
-        """
-        session, durable = self.current, bool(self._recipe.snapshot_every)
-        session.flush()
-        self._made += len(self._volumes)
-        try:
-            schedule = schedule_of(plan, self._model, self._device)
-            records = Records.of(schedule, snapshots=True)
-            store = Store.create(
-                self._volumes,
-                records.records,
-                plan.sha256(),
-                _bandwidths(plan, len(self._volumes)),
-                durable=durable,
-                first_volume=self._made,
-            )
-        except SsdplanError as error:
-            self._watch.note(f"the run keeps its plan, since it cannot move to the other: {error}")
-            return False
-        with contextlib.ExitStack() as stack:
-            stack.push(partial(_leave, store, self._watch))
-            source = Holding(session.schedule, session.memory, session.store)
-            stage(source, schedule, records, store, self._watch.loading)
-            if durable:
-                store.commit({"step": step})
-            self._current = None
-            self._stack.close()
-            stack.pop_all()
-        self.open(plan, schedule, records, store)
-        return True
+    def _leave(self, store: Store, error: BaseException | None) -> None:
+        """The end of a store: it goes when the run has left it, or has no snapshot in it that could be of use."""
+        if isinstance(error, StallError):
+            error.left_open = (error.left_open, store)
+        elif store is self._left or not store.generation:
+            store.remove()
+        else:
+            store.close()
+        if store is self._left or not self._recipe.snapshots:
+            return
+        again = f"ssdplan run --resume {self._directory.path}"
+        if not store.generation:
+            if (self._directory.path / METRICS).exists():  # else nothing stays of the run
+                self._watch.note(f"no snapshot was taken yet; {again} begins again")
+            return
+        step, places = store.metadata["step"], " ".join(map(str, store.paths))
+        more = "" if error is not None else f" --steps N, N above {step}; without them it stays as it is"
+        self._watch.note(f"the states after step {step}, the last snapshot, are in {places}; go on with {again}{more}")
 
 
 @contextlib.contextmanager
@@ -198,26 +314,17 @@ def _session(
     device: Device,
     schedule: Schedule,
     records: Records,
-    volumes: Sequence[Path],
+    store: Store | None,
     recipe: Recipe,
     watch: Watch,
-    staged: Store | None,
     *,
+    held: bool,
     evaluated: bool,
 ) -> Iterator[Session]:
-    """Memory, store and loaded states; all of it closed again, whatever happens. `staged`: the store, when the states
-    are in it already (`moving.stage`)."""
+    """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
+    the states are in the store."""
     dtype = DTYPES[plan.decision.precision]
     with contextlib.ExitStack() as stack:
-        store = staged
-        if store:
-            stack.push(partial(_leave, store, watch))
-        elif records.records:
-            durable = bool(recipe.snapshot_every)
-            store = Store.create(
-                volumes, records.records, plan.sha256(), _bandwidths(plan, len(volumes)), durable=durable
-            )
-            stack.push(partial(_leave, store, watch))
         memory = Memory(schedule, device)
         stack.callback(memory.close)
         if memory.host.note:
@@ -230,8 +337,9 @@ def _session(
                 + (f" (without registered memory: {refused})" if refused else "")
             )
         states = States(model, schedule, memory, store, dtype)
-        if staged:
-            settle(Holding(schedule, memory, store), records, dtype, watch.loading)
+        if held:
+            words = "moving states to where the plan keeps them"
+            settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
         else:
             weights = Weights(model)
             states.load(weights, watch.loading)
@@ -273,18 +381,10 @@ def _session(
             actions.clear()
 
 
-def _leave(store: Store, watch: Watch, kind: object, error: BaseException | None, trace: object) -> None:
-    """The end of a run's store: it goes when the run ended well, or has no snapshot that could be of use."""
-    if error is None or not store.generation:
-        store.remove()
-        return
-    store.close()
-    places = " ".join(map(str, store.paths))
-    watch.note(f"the states after step {store.metadata['step']}, the last snapshot, are in {places}")
-
-
 def store_bytes_of(records: Records, recipe: Recipe) -> int:
-    return Store.required_bytes(records.records, durable=bool(recipe.snapshot_every)) if records.records else 0
+    if not records.records:
+        return 0
+    return Store.required_bytes(records.records, durable=recipe.snapshots, keep=recipe.keep)
 
 
 def _bandwidths(plan: Plan, volumes: int) -> list[float] | None:

@@ -91,15 +91,15 @@ class States:
         yield from self._model.persistent_buffers.items()
 
     def entries(self) -> list[TensorEntry]:
-        """What `tensors` yields, for the exporter: parameters, then the buffers that the model saves."""
-        parameters = [
-            TensorEntry(tensor.name, tensor.shape, self._dtype)
-            for state in self._model.states
-            for tensor in state.tensors
-        ]
-        buffers = self._model.persistent_buffers
-        return parameters + [TensorEntry(name, tuple(b.shape), b.dtype) for name, b in buffers.items()]
+        """What `tensors` yields, for the exporter."""
+        return saved_entries(self._model, self._dtype)
 
     def _scratch(self) -> torch.Tensor:
         """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""
         return torch.from_dlpack(native.Arena(self._scratch_bytes, lock=False))
+
+
+def saved_entries(model: StreamedModel, dtype: torch.dtype) -> list[TensorEntry]:
+    """All that a model saves: parameters in `dtype`, in the order of states, then its buffers."""
+    parameters = [TensorEntry(tensor.name, tensor.shape, dtype) for state in model.states for tensor in state.tensors]
+    return parameters + [TensorEntry(name, tuple(b.shape), b.dtype) for name, b in model.persistent_buffers.items()]

@@ -4,13 +4,12 @@ Owns the order of a run's life and its directory. It schedules nothing: each ste
 """
 
 import contextlib
-import itertools
 import math
-import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from ssdplan.native import process
 from ssdplan.plans.calibration import Advisor
 from ssdplan.plans.errors import NumericalError, UsageError
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import write_trace
 from ssdplan.plans.units import format_seconds
 
@@ -26,12 +26,20 @@ from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
 from .data import Batch, TextData
 from .device import Device
+from .documents import text_files
 from .export import export_model
-from .metrics import Compared, MetricsFile, StepMetrics, compare, write_report
+from .interruption import Interruption
+from .keeper import Keeper
+from .metrics import Compared, History, MetricsFile, SnapshotCost, StepMetrics, compare, cut_back, write_report
 from .model import StreamedModel
 from .recipe import Recipe, Watch
 from .records import Records
+from .resume import Kept
+from .run_directory import METRICS, MODEL, SCHEMA, OptionValue, Run, RunDirectory
+from .scaling import LossScale
 from .session import Sessions, store_bytes_of
+from .snapshots import Origin
+from .token_cache import content_key
 from .tokens import load_tokenizer
 
 
@@ -57,33 +65,93 @@ def train(
     volumes: Sequence[Path] = (),
     watch: Watch | None = None,
     advisor: Advisor | None = None,
+    options: Mapping[str, OptionValue] | None = None,
+    resume: Kept | None = None,
+    anyway: bool = False,
 ) -> Result:
     """Replay `plan` for `recipe.steps` steps. `out` must not exist or be empty; the store lies in it unless `volumes`.
 
     With an `advisor` the first steps are compared with the plan's figures (`calibration.Calibrator`); `recipe.replan`
-    needs one.
-    Raises MismatchError when plan and model do not belong together, and the errors of data, memory and store; what was
-    made before the first step is removed then.
+    needs one. `options` are what the command line would need to do the same, for run.json. With `resume`, that run goes
+    on in its own directory `out`, to the same bits under any plan, as long as model, data, recipe and batch are the
+    same; `anyway`: even if they are not. `volumes` are then where its store is, or is to be.
+    Raises MismatchError when plan and model do not belong together or the run is another, and the errors of data,
+    memory and store; what was made before the first step of a new run is removed then. KeyboardInterrupt after a
+    snapshot, if the run takes any, when SIGINT or SIGTERM asked for the end.
     """
     watch = watch or Watch()
     recipe.require_sense()
+    began = time.perf_counter()
     if recipe.serial and recipe.stall_abort_seconds is not None:
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
-    texts = _Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model.vocab_size)
+    tokenizer = load_tokenizer(model.path)
+    texts = _Texts(plan, recipe, data, eval_data, tokenizer, model.vocab_size)
+    origin = None
+    if recipe.snapshots:
+        origin = Origin.of(plan, model, content_key(text_files(data), tokenizer), recipe)
+    del tokenizer
+    if resume:
+        assert origin, "a run that goes on keeps snapshots"
+        resume.require_same(plan, origin, recipe, watch.note if anyway else None)
     compact()
     require_memory(plan, device)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out}: exists already and is not an empty directory; choose another --out, or remove it")
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(_directory(out))
-        records = Records.of(schedule, snapshots=bool(recipe.snapshot_every))
-        look_ahead(plan, model, run, volumes, store_bytes_of(records, recipe), watch)
-        evaluated = eval_data is not None
-        sessions = stack.enter_context(Sessions(model, device, volumes or [run], recipe, watch, evaluated=evaluated))
-        sessions.open(plan, schedule, records)
-        return _steps(sessions, plan, texts, recipe, run, model, watch, advisor)
+        if resume:
+            run = resume.directory
+            run.change(options=options)
+        else:
+            named = tuple(str(place.absolute()) for place in volumes)
+            document = Run(schema=SCHEMA, options=dict(options or {}), volumes=named, snapshots=recipe.snapshots)
+            run = stack.enter_context(RunDirectory.create(out, document, plan))
+        records = Records.of(schedule, snapshots=recipe.snapshots)
+        look_ahead(plan, model, run.path, volumes, 0 if resume else store_bytes_of(records, recipe), watch)
+        evaluated, places = eval_data is not None, volumes or run.volumes
+        sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
+        history = History()
+        if resume and resume.snapshot:
+            resume.tidy()
+            history = cut_back(run.path / METRICS, resume.step)
+            sessions.resume(resume, plan, schedule, records)
+        elif resume:
+            watch.note("the run was stopped before its first snapshot, so it begins again")
+            resume.begin_again(plan, places)
+            sessions.begin(plan, schedule, records, again=True)
+        else:
+            sessions.begin(plan, schedule, records)
+        metrics_file = stack.enter_context(MetricsFile(run.path / METRICS))
+        if resume:
+            metrics_file.write_resumed(resume.step, time.perf_counter() - began)
+        scaling = recipe.loss_scale if plan.decision.precision == "fp16" else None
+        if scaling and resume and resume.snapshot and resume.snapshot.scaling:
+            scaling = LossScale(**resume.snapshot.scaling.model_dump())
+        keeper = Keeper(origin, plan, recipe, metrics_file, watch, resume.step if resume else 0) if origin else None
+        interruption = Interruption(
+            lambda: watch.note("stops with a snapshot when this step ends; a second signal stops it now")
+        )
+        if keeper:
+            stack.enter_context(interruption)
+        try:
+            return _steps(
+                sessions,
+                plan,
+                texts,
+                recipe,
+                run,
+                model,
+                watch,
+                advisor,
+                metrics_file,
+                history,
+                scaling,
+                keeper,
+                interruption,
+            )
+        except KeyboardInterrupt:
+            if not keeper:
+                watch.note("nothing is kept, since the run took no snapshots (--snapshot-every, --snapshot-minutes)")
+            raise
 
 
 class _Texts:
@@ -121,23 +189,8 @@ class _Texts:
         return self._held_out.eval_batches(self._decision.micro_batch_size, micro_batches=self._decision.micro_batches)
 
 
-@contextlib.contextmanager
-def _directory(out: Path) -> Iterator[Path]:
-    """The run's directory; removed again when the run ends before its first step."""
-    try:
-        made = not out.exists()
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{out}: cannot make this directory: {error.strerror}") from error
-    try:
-        yield out
-    except BaseException:
-        if not (out / "metrics.jsonl").exists():
-            for path in out.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if made:
-                out.rmdir()
-        raise
+class _StoppedError(Exception):
+    """The run was asked to stop, and stands between two operations."""
 
 
 def _steps(
@@ -145,33 +198,49 @@ def _steps(
     plan: Plan,
     texts: _Texts,
     recipe: Recipe,
-    run: Path,
+    run: RunDirectory,
     model: StreamedModel,
     watch: Watch,
     advisor: Advisor | None,
+    metrics_file: MetricsFile,
+    history: History,
+    scaling: LossScale | None,
+    keeper: Keeper | None,
+    interruption: Interruption,
 ) -> Result:
     session = sessions.current
     calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor else None
     assert calibrator or not recipe.replan
-    scaling = recipe.loss_scale if plan.decision.precision == "fp16" else None
-    losses: list[float] = []
+    losses, eval_losses = history.losses, history.eval_losses
+    begun = len(losses)
+    if keeper:
+        keeper.scaling = scaling
     measured: list[StepMetrics] = []
-    eval_losses: dict[int, float] = {}
-    plan.save(run / "plan.json")
+    timeline: Timeline | None = None
     loading_peak = process.peak_resident_bytes()
     process.forget_peak()
-    with MetricsFile(run / "metrics.jsonl") as metrics_file:
 
-        def evaluate(step: int) -> None:
-            passes = texts.held_out()
-            if passes is not None:
-                eval_losses[step] = session.evaluate(passes)
-                metrics_file.write_evaluation(step, eval_losses[step])
-                watch.evaluation(step, eval_losses[step])
+    def stop_if_asked() -> None:
+        if interruption.asked:
+            raise _StoppedError
 
-        evaluate(0)
+    def evaluate(step: int) -> None:
+        passes = texts.held_out()
+        if passes is not None and step not in eval_losses:
+            eval_losses[step] = session.evaluate(stopping(passes))
+            metrics_file.write_evaluation(step, eval_losses[step])
+            watch.evaluation(step, eval_losses[step])
+
+    def stopping(passes: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
+        for batches in passes:
+            stop_if_asked()
+            yield batches
+
+    try:
+        if not begun or (recipe.eval_every and begun % recipe.eval_every == 0 and begun < recipe.steps):
+            evaluate(begun)
         after_flush = True
-        for step in range(recipe.steps):
+        for step in range(begun, recipe.steps):
             batches = texts.step(step)
             read, written = session.traffic()
             start = time.perf_counter()
@@ -200,35 +269,48 @@ def _steps(
             )
             losses.append(loss)
             better = calibrator.take(timeline) if calibrator and not after_flush else None
-            if not after_flush or step + 1 == recipe.steps == 1:
+            if not after_flush or step + 1 == recipe.steps == begun + 1:
                 measured.append(metrics)
             after_flush = bool(overflow)
             metrics_file.write(metrics)
             if scaling:
                 scaling = scaling.after(step + 1, overflow)
+                if keeper:
+                    keeper.scaling = scaling
             watch.step(metrics)
-            if recipe.snapshot_every and (step + 1) % recipe.snapshot_every == 0:
-                session.snapshot(step + 1)
+            stop_if_asked()
+            if keeper and keeper.due(step + 1):
+                keeper.take(session, step + 1)
                 after_flush = True
             if recipe.eval_every and (step + 1) % recipe.eval_every == 0 and step + 1 < recipe.steps:
                 evaluate(step + 1)
                 after_flush = True
             if better and step + 1 < recipe.steps:
                 start = time.perf_counter()
-                moved = sessions.move(better, step + 1)
+                earlier = sessions.move(better, partial(keeper.describe, step + 1) if keeper else None)
                 session, after_flush = sessions.current, True
-                if moved:
-                    earlier = _keep_earlier(run / "plan.json")
-                    plan, measured = better, []
-                    plan.save(run / "plan.json")
-                    spent = format_seconds(time.perf_counter() - start)
-                    watch.note(f"moved to the other plan after step {step + 1}, in {spent}; the first is {earlier}")
+                if earlier is not None:
+                    plan, measured, seconds = better, [], time.perf_counter() - start
+                    if keeper:
+                        keeper.kept(step + 1, SnapshotCost(seconds, session.traffic()[1], 0.0))
+                    watch.note(
+                        f"moved to the other plan after step {step + 1}, in {format_seconds(seconds)}; the first is "
+                        f"{earlier}"
+                    )
         session.flush()
         evaluate(recipe.steps)
+    except _StoppedError:
+        if keeper and losses:
+            keeper.take(session, len(losses))
+        raise KeyboardInterrupt from None
+    if keeper:
+        keeper.take(session, recipe.steps)
     compared = compare(plan.prediction, measured, {tier: session.memory.touched[tier] for tier in ("host", "device")})
-    write_trace(timeline, session.schedule, run / "trace.json", name=f"ssdplan run, step {recipe.steps} as measured")
+    if timeline:  # else the trace is there, if the run came so far before it was stopped
+        name = f"ssdplan run, step {recipe.steps} as measured"
+        write_trace(timeline, session.schedule, run.path / "trace.json", name=name)
     write_report(
-        run / "report.json",
+        run.path / "report.json",
         compared,
         {
             "model": plan.model.name,
@@ -240,12 +322,7 @@ def _steps(
             "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
         },
     )
-    destination = run / "model"
+    run.put_model_aside(begun)
+    destination = run.path / MODEL
     export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.tensors())
     return Result(losses, eval_losses, compared, destination)
-
-
-def _keep_earlier(path: Path) -> str:
-    """Give a plan that the run has left a name of its own beside the current one's: plan-0.json, then plan-1.json."""
-    number = next(n for n in itertools.count() if not path.with_name(f"plan-{n}.json").exists())
-    return path.rename(path.with_name(f"plan-{number}.json")).name

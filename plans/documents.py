@@ -56,11 +56,14 @@ class Document(Part):
             raise UsageError(f"{path}: not a valid {kind}: {describe(error, cls)}") from error
 
     def save(self, path: Path) -> None:
-        """Write atomically: a temporary sibling, then a rename."""
+        """Write atomically: a temporary sibling, whole on the drive, then a rename."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(self.text(), encoding="utf-8")
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(self.text())
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(path)
         except OSError as error:
             temporary.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ import torch
 from pydantic import BaseModel
 
 from ssdplan import cli, native
+from ssdplan.executor import run_directory, snapshots
+from ssdplan.executor.metrics import SnapshotCost
 from ssdplan.executor.store import Record, Store
 from ssdplan.plans import errors, plan, profile
 from ssdplan.plans.documents import Document, Part
@@ -55,6 +57,16 @@ def test_every_field_is_explained_under_its_model(name: str) -> None:
     (rows,) = tables(sections[0])
     assert [row[0] for row in rows] == field_names(MODELS[name])
     assert all(len(row) == 3 and row[2] for row in rows), f"a field of {name} has no meaning"
+
+
+def test_what_a_run_keeps_is_explained() -> None:
+    found = tables(read(ROOT / "docs" / "snapshots.md"))
+    listed = [[row[0] for row in rows] for rows in found]
+    for model in (run_directory.Run, snapshots.Snapshot, snapshots.Origin):
+        assert field_names(model) in listed, model.__name__
+    assert ["step", *SnapshotCost.__dataclass_fields__] in listed
+    text = read(ROOT / "docs" / "snapshots.md")
+    assert f"`{run_directory.SCHEMA}`" in text and f"`{snapshots.SCHEMA}`" in text
 
 
 def test_the_schemas_in_the_documents_are_the_codes() -> None:

@@ -1,7 +1,7 @@
 """Layout: cuts a store's address space into extents and gives each the places that it may lie in.
 
-Owns the arithmetic of copy-on-write: a durable extent has three places, of which two may belong to the last two
-durable generations and one is free to write. Everything else has one. Plain numbers: it opens nothing.
+Owns the arithmetic of copy-on-write: a durable extent has a place for each generation that is kept (the last two, or
+the last) and one that is free to write. Everything else has one. Plain numbers: it opens nothing.
 """
 
 import itertools
@@ -14,8 +14,8 @@ from ssdplan.plans.schedule import PAGE
 
 LONGEST_EXTENT = 4 << 20
 """Bytes under one checksum: what must be read to believe any of it."""
-COPIES = 3
-"""Places of a durable extent."""
+MOST_KEPT = 2
+"""Generations that a store can keep: as many as it has slots for superblocks and tables."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,23 @@ class Layout:
     """What the places take."""
 
     @classmethod
-    def of(cls, records: Sequence[Record], *, durable: bool) -> Self:
-        """Without `durable` nothing is kept beyond a crash, and every extent has one place."""
+    def of(cls, records: Sequence[Record], *, durable: bool, keep: int = MOST_KEPT) -> Self:
+        """`keep`: generations; a durable extent has one place more. Without `durable` nothing is kept beyond a crash,
+        and every extent has one place."""
+        assert 1 <= keep <= MOST_KEPT
+        copies = keep + 1
         ordered = tuple(sorted(records, key=lambda record: record.offset))
         for left, right in itertools.pairwise(ordered):
             assert left.offset + left.nbytes <= right.offset, f"{left.name} and {right.name} overlap"
         assert len({record.name for record in records}) == len(records), "two records of one name"
         kept = sum(record.nbytes for record in ordered if record.durable and durable)
-        ends = [0, COPIES * kept]
+        ends = [0, copies * kept]
         extents: list[Extent] = []
         for number, record in enumerate(ordered):
             copied = record.durable and durable
             for start, stop in _cut(record):
                 base = ends[0 if copied else 1] + start
-                places = tuple(base + copy * kept for copy in range(COPIES)) if copied else (base,)
+                places = tuple(base + copy * kept for copy in range(copies)) if copied else (base,)
                 extents.append(Extent(number, start, record.offset + start, stop - start, places))
             ends[0 if copied else 1] += record.nbytes
         addresses = tuple(extent.address for extent in extents)

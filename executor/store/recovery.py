@@ -30,7 +30,7 @@ class Found:
     table: Table | None
     """Of that generation; None for generation 0, which holds nothing."""
     previous: Table | None
-    """Of the generation before, where it is still whole."""
+    """Of the generation before, where the store keeps it and it is still whole."""
     complete: tuple[Volume, ...]
     """The volumes that have that generation's superblock and table, both whole."""
 
@@ -80,7 +80,7 @@ def choose(disk: Disk, volumes: Sequence[Volume]) -> Found:
             refused = refused or str(error)
             continue
         previous = None
-        if generation:
+        if generation and superblock.keep > 1:
             try:
                 _, previous, _ = _generation(disk, ordered, generation - 1)
             except StoreError:
@@ -157,7 +157,13 @@ def _generation(
 
 def _shared(superblock: Superblock) -> tuple[object, ...]:
     """What the volumes of one generation agree on."""
-    return superblock.striping, superblock.table_bytes, superblock.table_length, superblock.table_checksum
+    return (
+        superblock.striping,
+        superblock.table_bytes,
+        superblock.table_length,
+        superblock.table_checksum,
+        superblock.keep,
+    )
 
 
 def _in_order(disk: Disk, volumes: Sequence[Volume]) -> list[Volume]:
@@ -183,18 +189,22 @@ def _in_order(disk: Disk, volumes: Sequence[Volume]) -> list[Volume]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def _last_seen(disk: Disk, volumes: Sequence[Volume], number: int) -> str:
-    """Where a volume was at the last commit, as far as another one's table tells."""
+def last_table(disk: Disk, volumes: Sequence[Volume]) -> Table | None:
+    """The table of the last generation of any of these volumes of a store, not all of which may be there."""
     for volume in volumes:
         latest = _latest(volume)
         if latest.table_length:
             try:
-                table = Table.decode(read_table(disk, volume, latest).get(0, latest.table_length), _ANY_BYTES)
+                return Table.decode(read_table(disk, volume, latest).get(0, latest.table_length), _ANY_BYTES)
             except StoreError:
                 continue
-            if number < len(table.volumes):
-                return f" (it was last at {table.volumes[number]})"
-    return ""
+    return None
+
+
+def _last_seen(disk: Disk, volumes: Sequence[Volume], number: int) -> str:
+    """Where a volume was at the last commit, as far as another one's table tells."""
+    table = last_table(disk, volumes)
+    return f" (it was last at {table.volumes[number]})" if table and number < len(table.volumes) else ""
 
 
 def _latest(volume: Volume) -> Superblock:

@@ -19,7 +19,7 @@ from ssdplan import native
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.schedule import PAGE
 
-from .layout import Layout, Record
+from .layout import MOST_KEPT, Layout, Record
 from .recovery import Found, choose, find, read_table
 from .striping import Striping, deal
 from .superblock import Superblock, data_start
@@ -40,7 +40,8 @@ class Store:
 
     `commit` makes what was written until then a generation; after a crash the store opens at the last one committed
     (or, cut off within a commit, at the one that was being committed). Nothing that the last two generations hold is
-    overwritten. A store made without `durable` has no generations and one place for every extent.
+    overwritten; one that keeps a single generation takes less space. A store made without `durable` has no generations
+    and one place for every extent.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Store:
     ) -> None:
         self._disk, self._volumes, self._layout, self._superblock = disk, tuple(volumes), layout, superblock
         self._durable = durable
+        self._opened = False
         self._locks = Locks()
         self._failure = ""
         self._counting = threading.Lock()
@@ -55,7 +57,7 @@ class Store:
         self._copy = [_NOWHERE] * count
         """Extent -> which of its places holds it now."""
         self._held = ([_NOWHERE] * count, [_NOWHERE] * count)
-        """The same for the last durable generation and for the one before."""
+        """The same for the last durable generation and, where two are kept, for the one before."""
         self._checksums = [0] * count
         self._born = [0] * count
         self.metadata: dict[str, Any] = {}
@@ -75,11 +77,15 @@ class Store:
         bandwidths: Sequence[float] | None = None,
         *,
         durable: bool = False,
+        keep: int = MOST_KEPT,
         stripe_bytes: int | None = None,
         first_volume: int = 0,
+        identity: bytes | None = None,
     ) -> Self:
         """Make a store on one volume for each of `places` (a directory, or a blank volume made by `ssdplan volume
-        init`), striped by `bandwidths` (equal if None). Files are numbered from `first_volume`.
+        init`), striped by `bandwidths` (equal if None). Files are numbered from `first_volume`. `keep`: how many
+        generations a durable store holds, 1 or 2. `identity`: 16 bytes of its own by which it is known again (random if
+        None).
 
         Raises DiskFullError before anything is written where there is no space, IoFailure where direct I/O is refused,
         StoreError where something else lies or another run works. What it made is removed when it fails.
@@ -88,7 +94,7 @@ class Store:
             raise UsageError("a store needs at least one volume")
         dealing = deal(bandwidths or [1.0] * len(places))
         striping = Striping(dealing, stripe_bytes) if stripe_bytes else Striping(dealing)
-        layout = Layout.of(records, durable=durable)
+        layout = Layout.of(records, durable=durable, keep=keep)
         table_bytes = _table_bytes(layout, len(places)) if durable else PAGE
         sizes = required_bytes(layout, striping, table_bytes)
         disk: Disk = native.Engine()
@@ -97,7 +103,9 @@ class Store:
         try:
             for number, (place, size) in enumerate(zip(places, sizes, strict=True)):
                 volumes.append(claim(disk, locks, place, first_volume + number, size))
-            store = cls.format(disk, volumes, layout, striping, table_bytes, plan_sha256, durable=durable)
+            store = cls.format(
+                disk, volumes, layout, striping, table_bytes, plan_sha256, durable=durable, keep=keep, identity=identity
+            )
             store._locks = locks
             return store
         except BaseException:
@@ -112,9 +120,9 @@ class Store:
             raise
 
     @classmethod
-    def required_bytes(cls, records: Sequence[Record], *, durable: bool) -> int:
+    def required_bytes(cls, records: Sequence[Record], *, durable: bool, keep: int = MOST_KEPT) -> int:
         """What a store of these records takes on one volume, superblocks and tables included."""
-        layout = Layout.of(records, durable=durable)
+        layout = Layout.of(records, durable=durable, keep=keep)
         (nbytes,) = required_bytes(layout, Striping(b"\x00"), _table_bytes(layout, 1) if durable else PAGE)
         return nbytes
 
@@ -129,10 +137,12 @@ class Store:
         plan_sha256: str,
         *,
         durable: bool,
+        keep: int = MOST_KEPT,
+        identity: bytes | None = None,
     ) -> Self:
         """Write generation 0, which holds nothing, on open volumes whose contents may go."""
         first = Superblock(
-            store=secrets.token_bytes(16),
+            store=identity or secrets.token_bytes(16),
             volume=0,
             striping=striping,
             generation=0,
@@ -141,6 +151,7 @@ class Store:
             table_length=0,
             table_checksum=0,
             plan_sha256=plan_sha256,
+            keep=keep,
         )
         store = cls(disk, volumes, layout, first, durable=durable)
         with store._failing():
@@ -172,7 +183,9 @@ class Store:
         """Open a store on volumes that are open for writing, and mend what a crash within a commit left unfinished."""
         with translated():
             found = choose(disk, volumes)
-            store = cls(disk, found.volumes, Layout.of(records, durable=True), found.superblock, durable=True)
+            layout = Layout.of(records, durable=True, keep=found.superblock.keep)
+            store = cls(disk, found.volumes, layout, found.superblock, durable=True)
+            store._opened = True
             store._adopt(found)
             store._mend(found)
         return store
@@ -199,6 +212,26 @@ class Store:
     def generation(self) -> int:
         """The last durable one; 0 holds nothing."""
         return self._superblock.generation
+
+    @property
+    def keep(self) -> int:
+        """How many generations it holds."""
+        return self._superblock.keep
+
+    @property
+    def plan_sha256(self) -> str:
+        """Of the plan that it was made for."""
+        return self._superblock.plan_sha256
+
+    @property
+    def made(self) -> tuple[bool, ...]:
+        """For each volume whether it is a file of the store's own, which goes with it; others become blank again."""
+        return tuple(volume.made for volume in self._volumes)
+
+    def own(self, made: Sequence[bool]) -> None:
+        """Say what `made` said before the store was closed and opened again."""
+        for volume, own in zip(self._volumes, made, strict=True):
+            volume.made = own
 
     def read(self, offset: int, nbytes: int, address: int) -> None:
         """Bytes [offset, offset + nbytes) of the store to memory, every checksum verified.
@@ -258,12 +291,15 @@ class Store:
             raise IoFailure(f"the store cannot be committed: {self._failure}")
         with self._failing():
             self._write_generation(self.generation + 1, metadata)
-        self._held = (list(self._copy), self._held[0])
+        self._held = (list(self._copy), self._held[0] if self.keep > 1 else self._held[1])
         self.metadata = metadata
 
     def fill(self, progress: Progress) -> None:
         """Write zeros wherever nothing has been written yet: drives overwrite written blocks faster than they fill
-        reserved ones. `progress` gets the share that is done."""
+        reserved ones. `progress` gets the share that is done. A store that was opened had that when it was made, and
+        what lies there now may be a generation's."""
+        if self._opened:
+            return
         empty = [
             (place, extent.nbytes)
             for extent, copy in zip(self._layout.extents, self._copy, strict=True)

@@ -18,7 +18,7 @@ from .striping import CYCLE, Striping
 MAGIC = b"SSDPLAN\x02"
 SLOTS = 2
 TABLES_START = SLOTS * PAGE
-_FIELDS = struct.Struct("<8sII16sIIQQQQQ16s32s")
+_FIELDS = struct.Struct("<8sII16sIIQQQQQ16s32sI")
 _CHECKSUM_AT = PAGE - 8
 _BLANK, _STORE = 0, 1
 LARGEST_STRIPE = 1 << 30
@@ -42,6 +42,8 @@ class Superblock:
     table_checksum: int
     plan_sha256: str
     blank: bool = False
+    keep: int = 2
+    """Generations whose extents are not overwritten, from the last one backwards."""
 
     @classmethod
     def of_blank(cls, capacity_bytes: int) -> Self:
@@ -78,6 +80,7 @@ class Superblock:
             self.table_checksum,
             self.striping.dealing.ljust(CYCLE, b"\xff"),
             bytes.fromhex(self.plan_sha256),
+            self.keep,
         ).ljust(_CHECKSUM_AT, b"\x00")
         return body + struct.pack("<Q", _checksum(body))
 
@@ -102,6 +105,7 @@ class Superblock:
             table_checksum,
             deal,
             plan,
+            keep,
         ) = _FIELDS.unpack_from(body)
         if kind not in (_BLANK, _STORE) or not 1 <= dealt <= CYCLE:
             return None
@@ -114,13 +118,26 @@ class Superblock:
             and table % PAGE == 0
             and length % PAGE == 0
             and length <= table
+            and keep <= SLOTS
             and (kind == _BLANK or data_start(table, stripe_bytes) <= capacity)
         )
         if not possible:
             return None
         striping = Striping(dealing, stripe_bytes)
         blank = kind == _BLANK
-        return cls(store, volume, striping, generation, capacity, table, length, table_checksum, plan.hex(), blank)
+        return cls(
+            store,
+            volume,
+            striping,
+            generation,
+            capacity,
+            table,
+            length,
+            table_checksum,
+            plan.hex(),
+            blank,
+            keep or SLOTS,  # stores from before there was a choice have 0 here
+        )
 
 
 def data_start(table_bytes: int, stripe_bytes: int) -> int:

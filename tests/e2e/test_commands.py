@@ -303,7 +303,7 @@ def test_the_command_line_is_this():
     """Options are added, not renamed: a change here is a change of what users have scripted."""
     shown = {
         command: subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True).stdout
-        for command in ("profile", "solve", "show", "run", "volume", "bench")
+        for command in ("profile", "solve", "show", "run", "export", "volume", "bench")
     }
     for command, options in {
         "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
@@ -316,7 +316,8 @@ def test_the_command_line_is_this():
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
-        "--loss-scale-growth",
+        "--loss-scale-growth --resume --resume-anyway --snapshot-every --snapshot-minutes --keep",
+        "export": "--to --model --volume",
         "volume": "init info check",
         "bench": "--volume --pairs --size --only --json",
     }.items():

@@ -1,7 +1,8 @@
 """A fault in any transfer or flush of a training run is a typed error or changes nothing; never a wrong byte or a hang.
 
 The faults lie under the engine (`native.Engine(faults=...)`), in every transfer of a run of two steps that commits
-after each. Shortened: SSDPLAN_FAULT_STRIDE=1 tries every kind at every transfer (docs/store-format.md).
+after each. What failed goes on, on a drive that works again, to the same bits. Shortened: SSDPLAN_FAULT_STRIDE=1 tries
+every kind at every transfer (docs/store-format.md).
 """
 
 import concurrent.futures
@@ -20,12 +21,13 @@ from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.resume import Kept, reopened
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
-STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", "8"))
+STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", "12"))
 KINDS = ("EIO", "ENOSPC", "short", "delay")
 
 
@@ -45,7 +47,7 @@ class Campaign:
             checkpoints=0.5,
             gradient=0.5,
         )
-        self._runs = 0
+        self._runs = self.went_on = 0
         self._faults: list[tuple[int, str]] = []
         self.engines: list[native.Engine] = []
         real = native.Engine
@@ -59,8 +61,23 @@ class Campaign:
     def run(self, *faults: tuple[int, str]) -> str:
         """The digest of the weights and of the losses."""
         self._runs += 1
-        self._faults = list(faults)
-        out = self._directory / f"run-{self._runs}"
+        return self._train(list(faults), None)
+
+    def resumed(self) -> str:
+        """The same of the run that failed last, when it goes on, or when there is nothing of it, of a new one."""
+        if not self._out.exists():
+            return self.run()
+        with reopened(self._out) as kept:
+            self.went_on += bool(kept.step)
+            return self._train([], kept)
+
+    @property
+    def _out(self) -> Path:
+        return self._directory / f"run-{self._runs}"
+
+    def _train(self, faults: list[tuple[int, str]], kept: Kept | None) -> str:
+        self._faults = faults
+        out = self._out
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             # Bounded: what hangs fails here, by name.
             result = pool.submit(
@@ -71,6 +88,7 @@ class Campaign:
                 data=self._directory / "text.txt",
                 out=out,
                 recipe=Recipe(steps=2, optimizer=AdamW(lr=1e-3), snapshot_every=1),
+                resume=kept,
             ).result(timeout=60)
         weights = (out / "model" / "model.safetensors").read_bytes()
         return hashlib.sha256(weights + repr(result.losses).encode()).hexdigest()
@@ -103,8 +121,10 @@ def test_a_fault_in_any_transfer_is_an_error_or_changes_nothing(campaign):
                 words = os.strerror(errno.ENOSPC if kind == "ENOSPC" else errno.EIO)
                 assert kind in ("EIO", "ENOSPC") and words in str(error) and ".ssdplan" in str(error)
                 refused[kind] += 1
+                assert campaign.resumed() == expected, f"{kind} at transfer {index} changed how the run goes on"
     tries = {kind: len(range(number % STRIDE, transfers, STRIDE)) for number, kind in enumerate(KINDS)}
-    print(f"{sum(tries.values())} faults in {transfers} transfers")
+    print(f"{sum(tries.values())} faults in {transfers} transfers; {campaign.went_on} went on from a snapshot")
+    assert campaign.went_on >= 2
     assert whole["short"] == tries["short"] and whole["delay"] == tries["delay"]
     # Every transfer of the run is waited for, so every failed one is noticed.
     assert refused["EIO"] == tries["EIO"] and refused["ENOSPC"] == tries["ENOSPC"]
@@ -119,7 +139,7 @@ def test_a_failed_flush_ends_the_run(campaign):
         except IoFailure as error:
             assert "flush" in str(error)
             flushes += 1
-            assert flushes < 100
+            assert flushes < 100 and campaign.resumed() == expected
             continue
         assert digest == expected
         break

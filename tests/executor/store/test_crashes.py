@@ -58,21 +58,22 @@ def get(store: Store, offset: int, nbytes: int) -> bytes:
     return memory.get(0, nbytes)
 
 
-def blank_disk(volumes: int) -> tuple[SimulatedDisk, Layout, Striping]:
-    layout = Layout.of(RECORDS, durable=True)
+def blank_disk(volumes: int, keep: int) -> tuple[SimulatedDisk, Layout, Striping]:
+    layout = Layout.of(RECORDS, durable=True, keep=keep)
     striping = Striping(deal([1.0] * volumes), PAGE)
     return SimulatedDisk([bytes(size) for size in required_bytes(layout, striping, TABLE_BYTES)]), layout, striping
 
 
-def formatted(volumes: int) -> tuple[SimulatedDisk, Store]:
-    disk, layout, striping = blank_disk(volumes)
-    return disk, Store.format(disk, disk.volumes(), layout, striping, TABLE_BYTES, "ab" * 32, durable=True)
+def formatted(volumes: int, keep: int) -> tuple[SimulatedDisk, Store]:
+    disk, layout, striping = blank_disk(volumes, keep)
+    store = Store.format(disk, disk.volumes(), layout, striping, TABLE_BYTES, "ab" * 32, durable=True, keep=keep)
+    return disk, store
 
 
-def trained(volumes: int, generations: int, seed: int, skip: float) -> History:
+def trained(volumes: int, generations: int, seed: int, skip: float, keep: int = 2) -> History:
     """A store that is written and committed again and again, as training does: each time most extents, some twice."""
     rng = random.Random(seed)
-    disk, store = formatted(volumes)
+    disk, store = formatted(volumes, keep)
     history = History(disk, [bytes(image) for image in disk.images], [{}], [0], [0])
     disk.log.clear()
     content: dict[int, bytes] = {}
@@ -121,23 +122,25 @@ def try_all(history: History, seed: int, variants: int) -> tuple[int, set[int]]:
     return states, reached
 
 
-@pytest.mark.parametrize(("volumes", "generations", "skip"), [(1, 12, 0.0), (2, 9, 0.3), (3, 6, 0.3)])
-def test_every_crash_leaves_a_store_that_opens(volumes, generations, skip):
+@pytest.mark.parametrize(
+    ("volumes", "generations", "skip", "keep"), [(1, 12, 0.0, 2), (2, 9, 0.3, 2), (3, 6, 0.3, 2), (2, 9, 0.3, 1)]
+)
+def test_every_crash_leaves_a_store_that_opens(volumes, generations, skip, keep):
     total = 0
     for seed in range(HISTORIES):
-        history = trained(volumes, generations, seed=100 * volumes + seed, skip=skip)
+        history = trained(volumes, generations, seed=100 * volumes + seed, skip=skip, keep=keep)
         states, reached = try_all(history, seed, VARIANTS)
         assert reached == set(range(generations + 1))
         total += states
-    print(f"{total} crashes of {HISTORIES} stores on {volumes} volume(s)")
+    print(f"{total} crashes of {HISTORIES} stores on {volumes} volume(s) that keep {keep} generation(s)")
     assert total > 900 * HISTORIES
 
 
-@pytest.mark.parametrize("volumes", [1, 2])
-def test_a_crash_while_a_crashed_store_is_mended_or_goes_on(volumes):
+@pytest.mark.parametrize(("volumes", "keep"), [(1, 2), (2, 2), (2, 1)])
+def test_a_crash_while_a_crashed_store_is_mended_or_goes_on(volumes, keep):
     """Recovery itself writes; and what it recovered is trained further. Crashes within are crashes like any other."""
     rng = random.Random(volumes)
-    history = trained(volumes, 3, seed=10 + volumes, skip=0.2)
+    history = trained(volumes, 3, seed=10 + volumes, skip=0.2, keep=keep)
     first = list(crashes(history.images, history.disk.log, volumes, 6))
     states = 0
     for happened, images in rng.sample(first, 60):
@@ -155,7 +158,7 @@ def test_a_crash_while_a_crashed_store_is_mended_or_goes_on(volumes):
         tried, reached = try_all(again, happened, 6)
         assert reached == {generation, generation + 1}
         states += tried
-    print(f"{states} crashes after a crash, {volumes} volume(s)")
+    print(f"{states} crashes after a crash, {volumes} volume(s) that keep {keep} generation(s)")
     assert states > 1500
 
 

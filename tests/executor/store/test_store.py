@@ -13,7 +13,7 @@ import pytest
 
 from ssdplan import native
 from ssdplan.executor.store import Record, Store, check
-from ssdplan.executor.store.layout import COPIES, LONGEST_EXTENT, Layout
+from ssdplan.executor.store.layout import LONGEST_EXTENT, MOST_KEPT, Layout
 from ssdplan.executor.store.store import required_bytes
 from ssdplan.executor.store.striping import STRIPE_BYTES, Striping
 from ssdplan.executor.store.volumes import Staging
@@ -202,7 +202,7 @@ def test_extents_are_no_longer_than_one_checksum_may_cover():
     layout = Layout.of(one(21 * MIB + PAGE, 20 * MIB), durable=True)
     assert all(extent.nbytes <= LONGEST_EXTENT for extent in layout.extents)
     assert sum(extent.nbytes for extent in layout.extents) == 21 * MIB + PAGE
-    assert layout.nbytes == COPIES * (21 * MIB + PAGE)
+    assert layout.nbytes == (MOST_KEPT + 1) * (21 * MIB + PAGE)
     places = sorted((place, extent.nbytes) for extent in layout.extents for place in extent.places)
     assert all(left + nbytes <= right for (left, nbytes), (right, _) in itertools.pairwise(places))
 

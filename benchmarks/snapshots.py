@@ -1,0 +1,198 @@
+"""What snapshots cost, and going on from one, at several shares of the optimizer states on host: a table.
+
+For each share it solves a plan, trains with a snapshot every few steps, and goes on once more. A snapshot costs what it
+wrote and committed, the delayed updates that it finished early, and what the step behind it took longer than a steady
+one of the same run (less, where those updates are then done). Beside it the same states go to the same drive by plain
+torch.save and a flush of the file, and come back by torch.load, in turns with the runs. Only the commands of ssdplan
+and a process with torch do the work; what they write lies in one folder, which goes when it ends.
+
+    python benchmarks/snapshots.py --work DIR [--only small] [--steps 16] [--json FILE]
+"""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ssdplan.plans.plan import Plan
+
+HOUR = 3600.0
+SHARES = (0.0, 0.5, 1.0)
+EVERY = 4
+STATE_BYTES = 12
+"""Of a parameter: master and two moments in fp32."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A random Llama, how it is trained, and what is needed of memory and drive."""
+
+    hidden: int
+    layers: int
+    sequence: int
+    micro_batches: int
+    host: str
+    space_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came out; seconds are medians of the run."""
+
+    share: float
+    step_seconds: float
+    snapshot_bytes: int
+    snapshot_seconds: float
+    flush_seconds: float
+    after_seconds: float
+    """What the step behind a snapshot took longer than a steady one."""
+    drive_seconds: float
+    """What the drive takes to write the snapshot's bytes, at the bandwidth that was profiled."""
+    snapshots: int
+    resume_seconds: float
+    save_seconds: float
+    """torch.save of all states, flushed."""
+    load_seconds: float
+
+    @property
+    def cost_seconds(self) -> float:
+        return self.snapshot_seconds + self.flush_seconds + self.after_seconds
+
+    @property
+    def besides(self) -> float:
+        """Of a step: what a snapshot costs besides the drive's own time."""
+        return (self.cost_seconds - self.drive_seconds) / self.step_seconds
+
+
+SHAPES = {
+    "small": Shape(768, 12, 256, 8, "4GiB", 16 << 30),
+    "medium": Shape(1536, 16, 256, 8, "12GiB", 48 << 30),
+    "tiny": Shape(128, 4, 64, 4, "1GiB", 2 << 30),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="on the drive to measure")
+    parser.add_argument("--only", choices=sorted(SHAPES), default="small", help="the shape [small]")
+    parser.add_argument("--steps", type=int, default=16, metavar="N", help=f"a run; a snapshot every {EVERY} [16]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    given = parser.parse_args()
+    shape = SHAPES[given.only]
+    if given.steps < 2 * EVERY:
+        parser.error(f"--steps {given.steps}: at least {2 * EVERY}")
+    if shutil.disk_usage(given.work).free < shape.space_bytes:
+        parser.exit(5, f"error: {given.work}: fewer than {shape.space_bytes >> 30} GiB are free\n")
+    with tempfile.TemporaryDirectory(prefix="ssdplan-snapshots-", dir=given.work) as folder:
+        made = prepared(Path(folder), shape)
+        rows = []
+        for share in SHARES:
+            rows.append(measured(made, shape, share, given.steps))
+            print(line(rows[-1]), flush=True)
+    if given.json:
+        each = [asdict(row) | {"cost_seconds": row.cost_seconds, "besides": row.besides} for row in rows]
+        given.json.write_text(json.dumps(each, indent=1) + "\n")
+
+
+def prepared(folder: Path, shape: Shape) -> Path:
+    """A model, a text and a profile in `folder`."""
+    python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
+           "--out", folder / "model")  # fmt: skip
+    words = random.Random(1)
+    (folder / "data.txt").write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
+    command("profile", "--model", folder / "model", "--volume", folder, "--sequence-length", shape.sequence,
+            "--micro-batch-sizes", 1, "-o", folder / "profile.json")  # fmt: skip
+    return folder
+
+
+def measured(folder: Path, shape: Shape, share: float, steps: int) -> Row:
+    command("solve", folder / "profile.json", "--host-memory", shape.host, "--micro-batches", shape.micro_batches,
+            "--residency", f"optimizer={share}", "-o", folder / "plan.json")  # fmt: skip
+    plan = Plan.load(folder / "plan.json")
+    states = STATE_BYTES * sum(state.elements for state in plan.model.states)
+    plain = [saved_and_loaded(folder, states)]
+    out = folder / "run"
+    command("run", folder / "plan.json", "--data", folder / "data.txt", "--steps", steps, "--snapshot-every", EVERY,
+            "--out", out)  # fmt: skip
+    plain.append(saved_and_loaded(folder, states))
+    command("run", "--resume", out, "--steps", steps + 1)
+    plain.append(saved_and_loaded(folder, states))
+    lines = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
+    shutil.rmtree(out)
+    seconds = {each["step"]: each["step_seconds"] for each in lines if "loss" in each and each["step"] <= steps}
+    # The run's last snapshot has no step of the run behind it.
+    snapshots = [each for each in lines if "snapshot_seconds" in each and each["step"] < steps]
+    behind = {1, *(each["step"] + 1 for each in snapshots)}
+    steady = statistics.median(seconds[step] for step in seconds if step not in behind)
+    bandwidth = sum(volume.frontier[-1].write for volume in plan.machine.volumes)
+    nbytes = snapshots[0]["snapshot_bytes"]
+    return Row(
+        share=share,
+        step_seconds=steady,
+        snapshot_bytes=nbytes,
+        snapshot_seconds=statistics.median(each["snapshot_seconds"] for each in snapshots),
+        flush_seconds=statistics.median(each["flush_seconds"] for each in snapshots),
+        after_seconds=statistics.median(seconds[each["step"] + 1] - steady for each in snapshots),
+        drive_seconds=nbytes / bandwidth,
+        snapshots=len(snapshots),
+        resume_seconds=next(each["resume_seconds"] for each in lines if "resume_seconds" in each),
+        save_seconds=statistics.median(save for save, _ in plain),
+        load_seconds=statistics.median(load for _, load in plain),
+    )
+
+
+def saved_and_loaded(folder: Path, nbytes: int) -> tuple[float, float]:
+    """Seconds to save `nbytes` of tensors and flush them, and to load them again."""
+    path = folder / "states.pt"
+    code = (
+        "import sys, time, os, torch\n"
+        "path, count = sys.argv[1], int(sys.argv[2]) // 4\n"
+        "states = {str(i): torch.rand(count // 16) for i in range(16)}\n"
+        "start = time.perf_counter()\n"
+        "torch.save(states, path)\n"
+        "file = os.open(path, os.O_RDONLY); os.fsync(file)\n"
+        "print(time.perf_counter() - start)\n"
+        "os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+        "states = None\n"
+        "start = time.perf_counter()\n"
+        "torch.load(path)\n"
+        "print(time.perf_counter() - start)\n"
+    )
+    call = [sys.executable, "-c", code, str(path), str(nbytes)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR, check=True)
+    path.unlink()
+    save, load = map(float, done.stdout.split())
+    return save, load
+
+
+def line(row: Row) -> str:
+    gib = 1 << 30
+    return (
+        f"optimizer states on host {row.share:4.0%}  step {row.step_seconds:6.2f} s  snapshot "
+        f"{row.snapshot_bytes / gib:5.2f} GiB in {row.snapshot_seconds:5.2f} s (drive alone {row.drive_seconds:5.2f} s)"
+        f" + flush {row.flush_seconds:5.2f} s, step behind it {row.after_seconds:+.2f} s: {row.besides:+.1%} of a step "
+        f"besides the drive  resume {row.resume_seconds:5.2f} s  torch.save {row.save_seconds:5.2f} s, load "
+        f"{row.load_seconds:5.2f} s  ({row.snapshots} snapshots)"
+    )
+
+
+def command(*arguments: object) -> None:
+    python("ssdplan.cli", *arguments)
+
+
+def python(module: str, *arguments: object) -> None:
+    """Run a module, quietly; what it said is shown when it fails."""
+    call = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR)
+    if done.returncode:
+        sys.exit(f"{' '.join(call)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A run's model out: from its last snapshot, or the one that it finished with.
+
+Owns the choice. Weights stream, a home of them at a time; the store is only read, and nothing else of the run changes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.errors import MismatchError, UsageError
+
+from .checks import DTYPES
+from .export import copy_model, export_model
+from .model import open_model
+from .moving import Snapshotted
+from .records import Records
+from .resume import Kept, reopened
+from .run_directory import MODEL, RUN, RunDirectory
+from .states import saved_entries
+from .store import Store
+
+Progress = Callable[[float, str], None]
+
+
+def export_run(
+    run: Path,
+    to: Path,
+    *,
+    model: Path | None = None,
+    volumes: Sequence[Path] = (),
+    progress: Progress = lambda share, what: None,
+) -> int | None:
+    """Write the model of `run` to the new directory `to`, as a run writes its own when it ends. `model`: the directory
+    of the one that was trained, if it moved; `volumes`: where else the run's store may be.
+
+    Returns the step that it is the model of, None for the model of a run that kept no snapshots. Raises as
+    `resume.reopened` and `export.export_model`, UsageError when there is nothing to export, MismatchError when `model`
+    is another model.
+    """
+    with RunDirectory.open(run) as directory:
+        if not directory.run.snapshots:
+            if not (run / MODEL).is_dir():
+                raise UsageError(f"{run}: has neither a snapshot nor a finished model")
+            copy_model(to, run / MODEL)
+            return None
+    with reopened(run, volumes) as kept:
+        if kept.snapshot is None:
+            raise UsageError(f"{run}: was stopped before its first snapshot, so there is nothing to export")
+        _stream(kept, to, model or _source(kept), progress)
+        return kept.snapshot.step
+
+
+def _source(kept: Kept) -> Path:
+    """The directory of the model that was trained: as the run was told, or as its plan has it."""
+    told = kept.directory.run.options.get("model", kept.plan.model.path)
+    if not isinstance(told, str) or not Path(told).is_dir():
+        raise UsageError(
+            f"{kept.directory.path / RUN}: the model that was trained is not at {told}; name it by --model"
+        )
+    return Path(told)
+
+
+def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
+    dtype = DTYPES[kept.plan.decision.precision]
+    model = open_model(source, dtype)
+    if model.fingerprint != kept.plan.model.fingerprint:
+        raise MismatchError(f"{source}: is another model than {kept.plan.model.name}, which the run trained")
+    schedule = build_schedule(kept.plan.model, kept.plan.decision)
+    records = Records.of(schedule, snapshots=True)
+    store = Store.open(kept.volumes, records.records)
+    try:
+        held = Snapshotted(schedule, records.places(schedule), store)
+        tensors = _told(held.tensors(model, dtype), sum(state.elements for state in model.states), progress)
+        export_model(to, source=source, entries=saved_entries(model, dtype), tensors=tensors)
+    finally:
+        store.close()
+
+
+def _told(
+    tensors: Iterator[tuple[str, torch.Tensor]], total: int, progress: Progress
+) -> Iterator[tuple[str, torch.Tensor]]:
+    done = 0
+    for name, piece in tensors:
+        yield name, piece
+        done += piece.numel()
+        progress(min(done / total, 1.0), f"writing {name}")

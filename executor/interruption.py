@@ -1,0 +1,48 @@
+"""Interruptions of a run that keeps snapshots: the first signal asks it to stop with one, the second stops it at once.
+
+Owns the handlers of SIGINT and SIGTERM while such a run trains. What stopping takes is the run's business.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """While it is entered in the main thread, SIGINT and SIGTERM set `asked` and tell so; once it is set they do what
+    they did before. One that is ignored stays ignored."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.asked = False
+        self._tell = tell
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                before = signal.getsignal(number)
+                if callable(before) or before == signal.SIG_DFL:
+                    self._before[number] = before
+                    signal.signal(number, self._noted)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _noted(self, number: int, frame: FrameType | None) -> None:
+        if not self.asked:
+            self.asked = True
+            # In a thread of its own: the signal may have come while this one was writing a line.
+            threading.Thread(target=self._tell, daemon=True).start()
+            return
+        before = self._before[signal.Signals(number)]
+        if callable(before):
+            before(number, frame)
+        else:
+            signal.signal(number, before)
+            signal.raise_signal(number)

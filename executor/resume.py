@@ -1,0 +1,141 @@
+"""What a run left behind: its last snapshot, found again wherever its volumes are, and what a crash left besides.
+
+Owns the choice of a store among those that a stopped run may have, and the clearing of the others. It reads no states.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdplan.plans.errors import MismatchError, StoreError, UsageError
+from ssdplan.plans.plan import Plan
+
+from .metrics import tells_of_snapshot
+from .recipe import Recipe
+from .run_directory import METRICS, MODEL, PLAN, RunDirectory
+from .snapshots import Origin, Snapshot
+from .store import SUFFIX, Lying, discard, survey
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that was stopped."""
+
+    directory: RunDirectory
+    plan: Plan
+    """That of the last snapshot, or that it was started with."""
+    snapshot: Snapshot | None
+    """The last; None when it was stopped before the first, and begins again."""
+    volumes: tuple[Path, ...]
+    """Of the store that has it; none without."""
+    others: tuple[Lying, ...]
+    """Stores of this run that are of no use any more."""
+
+    @property
+    def step(self) -> int:
+        return self.snapshot.step if self.snapshot else 0
+
+    def lies_in(self, places: Sequence[Path]) -> bool:
+        """Whether the snapshot's volumes are in or at these places, and nowhere else."""
+        named = {place.absolute() for place in places}
+        return all({path.absolute(), path.absolute().parent} & named for path in self.volumes)
+
+    def tidy(self) -> None:
+        """Clear away what crashes left: stores without use, files of the run's directory that never became one."""
+        for lying in self.others:
+            made = lying.metadata.get("made", ())
+            flags = made if len(made) == len(lying.paths) else [self._own(path) for path in lying.paths]
+            discard(lying, [bool(flag) for flag in flags])
+        for path in self.directory.path.glob(f"*{SUFFIX}"):
+            if path.absolute() not in {volume.absolute() for volume in self.volumes}:
+                path.unlink()
+
+    def begin_again(self, plan: Plan, places: Sequence[Path]) -> None:
+        """Clear away what there is of a run that was stopped before its first snapshot, but run.json: it begins with
+        `plan`, its store at `places`."""
+        assert self.snapshot is None
+        (self.directory.path / METRICS).unlink(missing_ok=True)
+        self.tidy()
+        self.directory.change(volumes=places, left=())
+        self.directory.moved(plan)
+
+    def require_same(self, plan: Plan, origin: Origin, recipe: Recipe, anyway: Callable[[str], None] | None) -> None:
+        """Refuse to go on with what would be another run; `anyway` takes what is another instead, where the states can
+        be used at all.
+
+        Raises MismatchError, and UsageError when there is nothing left to do or less than nothing.
+        """
+        path, snapshot = self.directory.path, self.snapshot
+        if snapshot is None:
+            return
+        if recipe.steps < snapshot.step:
+            raise UsageError(f"--steps {recipe.steps}: the run has {snapshot.step} behind it")
+        if recipe.steps == snapshot.step and (path / MODEL).exists():
+            raise UsageError(f"{path}: its {snapshot.step} steps are done; to go on, give --steps a larger number")
+        ours, theirs = ([(state.name, state.elements) for state in each.model.states] for each in (self.plan, plan))
+        if ours != theirs or self.plan.decision.optimizer_states != plan.decision.optimizer_states:
+            raise MismatchError(f"{path}: its states are not laid out as those of this plan; it cannot go on with it")
+        differences = snapshot.origin.differences(origin)
+        rows = plan.decision.micro_batches * plan.decision.micro_batch_size
+        if snapshot.samples != snapshot.step * rows:
+            differences.append(f"the next row of data would be {snapshot.step * rows}, not {snapshot.samples}")
+        if differences and not anyway:
+            raise MismatchError(
+                f"{path}: this would be another run than the one that was stopped: {'; '.join(differences)}; go on "
+                "with what it had, or with --resume-anyway to other losses"
+            )
+        if differences and anyway:
+            anyway(f"goes on as another run than the one that was stopped: {'; '.join(differences)}")
+
+    def _own(self, path: Path) -> bool:
+        return path.absolute().parent == self.directory.path.absolute()
+
+
+@contextlib.contextmanager
+def reopened(path: Path, volumes: Sequence[Path] = ()) -> Iterator[Kept]:
+    """The stopped run in directory `path`, locked. `volumes`: where else its store may be now.
+
+    Raises UsageError for what is no run, or one without snapshots; StoreError when another process has it, or when its
+    store is missing, damaged or not whole.
+    """
+    with RunDirectory.open(path) as directory:
+        if not directory.run.snapshots:
+            raise UsageError(
+                f"{path}: kept no snapshots, so it cannot go on; start it again with --snapshot-every or "
+                "--snapshot-minutes"
+            )
+        places = list(
+            dict.fromkeys(place.absolute() for place in (*volumes, *directory.volumes, *directory.left, path))
+        )
+        ours = [lying for lying in survey(places) if lying.store in directory.run.stores]
+        whole = [lying for lying in ours if lying.generation and not lying.refused]
+        if not whole:
+            _require_unused(directory, ours, places)
+            yield Kept(directory, Plan.load(path / PLAN), None, (), tuple(ours))
+            return
+        snapshots = {lying.store: Snapshot.read(lying.metadata, str(lying.paths[0])) for lying in whole}
+        last = max(whole, key=lambda lying: (snapshots[lying.store].step, directory.run.stores.index(lying.store)))
+        for lying in ours:
+            if lying.refused and lying.metadata.get("step", 0) > snapshots[last.store].step:
+                raise StoreError(lying.refused)
+        plan = directory.plan(last.plan_sha256)
+        if plan is None:
+            raise StoreError(
+                f"{path}: none of the plans here is that of the store on {' '.join(map(str, last.paths))} (sha256 "
+                f"{last.plan_sha256[:8]}); bring the run's own back"
+            )
+        yield Kept(
+            directory, plan, snapshots[last.store], last.paths, tuple(lying for lying in ours if lying is not last)
+        )
+
+
+def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequence[Path]) -> None:
+    """Raise StoreError unless the run was stopped before its first snapshot."""
+    for lying in ours:
+        if lying.refused and lying.generation:
+            raise StoreError(lying.refused)
+    if not ours and tells_of_snapshot(directory.path / METRICS):
+        raise StoreError(
+            f"{directory.path}: its store is on none of {' '.join(map(str, places))}; name where it is with --volume"
+        )

@@ -1,0 +1,179 @@
+"""A run's directory: what lies in it, whose it is at the moment, and how it changes so that no crash leaves it unclear.
+
+Owns run.json, the plans beside it, and the order in which both are written around the making of a store. Before a store
+is made its identity is in run.json and its plan is in the directory, so whatever store is found later is known.
+"""
+
+import contextlib
+import errno
+import itertools
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from ssdplan.plans.documents import Document, Name
+from ssdplan.plans.errors import DiskFullError, UsageError
+from ssdplan.plans.plan import Plan
+
+from .metrics import flush_directory
+from .store import Locks
+
+SCHEMA: Literal["ssdplan.run/1"] = "ssdplan.run/1"
+OptionValue = bool | str | tuple[str, ...]
+
+RUN, PLAN, METRICS, MODEL = "run.json", "plan.json", "metrics.jsonl", "model"
+_NEXT = "plan.next.json"
+"""The plan of a store that the run is moving to."""
+
+
+class Run(Document):
+    """run.json: what a run was started with, or went on with last."""
+
+    schema_: Literal["ssdplan.run/1"] = Field(alias="schema")
+    options: dict[Name, OptionValue] = Field(default_factory=dict)
+    """Of `ssdplan run`, by name, resolved: paths are absolute, and what was not given has its default."""
+    volumes: tuple[str, ...] = ()
+    """Where the store was to lie, absolute; none: in the run's directory."""
+    snapshots: bool = False
+    """Whether it keeps any."""
+    left: tuple[str, ...] = ()
+    """Volumes that it is moving away from, on which a crash leaves what must be cleared."""
+    stores: tuple[str, ...] = ()
+    """The identities of the stores that it may have made, the latest last: others on a volume are not its own."""
+
+
+class RunDirectory:
+    """A run's directory, locked for as long as it is open."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path, self.run = path, run
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: Path, run: Run, plan: Plan) -> Iterator[Self]:
+        """A new one; what is in it goes again when the run ends before its first step. Raises UsageError where it
+        cannot be made or is not empty, StoreError when another run has it."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(
+                f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
+                + (f", or go on with it: ssdplan run --resume {path}" if (path / RUN).exists() else "")
+            )
+        try:
+            made = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot make this directory: {error.strerror}") from error
+        with _locked(path):
+            try:
+                _save(plan, path / PLAN)
+                _save(run, path / RUN)
+                yield cls(path, run)
+            except BaseException:
+                if not (path / METRICS).exists():
+                    for entry in path.iterdir():
+                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                    if made:
+                        path.rmdir()
+                raise
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path) -> Iterator[Self]:
+        """That of a run that ended or was stopped. Raises UsageError for what is none, StoreError when it goes on."""
+        if not (path / RUN).is_file():
+            raise UsageError(f"{path}: no run that could go on: it has no {RUN}")
+        with _locked(path):
+            yield cls(path, Run.load(path / RUN))
+
+    @property
+    def volumes(self) -> list[Path]:
+        """Where its stores are made."""
+        return [Path(place) for place in self.run.volumes] or [self.path]
+
+    @property
+    def left(self) -> list[Path]:
+        return [Path(place) for place in self.run.left]
+
+    def plan(self, sha256: str) -> Plan | None:
+        """Its plan of that hash, if it is here."""
+        plans = (Plan.load(path) for path in sorted(self.path.glob("plan*.json")))
+        return next((plan for plan in plans if plan.sha256() == sha256), None)
+
+    def change(
+        self,
+        *,
+        options: Mapping[str, OptionValue] | None = None,
+        volumes: Sequence[Path] | None = None,
+        left: Sequence[Path] | None = None,
+        stores: Sequence[str] | None = None,
+    ) -> None:
+        """Write run.json with other values of these fields."""
+        changed: dict[str, object] = {}
+        if options is not None:
+            changed["options"] = dict(options)
+        if volumes is not None:
+            # Its own directory goes without a name, so that it may move.
+            named = [place.absolute() for place in volumes]
+            changed["volumes"] = () if named == [self.path.absolute()] else tuple(map(str, named))
+        if left is not None:
+            changed["left"] = tuple(str(place.absolute()) for place in left)
+        if stores is not None:
+            changed["stores"] = tuple(stores)
+        self.run = self.run.model_copy(update=changed)
+        _save(self.run, self.path / RUN)
+
+    def next_store(self) -> bytes:
+        """The identity of a store that is to be made."""
+        identity = secrets.token_bytes(16)
+        self.change(stores=(*self.run.stores, identity.hex()))
+        return identity
+
+    def plan_ahead(self, plan: Plan) -> None:
+        """Keep the plan of a store that the run is to move to."""
+        _save(plan, self.path / _NEXT)
+
+    def forget_ahead(self) -> None:
+        (self.path / _NEXT).unlink(missing_ok=True)
+
+    def moved(self, plan: Plan) -> str:
+        """The run is at `plan` now, whatever a crash left of the move: that is plan.json, and the one that it was is
+        under a name of its own (plan-0.json, then plan-1.json), which is returned."""
+        current, earlier = self.path / PLAN, ""
+        if current.exists() and Plan.load(current).sha256() != plan.sha256():
+            number = next(n for n in itertools.count() if not (self.path / f"plan-{n}.json").exists())
+            earlier = current.rename(self.path / f"plan-{number}.json").name
+        if not current.exists():
+            _save(plan, current)
+        self.forget_ahead()
+        return earlier
+
+    def put_model_aside(self, step: int) -> None:
+        """Give the model of a run that ended after `step` steps, and went on, a name of its own."""
+        if (self.path / MODEL).exists():
+            (self.path / MODEL).rename(self.path / f"{MODEL}-{step}")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    locks = Locks()
+    try:
+        locks.take(path)
+        yield
+    finally:
+        locks.close()
+
+
+def _save(document: Document, path: Path) -> None:
+    """Durably. Raises DiskFullError, UsageError where it cannot be written otherwise."""
+    try:
+        document.save(path)
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(str(error)) from error
+        raise
+    with contextlib.suppress(OSError):  # it is there; only a power cut could still take the name
+        flush_directory(path.parent)

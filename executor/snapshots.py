@@ -1,0 +1,147 @@
+"""Snapshots: what one says beside the states.
+
+Owns the document that a generation of the store carries, and what in a run's origin decides its losses, so that a run
+which goes on is known to be the one that was stopped. The states themselves are the store's.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from ssdplan.plans.documents import Name, Part, describe
+from ssdplan.plans.errors import StoreError
+from ssdplan.plans.plan import Plan
+
+from .checkpoint import weight_files
+from .model import StreamedModel
+from .recipe import Recipe, Scalar
+
+SCHEMA: Literal["ssdplan.snapshot/1"] = "ssdplan.snapshot/1"
+_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+
+
+class Origin(Part):
+    """What decides a run's losses and weights, to the bit, besides the number of steps."""
+
+    model: str
+    """The fingerprint of its configuration and tensors."""
+    weights: str
+    """sha256 of its files' names and lengths, and of their headers and 256 pages spread over each: two checkpoints of
+    one model differ everywhere, and nobody waits for a hash of hundreds of gigabytes."""
+    data: str
+    """sha256 of the training text and the tokenizer."""
+    batch: dict[Name, Scalar]
+    """What of the plan changes numbers: micro-batches, their order, precision, threads. Residencies, delay ratio and
+    volumes do not."""
+    recipe: dict[Name, Scalar]
+
+    @classmethod
+    def of(cls, plan: Plan, model: StreamedModel, data: str, recipe: Recipe) -> Self:
+        decision = plan.decision
+        batch: dict[str, Scalar] = {
+            "micro_batches": decision.micro_batches,
+            "micro_batch_size": decision.micro_batch_size,
+            "sequence_length": decision.sequence_length,
+            "precision": decision.precision,
+            "optimizer": decision.optimizer,
+            "optimizer_states": decision.optimizer_states,
+            "clip_grad_norm": decision.clip_grad_norm,
+            # With one micro-batch there is one order.
+            "schedule": decision.schedule if decision.micro_batches > 1 else "any",
+            "head_chunk_tokens": plan.model.head_chunk_tokens,
+            "device": plan.machine.device,
+            "compute_threads": plan.machine.compute_threads,
+        }
+        return cls(
+            model=model.fingerprint,
+            weights=weights_fingerprint(model.path),
+            data=data,
+            batch=batch,
+            recipe=recipe.deciding(),
+        )
+
+    def differences(self, now: "Origin") -> list[str]:
+        """What is another in `now`, each in words."""
+        found = [
+            f"the {what} changed"
+            for what, before, after in (
+                ("model's configuration", self.model, now.model),
+                ("model's weights", self.weights, now.weights),
+                ("training data", self.data, now.data),
+            )
+            if before != after
+        ]
+        for before, after in ((self.batch, now.batch), (self.recipe, now.recipe)):
+            found += [
+                f"{name} was {_told(before, name)} and is {_told(after, name)}"
+                for name in sorted({*before, *after})
+                if before.get(name) != after.get(name) or (name in before) != (name in after)
+            ]
+        return found
+
+
+class Scaling(Part):
+    """The loss scale of the next step in fp16, as `scaling.LossScale` has it."""
+
+    scale: float = Field(gt=0.0, allow_inf_nan=False)
+    growth_interval: int = Field(ge=1, lt=1 << 40)
+    good_steps: int = Field(ge=0, lt=1 << 40)
+    skipped: int = Field(ge=0, lt=1 << 40)
+
+
+class Snapshot(Part):
+    """What a generation of a run's store says of itself (docs/snapshots.md). All random numbers follow from the
+    recipe's seed and the step, the learning rate from the step and how many were skipped."""
+
+    schema_: Literal["ssdplan.snapshot/1"] = Field(alias="schema")
+    step: int = Field(ge=0, lt=1 << 40)
+    """Updates that the states have seen; none is pending."""
+    samples: int = Field(ge=0, lt=1 << 60)
+    """Rows of the training data that were used, over all epochs: the next step begins with this one."""
+    origin: Origin
+    scaling: Scaling | None = None
+    """In fp16; None in the other precisions, which have none."""
+    made: tuple[bool, ...]
+    """For each volume whether it is a file that the run made, and may delete."""
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, Any], store: str) -> Self:
+        """Raises StoreError when a store's metadata is not that of a snapshot; `store` names it."""
+        try:
+            return cls.model_validate(metadata)
+        except ValidationError as error:
+            raise StoreError(f"{store}: its snapshot cannot be read: {describe(error, cls)}") from error
+
+    def with_files(self, made: tuple[bool, ...]) -> Self:
+        """The same in a store that was made of these."""
+        return self.model_copy(update={"made": made})
+
+    def metadata(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def weights_fingerprint(path: Path) -> str:
+    """Of a model directory's safetensors files; see `Origin.weights`."""
+    digest = hashlib.sha256()
+    for file in weight_files(path):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+            digest.update(stream.read(min(header, size)))
+            begin = min(8 + header, size)
+            for number in range(_SAMPLES):
+                stream.seek(begin + (size - begin) * number // _SAMPLES)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _told(values: Mapping[str, Scalar], name: str) -> str:
+    value = values.get(name)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "not given" if value is None else str(value)

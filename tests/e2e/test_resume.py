@@ -1,0 +1,132 @@
+"""Runs that are stopped, go on and are exported, as a user does it: options, exit codes and what is said."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_commands import COMMAND, ENVIRONMENT, home, refused, ssdplan
+
+__all__ = ["home"]
+TRAIN = ["--data", "text.txt", "--eval-data", "held-out.txt", "--lr", "3e-3", "--seed", 3, "--no-pack"]
+
+
+def start(home: Path, out: Path, *options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "run", *map(str, ["plan.json", *TRAIN, "--out", out, *options])],
+        cwd=home,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"never said: {text}")
+
+
+@pytest.fixture(scope="module")
+def rows(home) -> Path:
+    """A text of many rows, so that --no-pack means something."""
+    lines = [json.dumps({"text": f"row {i}: " + "the quick brown fox " * (1 + i % 3)}) for i in range(40)]
+    (home / "rows.jsonl").write_text("\n".join(lines))
+    TRAIN[1] = "rows.jsonl"
+    return home
+
+
+def test_a_stopped_run_goes_on_from_anywhere_with_no_option_repeated(rows, tmp_path):
+    """SIGTERM, then kill -9, then to the end; the same model as that of a run that nobody stopped."""
+    out = tmp_path / "run"
+    process = start(rows, out, "--steps", 100000, "--snapshot-every", 1000)
+    try:
+        wait_for(process, "step 3/")
+        assert "in use by another run" in refused("run", "--resume", out, cwd=rows, code=7)
+        assert "in use by another run" in refused("export", out, "--to", tmp_path / "e", cwd=rows, code=7)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    assert f"go on with ssdplan run --resume {out}" in said and "stops with a snapshot" in said
+    step = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    again = ["run", "--resume", out]
+    assert f"has {step} behind it" in refused(*again, "--steps", 1, cwd=tmp_path, code=2)
+    goal = step + 4
+    ssdplan("run", "plan.json", *TRAIN, "--steps", goal, "--out", tmp_path / "goal", cwd=rows)
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, again), "--steps", str(goal), "--snapshot-every", "1"],
+        cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(process, f"snapshot after {step + 1} steps")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    # From here on nothing is repeated, not even --steps.
+    done = ssdplan(*again, cwd=tmp_path)
+    assert "training loss" in done.stdout and f"step {goal}/{goal}" in done.stderr
+    one, other = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("run", "goal"))
+    assert one == other
+    kept = json.loads((out / "run.json").read_text())
+    assert kept["options"]["steps"] == str(goal) and kept["options"]["pack"] is False
+    assert kept["options"]["data"] == str(rows / "rows.jsonl")
+    assert "are done" in refused(*again, cwd=tmp_path, code=2)
+    ssdplan("show", out, cwd=tmp_path)
+
+
+def test_what_is_another_run_is_named(rows, tmp_path):
+    out = tmp_path / "run"
+    ssdplan("run", "plan.json", *TRAIN, "--steps", 2, "--snapshot-every", 1, "--keep", 1, "--out", out, cwd=rows)
+    again = ["run", "--resume", out, "--steps", 3]
+    error = refused(*again, "--lr", "1e-5", cwd=rows, code=8)
+    assert "optimizer.lr was 0.003 and is 1e-05" in error and "--resume-anyway" in error
+    assert "training data changed" in refused(*again, "--data", "text.txt", cwd=rows, code=8)
+    done = ssdplan(*again, "--lr", "1e-5", "--resume-anyway", cwd=rows)
+    assert "goes on as another run" in done.stderr
+    assert json.loads((out / "run.json").read_text())["options"]["lr"] == "1e-05"
+
+
+def test_a_run_is_exported(rows, tmp_path):
+    out = tmp_path / "run"
+    ssdplan("run", "plan.json", *TRAIN, "--steps", 2, "--snapshot-every", 1, "--out", out, cwd=rows)
+    done = ssdplan("export", out, "--to", tmp_path / "exported", cwd=tmp_path)
+    assert "the model after 2 steps is in" in done.stderr
+    for path in (out / "model").iterdir():
+        assert (tmp_path / "exported" / path.name).read_bytes() == path.read_bytes()
+    assert "not an empty directory" in refused("export", out, "--to", tmp_path / "exported", cwd=rows, code=2)
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+
+
+def test_wrong_usage_is_named(rows, tmp_path):
+    run = ["run", "plan.json", "--data", "text.txt", "--steps", 1]
+    for arguments, says in (
+        (["run"], "PLAN, --data, --steps, --out"),
+        (run, "needs --out"),
+        ([*run, "--out", tmp_path / "run", "--keep", 3, "--snapshot-every", 1], "--keep 3"),
+        ([*run, "--out", tmp_path / "run", "--keep", 1], "--keep 1: "),
+        ([*run, "--out", tmp_path / "run", "--resume-anyway"], "--resume-anyway"),
+        (["run", "--resume", tmp_path], "no run that could go on"),
+        (["run", "--resume", tmp_path, "--out", tmp_path / "run"], "--out"),
+        (["export", tmp_path, "--to", tmp_path / "e"], "no run"),
+    ):
+        assert says in refused(*arguments, cwd=rows, code=2), arguments
+    out = tmp_path / "run"
+    ssdplan(*run, "--snapshot-every", 1, "--out", out, cwd=rows)
+    kept = json.loads((out / "run.json").read_text())
+    for change, says in (
+        ({"options": {**kept["options"], "snapshot_evry": "2"}}, "did you mean snapshot_every?"),
+        ({"options": {**kept["options"], "lr": "fast"}}, "'fast' is not a number"),
+        ({"schema": "ssdplan.run/2"}, "schema"),
+    ):
+        (out / "run.json").write_text(json.dumps({**kept, **change}))
+        error = refused("run", "--resume", out, "--steps", 2, cwd=rows, code=2)
+        assert says in error and "run.json" in error

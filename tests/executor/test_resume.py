@@ -1,0 +1,544 @@
+"""A run that was stopped and goes on yields the bits of one that never was, under any plan, from whatever it left.
+
+The oracle is always the run that nobody stopped. tests/executor/test_kills.py kills runs at any moment.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ssdplan.executor.checks import DTYPES
+from ssdplan.executor.device import EmulatedDevice
+from ssdplan.executor.export_run import export_run
+from ssdplan.executor.learning_rate import LearningRate
+from ssdplan.executor.metrics import StepMetrics
+from ssdplan.executor.model import open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.recipe import Recipe, Watch
+from ssdplan.executor.resume import Kept, reopened
+from ssdplan.executor.run_directory import Run
+from ssdplan.executor.scaling import LossScale
+from ssdplan.executor.store import check, initialise
+from ssdplan.executor.train import Result, train
+from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
+from ssdplan.plans.plan import Plan
+from tests.executor.planned import make_plan
+from tests.executor.runs import LENGTH, prepare
+from tests.executor.test_moving import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits
+
+STEPS = 6
+RECIPE: dict[str, Any] = {"steps": STEPS, "optimizer": AdamW(lr=1e-3, weight_decay=0.1), "eval_every": 4}
+
+
+class Stop(Exception):  # noqa: N818 - it stands for a crash
+    """What a test stops a run by."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    return prepare(tmp_path_factory.mktemp("models"), layers=2)
+
+
+def plan_of(directory: Path, choices: dict[str, Any], **more: Any) -> Plan:
+    precision = {**choices, **more}.get("precision", "fp32")
+    model = open_model(directory / "llama", DTYPES[precision])
+    return make_plan(model, sequence_length=LENGTH, **{**choices, **more})
+
+
+def run(
+    directory: Path,
+    out: Path,
+    plan: Plan | None,
+    *,
+    kept: Kept | None = None,
+    at: Callable[[int], None] = lambda step: None,
+    notes: list[str] | None = None,
+    volumes: tuple[Path, ...] = (),
+    anyway: bool = False,
+    data: str = "text.txt",
+    **recipe: Any,
+) -> Result:
+    """Train; `at` is called behind every step, with its number."""
+    plan = plan or (kept.plan if kept else None)
+    assert plan
+    model = open_model(directory / "llama", DTYPES[plan.decision.precision])
+
+    def step(metrics: StepMetrics) -> None:
+        at(metrics.step)
+
+    return train(
+        plan,
+        model,
+        EmulatedDevice(),
+        data=directory / data,
+        eval_data=directory / "held-out.txt",
+        out=out,
+        recipe=Recipe(**{**RECIPE, **recipe}),
+        volumes=volumes,
+        watch=Watch(step=step, note=(notes if notes is not None else []).append),
+        resume=kept,
+        anyway=anyway,
+    )
+
+
+def resume(
+    directory: Path, out: Path, plan: Plan | None = None, *, volumes: tuple[Path, ...] = (), **choices: Any
+) -> Result:
+    with reopened(out, volumes) as kept:
+        return run(directory, out, plan, kept=kept, volumes=volumes, **{"snapshot_every": 2, **choices})
+
+
+def stopping(step: int) -> Callable[[int], None]:
+    def at(number: int) -> None:
+        if number == step:
+            raise Stop
+
+    return at
+
+
+def stopped(directory: Path, out: Path, plan: Plan, step: int, **choices: Any) -> None:
+    with pytest.raises(Stop):
+        run(directory, out, plan, at=stopping(step), **{"snapshot_every": 2, **choices})
+
+
+def same_run(out: Path, result: Result, reference: Path, expected: Result) -> None:
+    """Losses, held-out losses, norms and weights to the bit, and one line a step."""
+    assert result.losses == expected.losses and result.eval_losses == expected.eval_losses
+    name = "model/model.safetensors"
+    assert (out / name).read_bytes() == (reference / name).read_bytes()
+    lines, others = (
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (out, reference)
+    )
+    for field in ("loss", "grad_norm", "lr", "tokens"):
+        ours, theirs = ([(line["step"], line[field]) for line in each if field in line] for each in (lines, others))
+        assert ours == theirs, field
+    report = json.loads((out / "report.json").read_text())
+    assert report["losses"] == expected.losses and report["steps"] == len(expected.losses)
+
+
+@pytest.fixture(scope="module")
+def expected(directory, tmp_path_factory) -> tuple[Path, Result]:
+    """The run that nobody stops. It takes no snapshots, so these are also seen to change nothing."""
+    out = tmp_path_factory.mktemp("expected") / "run"
+    return out, run(directory, out, plan_of(directory, SPREAD))
+
+
+@pytest.mark.parametrize("choices", [SPREAD, ON_SSD, ON_HOST, UNIFIED])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_stopped_run_goes_on_to_the_same_bits(directory, tmp_path, expected, choices, keep):
+    """With its states on ssd, on host alone, or both; stopped twice."""
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, choices), 3, keep=keep)
+    size = (out / "volume-0.ssdplan").stat().st_size
+    with pytest.raises(Stop):
+        resume(directory, out, at=stopping(5), keep=keep)
+    result = resume(directory, out, keep=keep)
+    same_run(out, result, *expected)
+    assert (out / "volume-0.ssdplan").stat().st_size == size and len(list(out.glob("*.ssdplan"))) == 1
+    assert not check([out], lambda share: None).damaged
+    resumed = [line for line in (out / "metrics.jsonl").read_text().splitlines() if "resume_seconds" in line]
+    assert [json.loads(line)["step"] for line in resumed] == [2, 4]
+    report = json.loads((out / "report.json").read_text())
+    assert report["predictions"] and report["steady_steps"] == 1
+    assert json.loads((out / "trace.json").read_text())["traceEvents"]
+
+
+PAIRS = [
+    (SPREAD, ON_HOST, {}),
+    (ON_HOST, SPREAD, {}),
+    (ON_SSD, ON_DEVICE, {"precision": "bf16"}),
+    (ON_DEVICE, ON_SSD, {"precision": "bf16", "optimizer_states": "bf16"}),
+    (UNIFIED, UNIFIED_ON_SSD, {}),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "common"), PAIRS)
+def test_a_run_goes_on_under_another_plan_to_the_same_bits(directory, tmp_path, first, second, common):
+    plan, other = (plan_of(directory, choices, **common) for choices in (first, second))
+    stayed = run(directory, tmp_path / "stayed", plan)
+    out = tmp_path / "run"
+    stopped(directory, out, plan, 5)
+    result = resume(directory, out, other)
+    assert bits(tmp_path / "stayed", stayed)[0] == bits(out, result)[0]
+    same_run(out, result, tmp_path / "stayed", stayed)
+    assert Plan.load(out / "plan.json") == other and Plan.load(out / "plan-0.json") == plan
+    assert not (out / "plan.next.json").exists() and len(list(out.glob("*.ssdplan"))) == 1
+
+
+def test_a_run_goes_on_with_more_steps(directory, tmp_path, expected):
+    out = tmp_path / "run"
+    notes: list[str] = []
+    run(directory, out, plan_of(directory, SPREAD), steps=4, snapshot_every=100, notes=notes)
+    assert f"after step 4, the last snapshot, are in {out / 'volume-0.ssdplan'}" in notes[-1]
+    assert f"--resume {out} --steps" in notes[-1]
+    for steps, says in ((4, "larger number"), (3, "has 4 behind it")):
+        with pytest.raises(UsageError, match=says):
+            resume(directory, out, steps=steps)
+    model = (out / "model" / "model.safetensors").read_bytes()
+    same_run(out, resume(directory, out), *expected)
+    assert (out / "model-4" / "model.safetensors").read_bytes() == model
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_the_loss_scale_and_what_was_skipped_go_on(directory, tmp_path, step):
+    """In fp16, between steps that overflow: the scale, the optimizer's count and the learning rate's place are those of
+    the run that nobody stopped."""
+    plan = plan_of(directory, SPREAD, precision="fp16", alpha=1.0)
+    choices = {
+        "steps": 8,
+        "loss_scale": LossScale(scale=2.0**26, growth_interval=2),
+        "learning_rate": LearningRate("cosine", steps=8, warmup_steps=3),
+    }
+    expected = run(directory, tmp_path / "expected", plan, **choices)
+    lines = [json.loads(line) for line in (tmp_path / "expected" / "metrics.jsonl").read_text().splitlines()]
+    skipped = [line["step"] for line in lines if line.get("skipped")]
+    assert any(number <= step - 1 for number in skipped) and any(number > step for number in skipped)
+    out = tmp_path / "run"
+    stopped(directory, out, plan, step, **choices)
+    result = resume(directory, out, **choices)
+    same_run(out, result, tmp_path / "expected", expected)
+
+
+def test_a_run_that_was_stopped_after_its_last_step_is_exported(directory, tmp_path, expected):
+    """Or while it wrote its model: there is no step left to do."""
+    out = tmp_path / "run"
+    run(directory, out, plan_of(directory, SPREAD), snapshot_every=4)
+    shutil.rmtree(out / "model")
+    (out / "report.json").unlink()
+    result = resume(directory, out)
+    same_run(out, result, *expected)
+    assert json.loads((out / "report.json").read_text())["predictions"] == []
+
+
+def test_a_run_stopped_before_its_first_snapshot_begins_again(directory, tmp_path, expected):
+    out, notes = tmp_path / "run", []
+    stopped(directory, out, plan_of(directory, SPREAD), 3, snapshot_every=100, notes=notes)
+    assert "no snapshot was taken yet" in notes[-1] and not list(out.glob("*.ssdplan"))
+    (out / "volume-0.ssdplan").write_bytes(b"cut off while it was made")
+    same_run(out, resume(directory, out, plan_of(directory, ON_SSD)), *expected)
+
+
+def test_snapshots_are_taken_by_time(directory, tmp_path):
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3, snapshot_every=0, snapshot_minutes=1e-9)
+    with reopened(out) as kept:
+        assert kept.step == 2
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    snapshots = [line for line in lines if "snapshot_seconds" in line]
+    assert [line["step"] for line in snapshots] == [1, 2]
+    plan = plan_of(directory, SPREAD)
+    on_host = plan.decision.placement["block"].optimizer_prompt_host
+    assert on_host and all(line["snapshot_bytes"] > 0 and line["flush_seconds"] > 0 for line in snapshots)
+
+
+def test_a_snapshot_writes_what_lives_on_host_and_no_more(directory, tmp_path):
+    for name, choices, share in (("ssd", ON_SSD, 0.0), ("host", ON_HOST, 1.0)):
+        plan = plan_of(directory, choices)
+        run(directory, tmp_path / name, plan, steps=2, snapshot_every=1)
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        written = {line["snapshot_bytes"] for line in lines if "snapshot_bytes" in line}
+        assert written == {int(share * 12 * sum(state.elements for state in plan.model.states))}
+
+
+# What is not the same run.
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"optimizer": AdamW(lr=2e-3, weight_decay=0.1)}, "optimizer.lr was 0.001 and is 0.002"),
+        ({"seed": 5}, "seed was 0 and is 5"),
+        ({"data": "other.txt"}, "the training data changed"),
+        ({"plan": {"micro_batches": 3}}, "micro_batches was 2 and is 3"),
+        ({"plan": {"micro_batch_size": 1}}, "micro_batch_size was 2 and is 1"),
+        ({"plan": {"schedule": "horizontal", "alpha": 0.0}}, "schedule was vertical and is horizontal"),
+        ({"plan": {"clip_grad_norm": 0.5, "alpha": 1.0}}, "clip_grad_norm was not given and is 0.5"),
+        ({"weights": True}, "the model's weights changed"),
+    ],
+)
+def test_another_run_is_refused_unless_told(directory, tmp_path, change, says):
+    home = tmp_path / "home"
+    shutil.copytree(directory, home)
+    out, notes = tmp_path / "run", []
+    stopped(home, out, plan_of(home, SPREAD), 3)
+    (home / "other.txt").write_text((home / "text.txt").read_text().replace("fox", "cat"))
+    plan = plan_of(home, SPREAD, **change.pop("plan")) if "plan" in change else None
+    if change.pop("weights", False):
+        file = home / "llama" / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+        file.write_bytes(data)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(MismatchError, match="another run") as refused:
+        resume(home, out, plan, **change)
+    assert says in str(refused.value) and "--resume-anyway" in str(refused.value)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before, "nothing was touched"
+    result = resume(home, out, plan, anyway=True, notes=notes, **change)
+    assert len(result.losses) == STEPS and any(says in note for note in notes)
+
+
+def test_states_of_another_format_are_refused_whatever_is_told(directory, tmp_path):
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    with pytest.raises(MismatchError, match="not laid out"):
+        resume(directory, out, plan_of(directory, SPREAD, optimizer_states="bf16"), anyway=True)
+
+
+def test_a_run_without_snapshots_has_nothing_to_go_on_from(directory, tmp_path):
+    with pytest.raises(Stop):
+        run(directory, tmp_path / "run", plan_of(directory, SPREAD), at=stopping(3))
+    with pytest.raises(UsageError, match="--snapshot-every"):
+        resume(directory, tmp_path / "run")
+    with pytest.raises(UsageError, match="no run"):
+        resume(directory, tmp_path)
+
+
+def test_a_run_that_goes_on_elsewhere_is_refused(directory, tmp_path):
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+
+    def second(step: int) -> None:
+        with pytest.raises(StoreError, match="in use by another run"):
+            resume(directory, out)
+        raise Stop
+
+    with pytest.raises(Stop):
+        resume(directory, out, at=second)
+
+
+def test_metrics_that_were_tampered_with_are_refused(directory, tmp_path):
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 5)
+    text = (out / "metrics.jsonl").read_text()
+    lines = [line for line in text.splitlines(keepends=True) if '"step": 2, "loss"' not in line]
+    (out / "metrics.jsonl").write_text("".join(lines))
+    with pytest.raises(MismatchError, match="losses of 1 steps, the snapshot was taken after 4"):
+        resume(directory, out)
+    (out / "metrics.jsonl").write_text(text + '{"step": 6, "lo')
+    resume(directory, out)
+
+
+# Volumes.
+
+
+def test_volumes_may_have_moved_and_a_missing_one_is_named(directory, tmp_path, expected):
+    out, plan = tmp_path / "run", plan_of(directory, SPREAD)
+    stopped(directory, out, plan, 3, volumes=(tmp_path / "a", tmp_path / "b"))
+    (tmp_path / "b").rename(tmp_path / "c")
+    with pytest.raises(StoreError, match=r"missing .*--volume"):
+        resume(directory, out)
+    (tmp_path / "a").rename(tmp_path / "d")
+    with pytest.raises(StoreError, match="its store is on none of"):
+        resume(directory, out)
+    moved = (tmp_path / "d", tmp_path / "c")
+    with pytest.raises(Stop):
+        resume(directory, out, volumes=moved, at=stopping(5))
+    assert Run.load(out / "run.json").volumes == tuple(map(str, moved))
+    same_run(out, resume(directory, out), *expected)
+    assert all((path / f"volume-{n}.ssdplan").exists() for n, path in enumerate(moved))
+
+
+def test_a_run_and_its_directory_may_move(directory, tmp_path, expected):
+    stopped(directory, tmp_path / "run", plan_of(directory, SPREAD), 3)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    same_run(tmp_path / "moved", resume(directory, tmp_path / "moved"), *expected)
+
+
+def test_states_move_to_volumes_that_are_named(directory, tmp_path, expected):
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    notes: list[str] = []
+    same_run(out, resume(directory, out, volumes=(tmp_path / "drive",), notes=notes), *expected)
+    assert not list(out.glob("*.ssdplan")) and (tmp_path / "drive" / "volume-0.ssdplan").exists()
+    assert "drive" in notes[-1]
+    assert Run.load(out / "run.json").left == ()
+
+
+def test_another_number_of_snapshots_is_kept(directory, tmp_path, expected):
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, ON_SSD), 3, keep=2)
+    (volume,) = out.glob("*.ssdplan")
+    size = volume.stat().st_size
+    same_run(out, resume(directory, out, keep=1), *expected)
+    (volume,) = out.glob("*.ssdplan")
+    assert volume.stat().st_size < size
+
+
+def test_a_volume_of_its_own_stays_and_is_gone_on_with(directory, tmp_path, expected):
+    initialise(tmp_path / "volume", 32 << 20, force=False)
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3, volumes=(tmp_path / "volume",))
+    same_run(out, resume(directory, out), *expected)
+    with pytest.raises(StoreError, match="holds the store"):
+        resume(directory, out, plan_of(directory, ON_HOST), steps=8)
+    assert len(resume(directory, out, plan_of(directory, ON_HOST), steps=8, volumes=(tmp_path / "d",)).losses) == 8
+    initialise(tmp_path / "volume", None, force=False)  # blank again, so it needs no force
+
+
+def test_without_space_for_a_second_store_the_snapshot_stays(directory, tmp_path, expected, monkeypatch):
+    from ssdplan.executor.store import volumes
+
+    out, real = tmp_path / "run", volumes.check_space
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(volumes, "check_space", lambda path, nbytes: real(path, 1 << 60))
+        with pytest.raises(DiskFullError, match="--volume"):
+            resume(directory, out, plan_of(directory, ON_HOST))
+    assert not (out / "plan.next.json").exists()
+    same_run(out, resume(directory, out, plan_of(directory, ON_HOST)), *expected)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_loses_nothing(directory, tmp_path):
+    """A file system that others fill while the run writes its lines there."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", small], check=False).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        out, notes, drive = small / "run", [], (tmp_path / "drive",)
+
+        def at(step: int) -> None:
+            if step == 3:
+                with contextlib.suppress(OSError), (small / "ballast").open("wb", buffering=0) as file:
+                    while file.write(bytes(4096)):
+                        pass
+
+        plan, steps = plan_of(directory, SPREAD), 30
+        with pytest.raises(DiskFullError, match=r"metrics\.jsonl") as failed:
+            run(directory, out, plan, at=at, notes=notes, volumes=drive, snapshot_every=2, steps=steps)
+        assert failed.value.exit_code == 5 and f"ssdplan run --resume {out}" in notes[-1]
+        (small / "ballast").unlink()
+        result = resume(directory, out, steps=steps)
+        whole = run(directory, tmp_path / "whole", plan, steps=steps)
+        same_run(out, result, tmp_path / "whole", whole)
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("serial", [False, True])
+def test_a_signal_ends_the_run_with_a_snapshot(directory, tmp_path, expected, number, serial):
+    out, notes = tmp_path / "run", []
+
+    def at(step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        run(directory, out, plan_of(directory, SPREAD), at=at, snapshot_every=100, notes=notes, serial=serial)
+    assert signal.getsignal(number) is before
+    assert "the states after step 3, the last snapshot" in notes[-1] and f"ssdplan run --resume {out}" in notes[-1]
+    assert any("second signal" in note for note in notes)
+    same_run(out, resume(directory, out), *expected)
+
+
+def test_a_second_signal_ends_the_run_at_once_and_loses_no_snapshot(directory, tmp_path, expected):
+    out, notes = tmp_path / "run", []
+
+    def at(step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(directory, out, plan_of(directory, SPREAD), at=at, snapshot_every=2, notes=notes)
+    assert "the states after step 2, the last snapshot" in notes[-1]
+    same_run(out, resume(directory, out), *expected)
+
+
+def test_a_signal_ends_an_evaluation_and_it_is_made_up_for(directory, tmp_path, expected, monkeypatch):
+    out, notes, passes = tmp_path / "run", [], []
+    from ssdplan.executor.train import _Texts
+
+    real = _Texts.held_out
+
+    def interrupted(texts: _Texts) -> Any:
+        passes.append(1)
+        if len(passes) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Texts, "held_out", interrupted)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt):
+            run(directory, out, plan_of(directory, SPREAD), snapshot_every=100, notes=notes)
+    assert "the states after step 4, the last snapshot" in notes[-1]
+    same_run(out, resume(directory, out), *expected)
+
+
+def test_a_run_without_snapshots_says_that_nothing_is_kept(directory, tmp_path):
+    notes: list[str] = []
+
+    def at(step: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(directory, tmp_path / "run", plan_of(directory, SPREAD), at=at, notes=notes)
+    assert "nothing is kept" in notes[-1] and not list((tmp_path / "run").glob("*.ssdplan"))
+
+
+# Export.
+
+
+@pytest.mark.parametrize("choices", [{**SPREAD, "precision": "bf16"}, ON_HOST])
+def test_the_export_of_a_run_is_its_model_at_the_last_snapshot(directory, tmp_path, choices):
+    plan = plan_of(directory, choices)
+    four = run(directory, tmp_path / "four", plan, steps=4)
+    out = tmp_path / "run"
+    stopped(directory, out, plan, 5)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert export_run(out, tmp_path / "exported") == 4
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    ours, theirs = (sorted(path.iterdir()) for path in (tmp_path / "exported", four.model_directory))
+    assert [path.name for path in ours] == [path.name for path in theirs]
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(ours, theirs, strict=True))
+    assert load_file(tmp_path / "exported" / "model.safetensors")
+    with pytest.raises(UsageError, match="not an empty directory"):
+        export_run(out, tmp_path / "exported")
+    with pytest.raises(UsageError, match="is not at"), _moved(directory / "llama"):
+        export_run(out, tmp_path / "again")
+    assert not list(tmp_path.glob(".again*"))
+
+
+def test_the_export_of_a_run_without_snapshots_is_its_model(directory, tmp_path, expected):
+    out, result = expected
+    assert export_run(out, tmp_path / "copy") is None
+    for path in result.model_directory.iterdir():
+        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(Stop):
+        run(directory, tmp_path / "run", plan_of(directory, SPREAD), at=stopping(3))
+    with pytest.raises(UsageError, match="neither a snapshot nor a finished model"):
+        export_run(tmp_path / "run", tmp_path / "none")
+
+
+@contextlib.contextmanager
+def _moved(path: Path):
+    path.rename(path.with_name("elsewhere"))
+    try:
+        yield
+    finally:
+        path.with_name("elsewhere").rename(path)
