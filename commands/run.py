@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="what ssdplan solve wrote")
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help="text: .txt, .jsonl, or a directory")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a .txt, .jsonl, .parquet or .arrow file, or a directory",
+    )
     parser.add_argument("--steps", type=of.count, required=True, metavar="N", help="optimizer updates")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="a new directory for the run")
     parser.add_argument("--model", metavar="DIR|NAME", help="the model, if it moved since it was profiled")
@@ -32,9 +38,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--pack",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="lay texts end to end in full rows, or one text a row",
+        help="let samples share rows, or give each a row of its own",
     )
-    parser.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out text, evaluated first and last")
+    parser.add_argument(
+        "--attend-across", action="store_true", help="samples that share a row attend to each other, as one long text"
+    )
+    of.add_data_options(parser)
+    held_out = parser.add_mutually_exclusive_group()
+    held_out.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out data, evaluated first and last")
+    held_out.add_argument(
+        "--eval-split", type=of.share, metavar="F", help="hold a fraction of the data out of training, and evaluate it"
+    )
+    held_out.add_argument("--eval-samples", type=of.count, metavar="N", help="hold N samples out, and evaluate them")
     parser.add_argument("--eval-every", type=of.count, metavar="N", help="and after every N steps")
     parser.add_argument("--serial", action="store_true", help="one operation at a time: slow, and easy to believe")
     parser.add_argument(
@@ -55,13 +70,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    if options.eval_every and not options.eval_data:
-        raise UsageError("--eval-every needs --eval-data")
+    if options.eval_every and not (options.eval_data or options.eval_split or options.eval_samples):
+        raise UsageError("--eval-every needs --eval-data, --eval-split or --eval-samples")
+    if options.attend_across and not options.pack:
+        raise UsageError("--attend-across is for rows that samples share; leave it out with --no-pack")
     plan = Plan.load(options.plan)
     plan.refuse_fp16()
     plan.refuse_estimates()
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
+    from ssdplan.executor.data import HoldOut
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.model import open_model
@@ -79,6 +97,12 @@ def call(options: argparse.Namespace) -> int:
         optimizer=AdamW(lr=options.lr, weight_decay=options.weight_decay),
         seed=options.seed,
         pack=options.pack,
+        attend_across=options.attend_across,
+        data_format=options.data_format,
+        hold_out=HoldOut(options.eval_split, options.eval_samples)
+        if options.eval_split or options.eval_samples
+        else None,
+        token_cache=of.token_cache(options),
         eval_every=options.eval_every or 0,
         serial=options.serial,
         replan=options.replan,

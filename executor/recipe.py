@@ -5,7 +5,9 @@ Owns these two records and nothing else.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from .data import HoldOut
 from .metrics import StepMetrics
 from .optimizer import AdamW
 
@@ -18,6 +20,14 @@ class Recipe:
     optimizer: AdamW
     seed: int = 0
     pack: bool = True
+    attend_across: bool = False
+    """Texts that share a row attend to each other."""
+    data_format: str | None = None
+    """What the fields of the data mean (`formats.FORMATS`), where they would do for several formats."""
+    hold_out: HoldOut | None = None
+    """Samples of the training data that are evaluated instead of trained on."""
+    token_cache: Path | None = None
+    """The directory where tokens are kept for the next run; None: nowhere."""
     eval_every: int = 0
     snapshot_every: int = 0
     """Steps between two durable generations of the store; 0 keeps nothing beyond a crash."""

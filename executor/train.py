@@ -24,7 +24,7 @@ from ssdplan.plans.units import format_seconds
 
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
-from .data import Batch, TextData
+from .data import Batch, HoldOut, TextData
 from .device import Device
 from .export import export_model
 from .metrics import Compared, MetricsFile, StepMetrics, compare, write_report
@@ -70,7 +70,7 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
-    texts = _Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model.vocab_size)
+    texts = _Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch)
     compact()
     require_memory(plan, device)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -79,7 +79,7 @@ def train(
         run = stack.enter_context(_directory(out))
         records = Records.of(schedule, snapshots=bool(recipe.snapshot_every))
         look_ahead(plan, model, run, volumes, store_bytes_of(records, recipe), watch)
-        evaluated = eval_data is not None
+        evaluated = texts.held_out() is not None
         sessions = stack.enter_context(Sessions(model, device, volumes or [run], recipe, watch, evaluated=evaluated))
         sessions.open(plan, schedule, records)
         return _steps(sessions, plan, texts, recipe, run, model, watch, advisor)
@@ -89,21 +89,41 @@ class _Texts:
     """The training text, and the held-out text if there is one, as batches of the plan's size."""
 
     def __init__(
-        self, plan: Plan, recipe: Recipe, data: Path, eval_data: Path | None, tokenizer: object, vocab_size: int
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        data: Path,
+        eval_data: Path | None,
+        tokenizer: object,
+        model: StreamedModel,
+        watch: Watch,
     ) -> None:
         self._decision, self._seed = plan.decision, recipe.seed
+        length = plan.decision.sequence_length
 
-        def text(path: Path) -> TextData:
-            return TextData(
+        def text(path: Path, hold_out: HoldOut | None = None) -> TextData:
+            found = TextData(
                 path,
                 tokenizer,
-                sequence_length=plan.decision.sequence_length,
+                sequence_length=length,
                 pack=recipe.pack,
-                vocab_size=vocab_size,
+                attend_across=recipe.attend_across,
+                format=recipe.data_format,
+                hold_out=hold_out,
+                cache=recipe.token_cache,
+                vocab_size=model.vocab_size,
+                progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
             )
+            if found.has_borders and not recipe.attend_across:
+                model.require_apart(length)
+            for remark in found.remarks():
+                watch.note(remark)
+            return found
 
-        self._training = text(data)
-        self._held_out = text(eval_data) if eval_data else None
+        if eval_data and recipe.hold_out:
+            raise UsageError("held-out data of their own and a share of the training data: give one of the two")
+        self._training = text(data, recipe.hold_out)
+        self._held_out = text(eval_data) if eval_data else self._training.held_out
 
     def step(self, step: int) -> list[Batch]:
         decision = self._decision

@@ -440,10 +440,10 @@ class _Costs:
         )
 
     def context_bytes(self) -> int:
-        """Token ids, labels and mask; the mask that attention takes; positions and rotary tables."""
-        shape = self.shape
-        tables = 8 if shape.layer_norm else 2 * self.element * shape.head_dim + 8
-        return self.tokens * (24 + self.length) + self.length * tables
+        """Token ids, labels, and mask or positions; the mask that attention takes; rotary tables. Rows that several
+        sequences share have rotary tables each; padded ones share one, and positions."""
+        rotary = 0 if self.shape.layer_norm else 2 * self.element * self.shape.head_dim
+        return self.tokens * (24 + self.length) + max(self.tokens * rotary, self.length * (rotary + 8))
 
     def _roofline(self, flops: float, nbytes: float) -> float:
         return max(flops / self.compute.flops, nbytes / self.compute.memory_bandwidth)

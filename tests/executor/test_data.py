@@ -18,7 +18,8 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from ssdplan.executor import data, documents, token_cache
 from ssdplan.executor import tokens as tokenising
 from ssdplan.executor.data import Batch, TextData
-from ssdplan.executor.documents import read_documents
+from ssdplan.executor.documents import data_files
+from ssdplan.executor.formats import recognise, samples
 from ssdplan.executor.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from tests.tiny import EOS, make_tokenizer
@@ -40,6 +41,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tokenizer(model_dir: Path) -> Any:
     return load_tokenizer(model_dir)
+
+
+def read_documents(path: Path) -> list[str]:
+    files = data_files(path)
+    return [document.text() for document in samples(files, recognise(files), as_chat=False)]
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:
@@ -79,23 +85,23 @@ def test_a_directory_is_read_in_the_order_of_its_sorted_paths(tmp_path: Path) ->
     (tmp_path / "c.TXT").write_text("fourth\n")
     write_rows(tmp_path / "a.jsonl", ["first", "second"])
     (tmp_path / "notes.md").write_text("not text to train on")
-    assert list(read_documents(tmp_path)) == ["first", "second", "third", "fourth\n"]
+    assert read_documents(tmp_path) == ["first", "second", "third", "fourth\n"]
 
 
 def test_text_is_passed_on_as_it_is(tmp_path: Path) -> None:
     text = "\r\none\ttwo\r\n\u2028ünï 🙂\n\n"
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert list(read_documents(tmp_path / "a.txt")) == [text]
+    assert read_documents(tmp_path / "a.txt") == [text]
     rows = json.dumps({"text": text}, ensure_ascii=False)
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{rows}\n\n  \n{rows}".encode())
-    assert list(read_documents(tmp_path / "b.jsonl")) == [text, text]
+    assert read_documents(tmp_path / "b.jsonl") == [text, text]
 
 
 def test_characters_may_straddle_what_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_READ_BYTES", 3)
     text = "aé中🙂" * 20
     (tmp_path / "a.txt").write_text(text)
-    assert list(read_documents(tmp_path)) == [text]
+    assert read_documents(tmp_path) == [text]
 
 
 def bad_text(content: bytes, suffix: str = "jsonl") -> Callable[[Path], Path]:
@@ -113,8 +119,8 @@ GOOD_ROW = b'{"text": "good"}\n'
     ("make", "where", "why"),
     [
         (lambda folder: folder / "absent.txt", "absent.txt: ", "no such file or directory"),
-        (lambda folder: folder, "", "no .txt or .jsonl file"),
-        (bad_text(b"a,b", "csv"), "bad.csv: ", "neither .txt nor .jsonl"),
+        (lambda folder: folder, "", "no .txt, .jsonl, .parquet or .arrow file"),
+        (bad_text(b"a,b", "csv"), "bad.csv: ", "none of .txt, .jsonl, .parquet, .arrow"),
         (bad_text(b"", "txt"), "bad.txt: ", "empty"),
         (bad_text(b""), "bad.jsonl: ", "empty"),
         (bad_text(b"one\ntwo\nthr\xffee\n", "txt"), "bad.txt:3: ", "not valid UTF-8"),
@@ -122,7 +128,7 @@ GOOD_ROW = b'{"text": "good"}\n'
         (bad_text(GOOD_ROW + b'{"text": "\xff"}\n'), "bad.jsonl:2: ", "not valid UTF-8"),
         (bad_text(GOOD_ROW + b"\n{text}\n"), "bad.jsonl:3: ", "not a JSON row"),
         (bad_text(b"[" * 100_000), "bad.jsonl:1: ", "not a JSON row"),
-        (bad_text(b'["text"]'), "bad.jsonl:1: ", "the row is a list; it must be an object with a field `text`"),
+        (bad_text(b'["text"]'), "bad.jsonl:1: ", "the row is a list; it must be an object with a field `text`, or"),
         (bad_text(b"null"), "bad.jsonl:1: ", "the row is null"),
         (
             bad_text(GOOD_ROW + b'{"prompt": "p", "n": 1}'),
@@ -140,7 +146,7 @@ def test_what_is_not_text_is_refused_with_its_place(
 ) -> None:
     path = make(tmp_path)
     for attempt in (
-        lambda: list(read_documents(path)),
+        lambda: read_documents(path),
         lambda: TextData(path, tokenizer, sequence_length=4, cache=tmp_path / "cache"),
     ):
         with pytest.raises(UsageError) as refused:
@@ -245,7 +251,7 @@ def test_a_tokenizer_without_a_fast_form_serves_too(tmp_path: Path) -> None:
 def test_a_document_too_long_to_be_given_whole_is_refused(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenising, "_WHOLE_CHARACTERS", 50)
+    monkeypatch.setattr(tokenising, "WHOLE_CHARACTERS", 50)
     path = write_rows(tmp_path / "a.jsonl", ["short", "long " * 20])
     assert TextData(path, tokenizer, sequence_length=4).samples > 0  # this one can be cut
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
