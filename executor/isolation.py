@@ -25,8 +25,8 @@ _LARGEST_MADE = 1 << 22
 """Elements of a parameter that is made as it is; of a larger one only its products are."""
 
 
-class _TooLargeError(Exception):
-    """A large parameter is used otherwise than in a product."""
+class _NotMadeError(Exception):
+    """A parameter is used in a way that would need memory for it, or that is not known here."""
 
 
 class _SparseWeights(TorchFunctionMode):
@@ -46,19 +46,19 @@ class _SparseWeights(TorchFunctionMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if not any(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
-        if func is torch.Tensor.device.__get__:
+        if func == torch.Tensor.device.__get__:
             return torch.device("cpu")
-        if func is torch.Tensor.dtype.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.dtype.__get__:  # type: ignore[attr-defined]
             return torch.float32
+        if func == torch.Tensor.T.__get__ and id(args[0]) in self._numbers:  # type: ignore[attr-defined]
+            turned = func(*args, **kwargs)
+            self._turned[id(turned)] = (turned, args[0])
+            return turned
         if getattr(func, "__name__", "") in ("__get__", "size", "dim", "numel", "is_floating_point"):
             return func(*args, **kwargs)
         if func is nn.functional.linear and args[1].is_meta and args[1].dim() == 2:
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
             return self._product(args[0], args[1], args[1].shape[0], bias)
-        if func is torch.Tensor.T.__get__ and id(args[0]) in self._numbers:  # type: ignore[attr-defined]
-            turned = func(*args, **kwargs)
-            self._turned[id(turned)] = (turned, args[0])
-            return turned
         if func in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__) and id(args[1]) in self._turned:
             _, weight = self._turned[id(args[1])]
             return self._product(args[0], weight, weight.shape[0], None)
@@ -71,7 +71,7 @@ class _SparseWeights(TorchFunctionMode):
 
     def _generator(self, parameter: torch.Tensor) -> torch.Generator:
         if id(parameter) not in self._numbers:
-            raise _TooLargeError
+            raise _NotMadeError
         return torch.Generator().manual_seed(100 + self._numbers[id(parameter)])
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, width: int, bias: torch.Tensor | None) -> torch.Tensor:
@@ -90,7 +90,7 @@ class _SparseWeights(TorchFunctionMode):
         if not tensor.is_meta:
             return tensor
         if tensor.numel() > _LARGEST_MADE:
-            raise _TooLargeError
+            raise _NotMadeError
         numbers = torch.randn(tensor.shape, generator=self._generator(tensor))
         return 1 + 0.3 * numbers if tensor.dim() == 1 else numbers / max(1, tensor.shape[-1]) ** 0.5
 

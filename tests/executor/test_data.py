@@ -479,10 +479,10 @@ def test_seeds_give_orders_that_are_evenly_spread() -> None:
 
 def test_the_order_of_a_run_never_changes() -> None:
     """A run of one version resumes with the same samples in another: the order is Philox 4x64-10's, as published."""
-    for seed, epoch, samples in ((0, 0, 8), (7, 2, 37), (2**64 - 1, 5, 100)):
-        numbers = [number for block in range(1, samples // 4 + 2) for number in philox(block, seed, epoch)]
-        expected = sorted(range(samples), key=numbers.__getitem__)
-        assert data._shuffle(seed, epoch, samples).tolist() == expected
+    for seed, epoch, count in ((0, 0, 8), (7, 2, 37), (2**64 - 1, 5, 100)):
+        numbers = [number for block in range(1, count // 4 + 2) for number in philox(block, seed, epoch)]
+        expected = sorted(range(count), key=numbers.__getitem__)
+        assert data._shuffle(seed, epoch, count).tolist() == expected
 
 
 def philox(counter: int, *key: int) -> list[int]:
