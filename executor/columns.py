@@ -35,10 +35,11 @@ def rows(file: Path, wanted: Iterable[str]) -> Iterator[tuple[int, dict[str, Any
 
 def _values(file: Path, batch: Any, before: int) -> list[dict[str, Any]]:
     try:
+        batch.validate(full=True)  # a damaged file may say that values lie outside of it
         found: list[dict[str, Any]] = batch.to_pylist()
         return found
     except (ValueError, OverflowError) as error:
-        reason = "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0]
         raise UsageError(
             f"{file}: one of rows {before + 1} to {before + batch.num_rows} cannot be read: {reason}"
         ) from error
@@ -69,6 +70,6 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
                 source.seek(0)
                 stream = ipc.open_stream(source)
                 yield stream.schema, lambda names: (batch.select(names) for batch in stream)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"{file}: not a {file.suffix} table that can be read ({reason}); write it again") from error

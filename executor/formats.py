@@ -22,6 +22,7 @@ FORMATS = {
 """The fields that a row of each format must have."""
 _OPTIONAL = {"alpaca": ("input",), "messages": ("tools",)}
 _MESSAGE_FIELDS = ("role", "content")
+_NAMED = 12
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,14 @@ def _require(place: str, names: Iterable[str], format: str) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none"
+    found = list(names)
+    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return ", ".join([*(f"`{_on_a_line(name)}`" for name in found[:_NAMED]), *more]) or "none"
+
+
+def _on_a_line(name: str) -> str:
+    """A field's name as an error can show it."""
+    return name[:40] if name.isprintable() else ascii(name[:40])
 
 
 def samples(files: list[Path], format: str, *, as_chat: bool) -> Iterator[Sample]:
@@ -151,8 +159,8 @@ def _message(place: str, number: int, message: Any) -> dict[str, str]:
     for name, value in message.items():
         if name not in _MESSAGE_FIELDS and value is not None:
             raise UsageError(
-                f"{place}: message {number} has a field `{name}`, which is not rendered; put it into its `content`, or "
-                "take it away"
+                f"{place}: message {number} has a field `{_on_a_line(name)}`, which is not rendered; put it into its "
+                "`content`, or take it away"
             )
     for name in _MESSAGE_FIELDS:
         if name not in message:
