@@ -129,9 +129,8 @@ class StreamedModel:
     def keeps_apart(self, sequence_length: int) -> bool:
         """Whether sequences that share a row of `sequence_length` tokens are computed as if each had its own."""
         longest = _longrope_limit(self.module)
-        return (
-            self.anatomy.keeps_apart and self.head_is_position_wise and (longest is None or sequence_length <= longest)
-        )
+        exact = self.anatomy.keeps_apart is not None and self.head_is_position_wise
+        return exact and (longest is None or sequence_length <= longest)
 
     def require_apart(self, sequence_length: int) -> None:
         """MismatchError unless `keeps_apart`."""
