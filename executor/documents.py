@@ -20,7 +20,7 @@ from . import columns
 SUFFIXES = (".txt", ".jsonl", ".parquet", ".arrow")
 _READ_BYTES = 1 << 18
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPLIT = re.compile(r"(train|test|valid|dev|eval)", re.IGNORECASE)
+_SPLIT = re.compile(r"(train|test|valid|validation|dev|eval)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

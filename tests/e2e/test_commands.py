@@ -106,12 +106,12 @@ def test_all_four_commands_work_together(home, tmp_path):
 
 
 def test_rows_with_a_part_to_learn_and_a_part_held_out_are_trained_on(home, tmp_path):
-    rows = [{"prompt": f"the quick brown fox {i}", "completion": " jumps over" * (1 + i % 4)} for i in range(80)]
+    rows = [{"prompt": f"fox {i}", "completion": " over" * (1 + i % 4)} for i in range(80)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     look = ["data", "preview", "--model", "model", "--data", data, "--sequence-length", 32, "--json"]
     shown = json.loads(ssdplan(*look, cwd=home).stdout)
-    assert shown["format"] == "completion" and shown["samples"] == 80 and shown["left_out"] == 0
+    assert shown["format"] == "completion" and shown["samples"] == 80 and shown["rows"] < 50
     reports = []
     for name, more in (("packed", []), ("padded", ["--no-pack"]), ("across", ["--attend-across"])):
         run = ["run", "plan.json", "--data", data, "--eval-split", 0.2, "--steps", 6, "--lr", "3e-3"]

@@ -285,6 +285,8 @@ def test_training_data_beside_another_split_are_not_mixed(tmp_path: Path) -> Non
     assert [file.name for file in data_files(tmp_path / "train-*.jsonl")] == ["train-00000.jsonl", "train-00001.jsonl"]
     with pytest.raises(UsageError, match="no such file"):
         data_files(tmp_path / "valid-*.jsonl")
+    (tmp_path / "test-00000.jsonl").rename(tmp_path / "testament.jsonl")
+    assert len(data_files(tmp_path)) == 3
 
 
 # Tables
