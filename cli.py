@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from ssdplan import __version__
-from ssdplan.commands import bench, compare, export, profile, run, show, solve, volume
+from ssdplan.commands import bench, compare, data, export, profile, run, show, solve, volume
 from ssdplan.commands.options import Help
 from ssdplan.plans.errors import (
     DiskFullError,
@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "profile": (profile, "measure this machine and a model -> profile.json"),
     "solve": (solve, "find the best plan for a profile, or for a machine one does not have -> plan.json"),
     "show": (show, "what a plan decides and predicts, what a profile measured"),
+    "data": (data, "look at the samples that a run would train on"),
     "run": (run, "train by a plan -> a Hugging Face model directory"),
     "export": (export, "write the model of a run, from its last snapshot or as it finished"),
     "volume": (volume, "make, describe or verify the volumes that a store lies on"),

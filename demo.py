@@ -187,6 +187,7 @@ def train_and_use(directory: Path) -> None:
     ssdplan(
         *("run", plan, "--data", directory / "train", "--eval-data", directory / "heldout.txt"),
         *("--eval-every", EVAL_EVERY, "--steps", STEPS, "--lr", LEARNING_RATE, "--out", out),
+        *("--token-cache", directory / "tokens"),
     )
     say(f"the trained model goes on, after {PROMPT!r}:")
     print(generated(out / "model", PROMPT, NEW_TOKENS))

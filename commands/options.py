@@ -42,6 +42,30 @@ def settle_process() -> None:
     settle_heap()
 
 
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """What all commands that read data are told about them."""
+    from ssdplan.executor.formats import FORMATS
+
+    parser.add_argument(
+        "--data-format",
+        choices=tuple(FORMATS),
+        help="what the fields of the data mean, where they would do for several formats",
+    )
+    parser.add_argument(
+        "--token-cache",
+        type=Path,
+        metavar="DIR",
+        help="where tokens are kept for the next time [$SSDPLAN_CACHE, or ssdplan in your cache directory]",
+    )
+
+
+def token_cache(options: argparse.Namespace) -> Path | None:
+    from ssdplan.executor.token_cache import default_directory
+
+    directory: Path | None = options.token_cache
+    return directory or default_directory()
+
+
 def print_document(document: Document, text: str, as_json: bool) -> None:
     print(document.text() if as_json else text)
 
@@ -120,6 +144,13 @@ def steps_or_share(text: str) -> float:
     value = nonnegative(text)
     if value >= 1 and value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number of steps nor a share of them below 1")
+    return value
+
+
+def share(text: str) -> float:
+    value = fraction(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction between 0 and 1")
     return value
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     parser.add_argument("plan", type=Path, nargs="?", metavar="PLAN", help="what ssdplan solve wrote")
-    parser.add_argument("--data", type=Path, metavar="PATH", help="text: .txt, .jsonl, or a directory")
+    parser.add_argument(
+        "--data", type=Path, metavar="PATH", help="a .txt, .jsonl, .parquet or .arrow file, or a directory"
+    )
     parser.add_argument("--steps", type=of.count, metavar="N", help="optimizer updates")
     parser.add_argument("--out", type=Path, metavar="RUN", help="a new directory for the run")
     parser.add_argument(
@@ -75,9 +77,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--pack",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="lay texts end to end in full rows, or one text a row",
+        help="let samples share rows, or give each a row of its own",
     )
-    parser.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out text, evaluated first and last")
+    parser.add_argument(
+        "--attend-across", action="store_true", help="samples that share a row attend to each other, as one long text"
+    )
+    of.add_data_options(parser)
+    held_out = parser.add_mutually_exclusive_group()
+    held_out.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out data, evaluated first and last")
+    held_out.add_argument(
+        "--eval-split", type=of.share, metavar="F", help="hold a fraction of the data out of training, and evaluate it"
+    )
+    held_out.add_argument("--eval-samples", type=of.count, metavar="N", help="hold N samples out, and evaluate them")
     parser.add_argument("--eval-every", type=of.count, metavar="N", help="and after every N steps")
     parser.add_argument("--snapshot-every", type=of.count, metavar="N", help="make the states durable every N steps")
     parser.add_argument(
@@ -131,8 +142,10 @@ _NOT_KEPT = ("command", "plan", "out", "volume", "resume", "resume_anyway")
 
 
 def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
-    if options.eval_every and not options.eval_data:
-        raise UsageError("--eval-every needs --eval-data")
+    if options.eval_every and not (options.eval_data or options.eval_split or options.eval_samples):
+        raise UsageError("--eval-every needs --eval-data, --eval-split or --eval-samples")
+    if options.attend_across and not options.pack:
+        raise UsageError("--attend-across is for rows that samples share; leave it out with --no-pack")
     if options.keep > 2:
         raise UsageError(
             f"--keep {options.keep}: the store holds the last 2 snapshots at most, each more would take another place "
@@ -147,6 +160,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
         raise UsageError(f"{options.plan}: the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
+    from ssdplan.executor.data import HoldOut
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.learning_rate import DECAY_SHARE, LearningRate, steps_of
@@ -190,6 +204,12 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
         ),
         seed=options.seed,
         pack=options.pack,
+        attend_across=options.attend_across,
+        data_format=options.data_format,
+        hold_out=HoldOut(options.eval_split, options.eval_samples)
+        if options.eval_split or options.eval_samples
+        else None,
+        token_cache=of.token_cache(options),
         eval_every=options.eval_every or 0,
         snapshot_every=options.snapshot_every or 0,
         snapshot_minutes=options.snapshot_minutes,

@@ -4,7 +4,10 @@ Owns which samples a step sees; a step's micro-batches are a pure function of th
 what the killed one would have seen. It never runs a model and never reaches for a hub.
 """
 
+import copy
 import functools
+import hashlib
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,27 +19,54 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError
 
-from .documents import open_documents, text_files
-from .token_cache import content_key, counted, open_cache, write_cache
-from .tokens import end_of_sequence, token_pieces
+from .documents import data_files
+from .formats import recognise, samples
+from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
+from .rendering import NOT_LEARNT, chat_template, sample_tokens
+from .token_cache import Tokens, cache_key, counted, digest_of_files, open_cache, write_cache
+from .tokens import end_of_sequence, token_pieces, tokenizer_identity
 
 NOT_COUNTED = -100
 """The label of a position that does not count towards the loss, as Hugging Face models have it."""
 
 Ints = npt.NDArray[np.int64]
+_COUNTED_AT_A_TIME = 1 << 20
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: `input_ids`, `labels` and `attention_mask`, each int64 [rows, s].
+    """One micro-batch: `input_ids`, `labels`, `attention_mask` and `position_ids`, each int64 [rows, s].
 
     `labels` are not shifted (the model's loss does that) and hold -100 where nothing counts. `attention_mask` is None
-    when no row is padded.
+    when no row is padded. `position_ids` are there when samples share a row and must not attend to each other: they
+    begin at 0 again with each sample, and with padding; `attention_mask` is None then.
     """
 
     input_ids: Ints
     labels: Ints
     attention_mask: Ints | None
+    position_ids: Ints | None = None
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """How much of the data is held out of training: a `fraction` of all samples, or so many `samples`.
+
+    Which ones, a hash of each sample's tokens says. A fraction's samples stay held out when data are added; of a number
+    of samples some then give their place to added ones. Samples that are the same are on the same side.
+    """
+
+    fraction: float | None = None
+    samples: int | None = None
+
+    def of(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Whether each sample is held out."""
+        if self.fraction is not None:
+            return hashes < min(int(self.fraction * 2**64), 2**64 - 1)
+        assert self.samples is not None
+        if self.samples >= len(hashes):
+            return np.ones(len(hashes), np.bool_)
+        return hashes <= np.partition(hashes, self.samples - 1)[self.samples - 1]
 
 
 @functools.lru_cache(maxsize=2)
@@ -47,17 +77,23 @@ def _shuffle(seed: int, epoch: int, samples: int) -> Ints:
 
 
 class TextData:
-    """The samples of a text, tokenised once.
+    """The samples of a data set, tokenised once.
 
-    With `pack`, documents are laid end to end, each followed by the end-of-sequence token, and cut into rows of exactly
-    `sequence_length` tokens; what is left over at the end is dropped. Attention is not isolated between the documents
-    that share a row. Without it, each document is one row, cut at `sequence_length` and padded on the right only as far
-    as its micro-batch needs.
+    Without `pack` each sample is one row, cut at `sequence_length` and padded on the right only as far as its
+    micro-batch needs. With it samples share rows: texts are laid end to end, each followed by the end-of-sequence
+    token, and cut into rows of exactly `sequence_length` tokens, and what is left over at the end is dropped; samples
+    of which only a part is learnt (`format` other than `text`) are laid into rows whole. Those that share a row do not
+    attend to each other, and none's first token is predicted, unless `attend_across`.
 
-    `samples` counts rows an epoch, `documents` and `tokens` what was read (end-of-sequence tokens included, before
-    cutting). The tokens are kept in `cache`, or in an unnamed temporary file. `progress` is called with the bytes done
-    and in all. Raises UsageError for text or a tokenizer that cannot be used, MismatchError when the tokenizer has ids
-    that a model of `vocab_size` lacks, DiskFullError when the cache does not fit.
+    `samples` counts rows an epoch; `documents` and `tokens` what was read (end-of-sequence tokens included, before
+    cutting); `cut` samples that are longer than a row (no text, when packed); `left_out` those of which no token is to
+    be learnt within a row; `row_tokens_used` is the share of rows of full length that samples fill. `held_out` is the
+    same of what `hold_out` keeps from training, None without. `has_borders` says whether a row may hold several
+    samples. The tokens are kept in the directory `cache`, or in an unnamed temporary file. `progress` is called with
+    the bytes done and in all.
+
+    Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the tokenizer has ids that a model
+    of `vocab_size` lacks, DiskFullError when the cache does not fit.
     """
 
     def __init__(
@@ -67,6 +103,9 @@ class TextData:
         *,
         sequence_length: int,
         pack: bool = True,
+        attend_across: bool = False,
+        format: str | None = None,
+        hold_out: HoldOut | None = None,
         cache: Path | None = None,
         vocab_size: int | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -75,49 +114,167 @@ class TextData:
             raise UsageError(f"a sequence length of {sequence_length} leaves no token to predict; it must be 2 or more")
         self.sequence_length = sequence_length
         self.pack = pack
-        self._path = path
+        self.attend_across = attend_across
+        self.hold_out = hold_out
+        self.path = path
         eos = end_of_sequence(tokenizer, vocab_size)
         self._padding = eos if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-        self._tokens, self._ends = self._tokenised(tokenizer, eos, cache, progress)
-        self.documents = len(self._ends)
-        self.tokens = len(self._tokens)
-        if pack:
-            self.samples = self.tokens // sequence_length
-            if self.samples == 0:
-                raise UsageError(
-                    f"{path}: {self.tokens} tokens in all, fewer than one row of {sequence_length}; add text, "
-                    f"plan for a --sequence-length of {self.tokens} or less, or train with --no-pack"
-                )
-        else:
-            self.samples = self.documents
-            self._refuse_rows_without_targets()
+        self.files = data_files(path)
+        self.format = recognise(self.files, format)
+        template = chat_template(tokenizer) if self.format in ("messages", "alpaca") else None
+        self.as_chat = template is not None
+        tokenizer_digest = hashlib.sha256(tokenizer_identity(tokenizer) + (template or "").encode()).hexdigest()
+        self._content = {"files": digest_of_files(self.files), "format": self.format, "tokenizer": tokenizer_digest}
+        found = self._tokenised(tokenizer, eos, cache, progress)
+        self._content["tokens"] = f"{found.checksum:08x}"
+        self._tokens = found.tokens
+        ends = found.ends.astype(np.int64)
+        self._bounds = (np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends) if len(ends) else (ends, ends)
+        self.held_out: TextData | None = None
+        if hold_out is None:
+            self._choose(None)
+            return
+        held = hold_out.of(found.hashes)
+        if held.all() or not held.any():
+            side = "nothing is left to train on" if held.all() else "none of them is held out"
+            raise UsageError(
+                f"{path}: of {len(held)} sample(s) {side}; hold out another share, or give held-out data of their own "
+                "with --eval-data"
+            )
+        self.held_out = copy.copy(self)
+        self.held_out._choose(np.flatnonzero(held))
+        self._choose(np.flatnonzero(~held))
 
     def _tokenised(
         self, tokenizer: Any, eos: int, cache: Path | None, progress: Callable[[int, int], None] | None
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
+    ) -> Tokens:
         if cache is None:
             with tempfile.TemporaryDirectory(prefix="ssdplan-") as folder:  # the mapping outlives the name
                 return self._tokenised(tokenizer, eos, Path(folder), progress)
-        files = text_files(self._path)
-        file = cache / f"{content_key(files, tokenizer)}.tokens"
+        file = cache / f"{cache_key(*self._content.values())}.tokens"
         found = open_cache(file)
         if found is None:
-            total = sum(each.stat().st_size for each in files)
-            documents = counted(open_documents(files), progress, total)
-            write_cache(file, token_pieces(self._path, documents, tokenizer, eos))
+            write_cache(file, self._pieces(tokenizer, eos, progress))
             found = open_cache(file)
             assert found is not None, file
-        return found.tokens, found.ends
+        return found
 
-    def _refuse_rows_without_targets(self) -> None:
-        short = np.flatnonzero(np.diff(self._ends.astype(np.int64), prepend=0) < 2)
+    def _pieces(
+        self, tokenizer: Any, eos: int, progress: Callable[[int, int], None] | None
+    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+        found: Iterator[Any] = samples(self.files, self.format, as_chat=self.as_chat)
+        total = sum(file.stat().st_size for file in self.files)
+        if self.format == "text":
+            return token_pieces(self.path, counted(found, progress, total), tokenizer, eos)
+        return self._whole(sample_tokens(found, tokenizer, eos), progress, total)
+
+    def _whole(
+        self, rendered: Iterator[npt.NDArray[np.uint32]], progress: Callable[[int, int], None] | None, total: int
+    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+        done = 0
+        for ids in rendered:
+            yield ids, True
+            done += 4 * len(ids)
+            if progress is not None:
+                progress(min(done, total), total)
+        if not done:
+            raise UsageError(f"{self.path}: no row in it; give it data to train on")
+        if progress is not None:
+            progress(total, total)
+
+    def _choose(self, chosen: Ints | None) -> None:
+        """Take the samples `chosen` (all of them: None), and lay them into rows."""
+        starts, stops = self._bounds if chosen is None else (bound[chosen] for bound in self._bounds)
+        self.documents = len(starts)
+        self.tokens = int((stops - starts).sum())
+        if self.pack and self.format == "text":
+            self.cut = self.left_out = 0
+            self.row_tokens_used = 1.0
+            self._rows: Rows = EndToEnd(starts, stops, self.sequence_length)
+            if self._rows.count == 0:
+                raise UsageError(
+                    f"{self.path}: {self.tokens} tokens in all, fewer than one row of {self.sequence_length}; add "
+                    f"text, plan for a --sequence-length of {self.tokens} or less, or train with --no-pack"
+                )
+        else:
+            if self.format == "text":
+                self._refuse_rows_without_targets(starts, stops)
+            learnt = self._learnt(starts, np.minimum(stops, starts + self.sequence_length)) > 0
+            self.left_out = int(len(learnt) - learnt.sum())
+            starts, stops = starts[learnt], stops[learnt]
+            if not len(starts):
+                raise UsageError(
+                    f"{self.path}: no sample has a token to learn within {self.sequence_length} tokens; plan for a "
+                    "longer --sequence-length"
+                )
+            self.cut = int((stops - starts > self.sequence_length).sum())
+            self._rows = (WholeSamples if self.pack else OneARow)(starts, stops, self.sequence_length)
+            used = int(np.minimum(stops - starts, self.sequence_length).sum())
+            self.row_tokens_used = used / (self._rows.count * self.sequence_length)
+        self.samples = self._rows.count
+        self.has_borders = self.pack and self.documents > 1
+        self._chosen = chosen
+
+    def _refuse_rows_without_targets(self, starts: Ints, stops: Ints) -> None:
+        short = starts[stops - starts < 2]
         if len(short):
-            index = int(short[0])
-            document = next(each for i, each in enumerate(open_documents(text_files(self._path))) if i == index)
+            (place,) = self.places(1, int(np.searchsorted(self._bounds[0], short[0])))
             raise UsageError(
-                f"{document.path}:{document.line}: the row has fewer than 2 tokens, so nothing to learn; take it away "
-                f"or pack rows ({len(short)} such row(s))"
+                f"{place}: the row has fewer than 2 tokens, so nothing to learn; take it away or pack rows "
+                f"({len(short)} such row(s))"
             )
+
+    def places(self, count: int, first: int = 0) -> list[str]:
+        """Where the samples from `first` on are: file and line or row. It reads the files up to there."""
+        found = samples(self.files, self.format, as_chat=self.as_chat)
+        return [sample.place for sample in itertools.islice(found, first, first + count)]
+
+    def _learnt(self, starts: Ints, stops: Ints) -> Ints:
+        """How many tokens of each range are learnt; its first is predicted from nothing."""
+        found = np.zeros(len(starts), np.int64)
+        first = 0
+        while first < len(starts):
+            last = max(first + 1, int(np.searchsorted(stops, starts[first] + _COUNTED_AT_A_TIME, side="right")))
+            base = starts[first]
+            counts = np.zeros(stops[last - 1] - base + 1, np.int64)
+            np.cumsum(self._tokens[base : stops[last - 1]] < NOT_LEARNT, out=counts[1:])
+            below = np.minimum(starts[first:last] + 1, stops[first:last])
+            found[first:last] = counts[stops[first:last] - base] - counts[below - base]
+            first = last
+        return found
+
+    def sample(self, index: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """The tokens of the `index`-th of these samples, and which of them are learnt; before it is cut."""
+        sample = index if self._chosen is None else int(self._chosen[index])
+        raw = self._tokens[self._bounds[0][sample] : self._bounds[1][sample]]
+        return (raw & ~NOT_LEARNT).astype(np.int64), raw < NOT_LEARNT
+
+    def lengths(self) -> Ints:
+        """How many tokens each of these samples has, before it is cut."""
+        starts, stops = self._bounds if self._chosen is None else (bound[self._chosen] for bound in self._bounds)
+        return stops - starts
+
+    def remarks(self) -> list[str]:
+        """What a user should know of samples that are not learnt as they are."""
+        found = []
+        if self.left_out:
+            found.append(
+                f"{self.path}: {self.left_out} sample(s) left out, of which no token within {self.sequence_length} is "
+                "to be learnt"
+            )
+        if self.cut and self.format != "text":
+            found.append(f"{self.path}: {self.cut} sample(s) cut at {self.sequence_length} tokens")
+        return found
+
+    def learnt(self) -> Ints:
+        """How many tokens of each of these samples are learnt, before it is cut."""
+        starts, stops = self._bounds if self._chosen is None else (bound[self._chosen] for bound in self._bounds)
+        return self._learnt(starts, stops)
+
+    @property
+    def content(self) -> dict[str, str]:
+        """What was read, and by which tokenizer, as names and digests: the same content gives the same samples."""
+        return dict(self._content)
 
     def micro_batches(self, step: int, *, micro_batches: int, micro_batch_size: int, seed: int) -> list[Batch]:
         """The `micro_batches` batches of `micro_batch_size` rows of one step (steps count from 0).
@@ -130,7 +287,7 @@ class TextData:
         rows = []
         for index in range(first, first + micro_batches * micro_batch_size):
             epoch, position = divmod(index, self.samples)
-            rows.append(self._row(int(_shuffle(seed, epoch, self.samples)[position])))
+            rows.append(self._rows.segments(int(_shuffle(seed, epoch, self.samples)[position])))
         return [self._batch(rows[i : i + micro_batch_size]) for i in range(0, len(rows), micro_batch_size)]
 
     def eval_batches(
@@ -145,29 +302,36 @@ class TextData:
         samples = self.samples if limit is None else min(limit, self.samples)
         size = micro_batches * micro_batch_size
         for first in range(0, samples, size):
-            rows = [self._row(index) for index in range(first, min(first + size, samples))]
+            rows = [self._rows.segments(index) for index in range(first, min(first + size, samples))]
             filled = rows + [rows[-1]] * (size - len(rows))
             yield [
                 self._batch(filled[i : i + micro_batch_size], counted=max(0, len(rows) - i))
                 for i in range(0, size, micro_batch_size)
             ]
 
-    def _row(self, sample: int) -> npt.NDArray[np.uint32]:
-        if self.pack:
-            start = sample * self.sequence_length
-            return self._tokens[start : start + self.sequence_length]
-        start = int(self._ends[sample - 1]) if sample else 0
-        return self._tokens[start : min(int(self._ends[sample]), start + self.sequence_length)]
-
-    def _batch(self, rows: list[npt.NDArray[np.uint32]], counted: int | None = None) -> Batch:
+    def _batch(self, rows: list[list[Segment]], counted: int | None = None) -> Batch:
         """Rows side by side; only the first `counted` have labels (all of them by default)."""
-        lengths = np.array([len(row) for row in rows])
+        lengths = np.array([sum(stop - start for start, stop in row) for row in rows])
         shape = (len(rows), int(lengths.max()))
         input_ids = np.full(shape, self._padding, np.int64)
+        labels = np.full(shape, NOT_COUNTED, np.int64)
+        positions = np.zeros(shape, np.int64)
+        apart = not self.attend_across and any(len(row) > 1 for row in rows)
         for i, row in enumerate(rows):
-            input_ids[i, : len(row)] = row
-        mask = (np.arange(shape[1])[None, :] < lengths[:, None]).astype(np.int64)
-        labels = np.where(mask == 1, input_ids, NOT_COUNTED)
+            place = 0
+            for start, stop in row:
+                raw = self._tokens[start:stop]
+                here = slice(place, place + stop - start)
+                input_ids[i, here] = raw & ~NOT_LEARNT
+                labels[i, here] = np.where(raw < NOT_LEARNT, input_ids[i, here], NOT_COUNTED)
+                positions[i, here] = np.arange(stop - start)
+                if place and apart:
+                    labels[i, place] = NOT_COUNTED  # what comes before it is another's
+                place = here.stop
+            positions[i, place:] = np.arange(shape[1] - place)
         if counted is not None:
             labels[counted:] = NOT_COUNTED
+        if apart:
+            return Batch(input_ids, labels, None, positions)
+        mask = (np.arange(shape[1])[None, :] < lengths[:, None]).astype(np.int64)
         return Batch(input_ids, labels, None if mask.all() else mask)

@@ -1,10 +1,11 @@
-"""Documents: the text of .txt and .jsonl files, and of directories of them.
+"""Files: which ones are the data, and the documents and rows that they hold.
 
-Owns which files are read, in what order, and what is wrong with one: its name, line and reason. It never holds a whole
-file in memory.
+Owns what is read, in what order, and what is wrong with it: file, line or row, and reason. What the fields of a row
+mean is in `formats`. It never holds a whole file in memory.
 """
 
 import codecs
+import glob
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -14,56 +15,119 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError
 
-_SUFFIXES = (".txt", ".jsonl")
+from . import columns
+
+SUFFIXES = (".txt", ".jsonl", ".parquet", ".arrow")
 _READ_BYTES = 1 << 18
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SPLIT = re.compile(r"(train|test|valid|validation|dev|eval)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: where it begins, and its text in pieces that are to be read once, in order."""
+    """One text: where it begins (`file:line`), and what it says, in pieces that are to be read once, in order."""
 
-    path: Path
-    line: int
+    place: str
     pieces: Iterable[str]
 
     def text(self) -> str:
         return "".join(self.pieces)
 
 
-def read_documents(path: Path) -> Iterator[str]:
-    """Yields the documents under `path`: a .txt file is one, a .jsonl file has one a row, in its field `text`.
+@dataclass(frozen=True)
+class Row:
+    """One row of a table or of a .jsonl file: where it is, and its fields."""
 
-    A directory is searched recursively, in the order of its sorted paths; files of other names in it are left alone.
-    Text is UTF-8 and is passed on as it is, except that a byte order mark at the start of a file is not text. Raises
-    UsageError, naming file and line, for whatever is not such text.
+    place: str
+    fields: dict[str, Any]
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files that `path` names: itself, those under a directory, or those that a pattern matches.
+
+    A directory that `datasets` saved has the files that it says; any other is searched recursively, in the order of its
+    sorted paths, and files of other names in it are left alone. Raises UsageError where there is none, or where a
+    directory holds training and other splits side by side.
     """
-    return (document.text() for document in open_documents(text_files(path)))
-
-
-def text_files(path: Path) -> list[Path]:
     if not path.exists():
-        raise UsageError(
-            f"{path}: no such file or directory; --data takes a .txt or .jsonl file, or a directory of them"
-        )
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        if not found:
+            raise UsageError(
+                f"{path}: no such file or directory; --data takes a file ({', '.join(SUFFIXES)}), a directory of them, "
+                "or a pattern in quotes"
+            )
+        return _usable(path, found)
     if not path.is_dir():
-        if path.suffix.lower() not in _SUFFIXES:
-            raise UsageError(f"{path}: neither .txt nor .jsonl; rename it to what it is, or convert it to one of them")
+        if path.suffix.lower() not in SUFFIXES:
+            raise UsageError(
+                f"{path}: none of {', '.join(SUFFIXES)}; rename it to what it is, or convert it to one of them"
+            )
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
-    if not files:
-        raise UsageError(f"{path}: no .txt or .jsonl file in this directory or below it")
+    if (path / "dataset_dict.json").exists():
+        splits = _json_object(path / "dataset_dict.json").get("splits")
+        names = ", ".join(map(str, splits)) if isinstance(splits, list) else "several"
+        raise UsageError(f"{path}: a data set of splits ({names}); give the directory of one of them")
+    if (path / "state.json").exists():
+        return _saved_files(path)
+    found = sorted(path.rglob("*"))
+    files = _usable(path, found)
+    splits = {
+        match[1].lower() for file in files for part in file.relative_to(path).parts if (match := _SPLIT.match(part))
+    }
+    if "train" in splits and len(splits) > 1:
+        raise UsageError(
+            f"{path}: holds training data beside another split ({', '.join(sorted(splits))}); give the directory or a "
+            "pattern of one of them, such as 'DIR/train-*.parquet'"
+        )
     return files
 
 
-def open_documents(files: list[Path]) -> Iterator[Document]:
+def _usable(path: Path, found: list[Path]) -> list[Path]:
+    files = [file for file in found if file.suffix.lower() in SUFFIXES and file.is_file()]
+    if not files:
+        raise UsageError(f"{path}: no {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file in this directory or below it")
+    return files
+
+
+def _saved_files(path: Path) -> list[Path]:
+    """The arrow files of a directory that `datasets.Dataset.save_to_disk` wrote."""
+    state = _json_object(path / "state.json")
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise UsageError(f"{path}: the data set is a selection kept as indices; save it again with flatten_indices()")
+    entries = state.get("_data_files")
+    listed = entries if isinstance(entries, list) else []
+    names = [str(entry.get("filename") or "") if isinstance(entry, dict) else "" for entry in listed]
+    if not names or not all(Path(name).name for name in names):
+        raise UsageError(f"{path / 'state.json'}: names no data files; save the data set again")
+    files = [path / Path(name).name for name in names]
     for file in files:
-        if file.stat().st_size == 0:
-            raise UsageError(f"{file}: the file is empty; put text into it or take it away")
-        if file.suffix.lower() == ".txt":
-            yield Document(file, 1, _decoded_pieces(file))
-        else:
-            yield from _rows(file)
+        if not file.is_file():
+            raise UsageError(f"{file}: is missing, but state.json names it; save the data set again")
+    return files
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: not valid JSON; save the data set again") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{file}: holds {json_name(value)}, not an object; save the data set again")
+    return value
+
+
+def refuse_empty(file: Path) -> None:
+    if file.stat().st_size == 0:
+        raise UsageError(f"{file}: the file is empty; put text into it or take it away")
+
+
+def is_plain_text(file: Path) -> bool:
+    return file.suffix.lower() == ".txt"
+
+
+def plain_text(file: Path) -> Document:
+    """A .txt file: UTF-8, passed on as it is, except that a byte order mark at its start is not text."""
+    return Document(f"{file}:1", _decoded_pieces(file))
 
 
 def _decoded_pieces(file: Path) -> Iterator[str]:
@@ -78,7 +142,7 @@ def _decoded_pieces(file: Path) -> Iterator[str]:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
                 line += (kept + data)[: error.start].count(b"\n")
-                raise _not_utf8(file, line) from error
+                raise _not_utf8(f"{file}:{line}") from error
             line += text.count("\n")
             if first and text:
                 text, first = text.removeprefix("\ufeff"), False
@@ -88,44 +152,64 @@ def _decoded_pieces(file: Path) -> Iterator[str]:
                 return
 
 
-def _rows(file: Path) -> Iterator[Document]:
+def field_names(file: Path) -> tuple[str, list[str]] | None:
+    """Where a file first says which fields it has, and which; None when it has no row."""
+    if file.suffix.lower() == ".jsonl":
+        row = next(iter(json_rows(file)), None)
+        return None if row is None else (row.place, list(row.fields))
+    return str(file), columns.names(file)
+
+
+def rows(file: Path, wanted: Iterable[str]) -> Iterator[Row]:
+    """The rows of a .jsonl, .parquet or .arrow file; of the last two only the `wanted` fields are read."""
+    if file.suffix.lower() == ".jsonl":
+        yield from json_rows(file)
+        return
+    for number, fields in columns.rows(file, wanted):
+        yield Row(f"{file}: row {number}", fields)
+
+
+def json_rows(file: Path) -> Iterator[Row]:
+    """A row a line; empty lines are none. Raises UsageError for what is not a JSON object."""
     with file.open("rb") as stream:
         for line, data in enumerate(stream, start=1):
             if line == 1:
                 data = data.removeprefix(codecs.BOM_UTF8)
             if data.strip():
-                yield Document(file, line, (_text_of_row(file, line, data),))
+                yield Row(f"{file}:{line}", _fields(f"{file}:{line}", data))
 
 
-def _text_of_row(file: Path, line: int, data: bytes) -> str:
+def _fields(place: str, data: bytes) -> dict[str, Any]:
     try:
         row = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _not_utf8(file, line) from error
+        raise _not_utf8(place) from error
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UsageError(f"{file}:{line}: not a JSON row ({reason}); each line must be one JSON object") from error
+        raise UsageError(f"{place}: not a JSON row ({reason}); each line must be one JSON object") from error
     if not isinstance(row, dict):
-        raise UsageError(f"{file}:{line}: the row is {_json_name(row)}; it must be an object with a field `text`")
-    if "text" not in row:
-        names = ", ".join(f"`{name}`" for name in row) or "none"
-        raise UsageError(f"{file}:{line}: the row has no field `text` (its fields: {names}); put the text there")
-    text = row["text"]
-    if not isinstance(text, str):
-        raise UsageError(f"{file}:{line}: the field `text` is {_json_name(text)}; it must be a string")
-    if not text.isascii() and _SURROGATE.search(text):
         raise UsageError(
-            f"{file}:{line}: the field `text` has half of a surrogate pair, which is no character; repair it"
+            f"{place}: the row is {json_name(row)}; it must be an object with a field `text`, or with those of another "
+            "format"
         )
-    return text
+    return row
 
 
-def _json_name(value: Any) -> str:
+def string(place: str, what: str, value: Any) -> str:
+    """`value` if it is a string of characters; UsageError, by `what` it is called, if not."""
+    if not isinstance(value, str):
+        raise UsageError(f"{place}: {what} is {json_name(value)}; it must be a string")
+    if not value.isascii() and _SURROGATE.search(value):
+        raise UsageError(f"{place}: {what} has half of a surrogate pair, which is no character; repair it")
+    return value
+
+
+def json_name(value: Any) -> str:
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    return names[type(value)]
+    return names.get(type(value), f"a {type(value).__name__}")
 
 
-def _not_utf8(file: Path, line: int) -> UsageError:
-    return UsageError(f"{file}:{line}: not valid UTF-8; convert the file, for example with iconv -t UTF-8")
+def _not_utf8(place: str) -> UsageError:
+    return UsageError(f"{place}: not valid UTF-8; convert the file, for example with iconv -t UTF-8")

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan.executor.heads import is_position_wise
+from ssdplan.executor.isolation import How, keeps_apart
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.plans.errors import MismatchError
 
@@ -41,6 +42,7 @@ class Anatomy:
     calls_depend_on_ids: bool  # whether a block's arguments depend on which tokens the input has
     position_rows: int | None  # longest sequence that the model's learned position table has rows for
     head_is_position_wise: bool  # whether a position's logits depend on that position's hidden state alone
+    keeps_apart: How | None  # how sequences that share a row are made as if each had a row of its own; None: no way
 
 
 class _Meta(TorchFunctionMode):
@@ -195,6 +197,7 @@ def inspect(module: PreTrainedModel) -> Anatomy:
             hidden_size=whole.hidden_size,
             vocab_size=whole.logits.shape[-1],
         ),
+        keeps_apart=keeps_apart(module, blocks, returned=returned, hidden_size=whole.hidden_size),
     )
 
 

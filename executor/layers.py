@@ -22,6 +22,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan import native
 from ssdplan.executor.finiteness import Finiteness
+from ssdplan.executor.isolation import arguments_apart
 from ssdplan.executor.model import StreamedModel
 from ssdplan.executor.optimizer import DTYPE_NAMES
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
@@ -34,12 +35,15 @@ IGNORED_LABEL = -100
 class MicroBatch:
     """input_ids, labels: int64 [b, s]; labels are unshifted (the loss shifts them), -100 is not counted.
 
-    attention_mask: int64 or bool [b, s], rows padded on the right; None where nothing is padded.
+    attention_mask: int64 or bool [b, s], rows padded on the right; None where nothing is padded. position_ids: int64
+    [b, s], for rows of several sequences that must not attend to each other: they begin at 0 again with each, and
+    attention_mask is None; None where each row is one sequence.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
 
     def label_tokens(self) -> int:
         """How many tokens the loss counts: the first of each row is predicted from nothing."""
@@ -54,6 +58,7 @@ class _Chunk:
     stop: int
     input_ids: torch.Tensor
     attention_mask: torch.Tensor | None
+    position_ids: torch.Tensor | None
 
 
 class _StopForwardError(Exception):
@@ -131,6 +136,7 @@ class Layers:
                 m.input_ids.to(self._device),
                 m.labels.to(self._device),
                 None if m.attention_mask is None else m.attention_mask.to(self._device),
+                None if m.position_ids is None else m.position_ids.to(self._device),
             )
             for m in micro_batches
         ]
@@ -145,6 +151,9 @@ class Layers:
             raise MismatchError(
                 f"micro-batch {index} has sequences of {ids.shape[1]} tokens, {self._model.name} takes {limit}"
             )
+        if micro_batch.position_ids is not None:
+            assert micro_batch.attention_mask is None, "rows are padded or shared, not both"
+            self._model.require_apart(ids.shape[1])
         embedding: Any = self._model.module.get_input_embeddings()
         rows = embedding.weight.shape[0]
         low, high = int(ids.min()), int(ids.max())
@@ -349,15 +358,17 @@ class Layers:
 
         inputs = self._micro_batches[micro_batch]
         with suppress(_StopForwardError), stand_ins(self._blocks, answer):
-            self._run_model(inputs.input_ids, inputs.attention_mask, parameters)
+            self._run_model(inputs.input_ids, inputs.attention_mask, inputs.position_ids, parameters)
         if record:
             self._keep(micro_batch, tuple(calls))
         return embedded[0]
 
     def _keep(self, micro_batch: int, calls: tuple[LayerCall, ...]) -> None:
-        """Keeps a micro-batch's calls; those of unpadded micro-batches of one shape are the same, and kept once."""
+        """Keeps a micro-batch's calls; those of micro-batches of one shape, each row one sequence without padding, are
+        the same, and kept once."""
         inputs = self._micro_batches[micro_batch]
-        if inputs.attention_mask is None and not self._model.anatomy.calls_depend_on_ids:
+        plain = inputs.attention_mask is None and inputs.position_ids is None
+        if plain and not self._model.anatomy.calls_depend_on_ids:
             calls = self._shared.setdefault(tuple(inputs.input_ids.shape), calls)
         self._calls[micro_batch] = calls
 
@@ -367,12 +378,12 @@ class Layers:
         inputs = self._micro_batches[micro_batch]
         count, most = inputs.input_ids.numel(), self._head_chunk_tokens
         if most is None or count <= most:
-            yield _Chunk(0, count, inputs.input_ids, inputs.attention_mask)
+            yield _Chunk(0, count, inputs.input_ids, inputs.attention_mask, inputs.position_ids)
             return
         ids = inputs.input_ids.reshape(-1, 1)
         for start in range(0, count, most):
             stop = min(start + most, count)
-            yield _Chunk(start, stop, ids[start:stop], None)
+            yield _Chunk(start, stop, ids[start:stop], None, None)
 
     def _tokens(self, flat: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
         """A chunk's part of a flat [b, s, H] array, in the shape of the chunk's ids; a view."""
@@ -420,7 +431,9 @@ class Layers:
             return self._as_returned(hidden if index == last else split_call(args, kwargs)[0])
 
         with stand_ins(self._blocks, answer):
-            logits = self._run_model(chunk.input_ids, chunk.attention_mask, parameters | zeros).logits
+            logits = self._run_model(
+                chunk.input_ids, chunk.attention_mask, chunk.position_ids, parameters | zeros
+            ).logits
         loss: torch.Tensor = ForCausalLMLoss(
             logits,
             None,
@@ -435,9 +448,17 @@ class Layers:
         return {tensor.name: tensor.shape for state in states for tensor in state.tensors}
 
     def _run_model(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, parameters: dict[str, torch.Tensor]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        parameters: dict[str, torch.Tensor],
     ) -> Any:
         arguments = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if position_ids is not None:
+            how = self._model.anatomy.keeps_apart
+            assert how is not None
+            arguments |= arguments_apart(how, position_ids)
         options = {"use_cache": False, "return_dict": True}
         return functional_call(self._model.module, parameters, (), arguments | options)
 

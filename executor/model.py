@@ -126,6 +126,20 @@ class StreamedModel:
         """Whether the head can take a micro-batch in chunks of tokens."""
         return self.anatomy.head_is_position_wise
 
+    def keeps_apart(self, sequence_length: int) -> bool:
+        """Whether sequences that share a row of `sequence_length` tokens are computed as if each had its own."""
+        longest = _longrope_limit(self.module)
+        exact = self.anatomy.keeps_apart is not None and self.head_is_position_wise
+        return exact and (longest is None or sequence_length <= longest)
+
+    def require_apart(self, sequence_length: int) -> None:
+        """MismatchError unless `keeps_apart`."""
+        if not self.keeps_apart(sequence_length):
+            raise MismatchError(
+                f"{self.name}: {self.architecture} cannot keep texts apart that share a row of {sequence_length} "
+                "tokens; train with --no-pack, or with --attend-across, which lets them attend to each other"
+            )
+
     @property
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """Tensors of the model's state dict that are not trained, from the checkpoint; an export writes them too."""
@@ -321,6 +335,15 @@ def _max_sequence_length(module: PreTrainedModel, anatomy: Anatomy) -> int | Non
     kinds = [rope.get("rope_type"), *(v.get("rope_type") for v in rope.values() if isinstance(v, dict))]
     if "dynamic" in kinds:
         limits.append(config.max_position_embeddings)
+    return min(limits, default=None)
+
+
+def _longrope_limit(module: PreTrainedModel) -> int | None:
+    """The length up to which long rotary scaling does not depend on what else is in the batch; None without it."""
+    config = module.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
     return min(limits, default=None)
 
 

@@ -3,10 +3,12 @@
 Owns these two records, and which of these decisions change numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from .data import HoldOut
 from .learning_rate import LearningRate
 from .metrics import SnapshotCost, StepMetrics
 from .optimizer import AdamW
@@ -26,6 +28,7 @@ _WITHOUT_EFFECT = frozenset(
         "stall_after_seconds",
         "stall_abort_seconds",
         "replan",
+        "token_cache",
     }
 )
 """Fields of a recipe that change no bit of what a step does. A field that is not here does."""
@@ -43,6 +46,14 @@ class Recipe:
     """Of the first step of a run in fp16; the other precisions have none."""
     seed: int = 0
     pack: bool = True
+    attend_across: bool = False
+    """Texts that share a row attend to each other."""
+    data_format: str | None = None
+    """What the fields of the data mean (`formats.FORMATS`), where they would do for several formats."""
+    hold_out: HoldOut | None = None
+    """Samples of the training data that are evaluated instead of trained on."""
+    token_cache: Path | None = None
+    """The directory where tokens are kept for the next run; None: nowhere."""
     eval_every: int = 0
     snapshot_every: int = 0
     """Steps between two snapshots: durable generations of the store, from which the run can go on."""
@@ -74,7 +85,7 @@ class Recipe:
 
     def deciding(self) -> dict[str, Scalar]:
         """All that decides what a step does, by name: the same values give the same losses."""
-        return {name: value for name, value in _flat(self) if name.split(".")[0] not in _WITHOUT_EFFECT}
+        return dict(_flat(self, leave_out=_WITHOUT_EFFECT))
 
 
 @dataclass
@@ -88,9 +99,11 @@ class Watch:
     note: Callable[[str], None] = field(default=lambda text: None)
 
 
-def _flat(record: Any, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+def _flat(record: Any, prefix: str = "", leave_out: Collection[str] = ()) -> Iterator[tuple[str, Scalar]]:
     """The fields of a dataclass, those of dataclasses in it under dotted names."""
     for entry in fields(record):
+        if entry.name in leave_out:
+            continue
         value = getattr(record, entry.name)
         if is_dataclass(value):
             yield from _flat(value, f"{prefix}{entry.name}.")

@@ -400,6 +400,7 @@ def _on_torch(batches: list[Batch]) -> list[MicroBatch]:
             torch.from_numpy(batch.input_ids),
             torch.from_numpy(batch.labels),
             None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
+            None if batch.position_ids is None else torch.from_numpy(batch.position_ids),
         )
         for batch in batches
     ]

@@ -32,15 +32,15 @@ class Origin(Part):
     weights: str
     """sha256 of its files' names and lengths, and of their headers and 256 pages spread over each: two checkpoints of
     one model differ everywhere, and nobody waits for a hash of hundreds of gigabytes."""
-    data: str
-    """sha256 of the training text and the tokenizer."""
+    data: dict[Name, str]
+    """What the training text is, and the tokenizer (`data.TextData.content`)."""
     batch: dict[Name, Scalar]
     """What of the plan changes numbers: micro-batches, their order, precision, threads. Residencies, delay ratio and
     volumes do not."""
     recipe: dict[Name, Scalar]
 
     @classmethod
-    def of(cls, plan: Plan, model: StreamedModel, data: str, recipe: Recipe) -> Self:
+    def of(cls, plan: Plan, model: StreamedModel, data: dict[str, str], recipe: Recipe) -> Self:
         decision = plan.decision
         batch: dict[str, Scalar] = {
             "micro_batches": decision.micro_batches,
@@ -71,7 +71,8 @@ class Origin(Part):
             for what, before, after in (
                 ("model's configuration", self.model, now.model),
                 ("model's weights", self.weights, now.weights),
-                ("training data", self.data, now.data),
+                ("training data", _read(self.data), _read(now.data)),
+                ("tokenizer", self.data.get("tokenizer"), now.data.get("tokenizer")),
             )
             if before != after
         ]
@@ -138,6 +139,11 @@ def weights_fingerprint(path: Path) -> str:
                 stream.seek(begin + (size - begin) * number // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def _read(data: Mapping[str, str]) -> list[str | None]:
+    """Of what data are, what does not depend on the tokenizer."""
+    return [data.get("files"), data.get("format")]
 
 
 def _told(values: Mapping[str, Scalar], name: str) -> str:

@@ -1,6 +1,6 @@
-"""The token cache: a memory-mapped file of all tokens of a text, keyed by its content and tokenizer.
+"""The token cache: a memory-mapped file of all tokens of a data set, keyed by what they were made of.
 
-Owns the file's format and its atomic writing; no data set is ever whole in memory.
+Owns the file's format, its atomic writing and its checks; no data set is ever whole in memory.
 """
 
 import errno
@@ -9,6 +9,8 @@ import os
 import shutil
 import struct
 import tempfile
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,49 +23,85 @@ import numpy.typing as npt
 from ssdplan.plans.errors import DiskFullError, IoFailure
 
 from .documents import Document
-from .tokens import tokenizer_identity
 
-_FOOTER = struct.Struct("<16sQQ")
-_MAGIC = b"ssdplan tokens 1"
+_FOOTER = struct.Struct("<16sQQQ")
+_MAGIC = b"ssdplan tokens 2"
+_SAMPLE = struct.Struct("<QQ")
+_READ_BYTES = 1 << 20
+_KEPT_SECONDS = 30 * 86400
+"""A cache that nobody has opened for so long is removed when another is made beside it."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A cache file: `tokens` uint32 [tokens], then each document's end, `ends` uint64 [documents], then a footer."""
+    """A cache file: `tokens` uint32 [tokens], each an id with `rendering.NOT_LEARNT` set where it is not learnt; then
+    for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); then a
+    footer with the `checksum` (CRC-32) of all before it.
+    """
 
     tokens: npt.NDArray[np.uint32]
     ends: npt.NDArray[np.uint64]
+    hashes: npt.NDArray[np.uint64]
+    checksum: int
+
+
+def default_directory() -> Path | None:
+    """Where caches lie unless told: $SSDPLAN_CACHE, or a directory in the user's own cache; None where it cannot be."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    directory = Path(os.environ.get("SSDPLAN_CACHE") or base / "ssdplan")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return directory if os.access(directory, os.W_OK) else None
 
 
 def open_cache(file: Path) -> Tokens | None:
-    """The tokens in `file`, memory-mapped; None when it does not exist or is not whole."""
+    """The tokens in `file`, memory-mapped; None when it does not exist, is not whole, or is damaged."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             stream.seek(max(0, size - _FOOTER.size))
-            magic, tokens, documents = _FOOTER.unpack(stream.read(_FOOTER.size))
+            magic, tokens, samples, checksum = _FOOTER.unpack(stream.read(_FOOTER.size))
+            offset = _aligned(tokens)
+            if magic != _MAGIC or size != offset + samples * _SAMPLE.size + _FOOTER.size:
+                return None
+            if _checksum(stream, size - _FOOTER.size) != checksum:
+                return None
+        with suppress(OSError):
+            os.utime(file)  # one that is used is not old
     except (FileNotFoundError, struct.error):
         return None
-    offset = (tokens * 4 + 7) // 8 * 8
-    if magic != _MAGIC or size != offset + documents * 8 + _FOOTER.size:
-        return None
-    if not documents:
-        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64))
-    return Tokens(
-        np.memmap(file, np.uint32, "r", shape=(tokens,)),
-        np.memmap(file, np.uint64, "r", offset=offset, shape=(documents,)),
-    )
+    if not samples:
+        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), checksum)
+    table = np.memmap(file, np.uint64, "r", offset=offset, shape=(samples, 2))
+    return Tokens(np.memmap(file, np.uint32, "r", shape=(tokens,)), table[:, 0], table[:, 1], checksum)
+
+
+def _aligned(tokens: int) -> int:
+    return int((tokens * 4 + 7) // 8 * 8)
+
+
+def _checksum(stream: BinaryIO, nbytes: int) -> int:
+    """Of the first `nbytes`: read, not mapped, so that they do not count as the process's memory."""
+    stream.seek(0)
+    checksum = 0
+    while nbytes > 0 and (data := stream.read(min(nbytes, _READ_BYTES))):
+        checksum, nbytes = zlib.crc32(data, checksum), nbytes - len(data)
+    return checksum
 
 
 def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
-    """Writes a cache file under a temporary name and renames it, so that a file that exists is whole."""
+    """Writes a cache file under a temporary name and renames it, so that a file that exists is whole, however many
+    processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it."""
     partial: Path | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        _remove_old(file.parent)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         partial = Path(name)
-        with os.fdopen(handle, "wb") as stream, tempfile.TemporaryFile(dir=file.parent) as ends:
-            _write_tokens(stream, ends, pieces)
+        with os.fdopen(handle, "w+b") as stream, tempfile.TemporaryFile(dir=file.parent) as table:
+            _write_tokens(stream, table, pieces)
             stream.flush()
             os.fsync(stream.fileno())
         partial.rename(file)
@@ -79,27 +117,52 @@ def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]
                 partial.unlink()
 
 
-def _write_tokens(stream: BinaryIO, ends: Any, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
-    tokens = documents = 0
+def _remove_old(directory: Path) -> None:
+    """Takes away caches, and what a killed process left of one, that are older than anyone's use."""
+    for pattern in ("*.tokens", ".*.tokens.*"):
+        for file in directory.glob(pattern):
+            with suppress(OSError):
+                if time.time() - file.stat().st_mtime > _KEPT_SECONDS:
+                    file.unlink()
+
+
+def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
+    tokens = samples = 0
+    digest = hashlib.blake2b(digest_size=8)
     for ids, last in pieces:
-        stream.write(ids.tobytes())
+        data = ids.tobytes()
+        stream.write(data)
+        digest.update(data)
         tokens += len(ids)
         if last:
-            ends.write(struct.pack("<Q", tokens))
-            documents += 1
-    stream.write(b"\0" * (-4 * tokens % 8))
-    ends.seek(0)
-    shutil.copyfileobj(ends, stream)
-    stream.write(_FOOTER.pack(_MAGIC, tokens, documents))
+            table.write(_SAMPLE.pack(tokens, int.from_bytes(digest.digest(), "little")))
+            digest = hashlib.blake2b(digest_size=8)
+            samples += 1
+    stream.write(b"\0" * (_aligned(tokens) - tokens * 4))
+    table.seek(0)
+    shutil.copyfileobj(table, stream)
+    stream.flush()
+    nbytes = stream.tell()
+    checksum = _checksum(stream, nbytes)
+    stream.seek(nbytes)
+    stream.write(_FOOTER.pack(_MAGIC, tokens, samples, checksum))
 
 
-def content_key(files: list[Path], tokenizer: Any) -> str:
-    digest = hashlib.sha256(_MAGIC)
-    for data in (tokenizer_identity(tokenizer), *(file.suffix.lower().encode() for file in files)):
-        digest.update(hashlib.sha256(data).digest())
+def digest_of_files(files: list[Path]) -> str:
+    """sha256 of what the files hold and what kind they are; not of their names."""
+    digest = hashlib.sha256()
     for file in files:
+        digest.update(file.suffix.lower().encode() + b"\0")
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def cache_key(*parts: str) -> str:
+    """The name of the cache that is made of `parts`."""
+    digest = hashlib.sha256(_MAGIC)
+    for part in parts:
+        digest.update(hashlib.sha256(part.encode()).digest())
     return digest.hexdigest()
 
 
@@ -117,4 +180,4 @@ def counted(
             if progress is not None:
                 progress(min(done, total), total)
 
-    return (Document(document.path, document.line, pieces(document.pieces)) for document in documents)
+    return (Document(document.place, pieces(document.pieces)) for document in documents)

@@ -1,7 +1,8 @@
 """Tokens: documents through the model's own tokenizer, piece by piece.
 
-Owns how text is tokenised. A long document is cut only where that cannot change a token; where that is not known of a
-tokenizer, its documents are tokenised whole.
+Owns the tokenizer and how plain text is tokenised; samples of which a part is learnt are in `rendering`. A long
+document is cut only where that cannot change a token; where that is not known of a tokenizer, its documents are
+tokenised whole.
 """
 
 import json
@@ -21,9 +22,9 @@ from .documents import Document
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _PIECE_CHARACTERS = 1 << 13
-_BATCH_CHARACTERS = 1 << 15
+BATCH_CHARACTERS = 1 << 15
 """Tokenised at once: a tokenizer takes up to 250 bytes for each on its way, and its threads keep a part of that."""
-_WHOLE_CHARACTERS = 100_000_000
+WHOLE_CHARACTERS = 100_000_000
 
 
 def load_tokenizer(model_dir: Path) -> Any:
@@ -163,7 +164,7 @@ class _Cutter:
         return next((int(stop) for stop in stops if stop <= end and not text[stop - 1].isspace()), 0)
 
 
-def _special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and after a text by itself."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     full = tokenizer("a")["input_ids"]
@@ -186,10 +187,10 @@ def _units(documents: Iterable[Document], cutter: _Cutter) -> Iterator[_Unit]:
     for document in documents:
         if not cutter.possible:
             text = document.text()
-            if len(text) > _WHOLE_CHARACTERS:
+            if len(text) > WHOLE_CHARACTERS:
                 raise UsageError(
-                    f"{document.path}:{document.line}: a document of {len(text)} characters, and this tokenizer needs "
-                    f"documents whole ({_WHOLE_CHARACTERS} at most); split it into several files or rows"
+                    f"{document.place}: a document of {len(text)} characters, and this tokenizer needs "
+                    f"documents whole ({WHOLE_CHARACTERS} at most); split it into several files or rows"
                 )
             yield _Unit(text, True, True)
             continue
@@ -208,7 +209,7 @@ def _batched(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
     for unit in units:
         batch.append(unit)
         characters += len(unit.text) + 64
-        if characters >= _BATCH_CHARACTERS:
+        if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
     if batch:
@@ -220,7 +221,7 @@ def token_pieces(
 ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
     """Yields tokens in order, and with each piece whether a document ends with it."""
     cutter = _Cutter(tokenizer)
-    before, after = _special_tokens_around(tokenizer)
+    before, after = special_tokens_around(tokenizer)
     closing = [] if after and after[-1] == eos else [eos]  # a tokenizer that ends texts by itself needs no second one
     if cutter.possible:
         closing = after + closing

@@ -24,9 +24,8 @@ from ssdplan.plans.units import format_seconds
 
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
-from .data import Batch, TextData
+from .data import Batch, HoldOut, TextData
 from .device import Device
-from .documents import text_files
 from .export import export_model
 from .interruption import Interruption
 from .keeper import Keeper
@@ -39,7 +38,6 @@ from .run_directory import METRICS, MODEL, SCHEMA, OptionValue, Run, RunDirector
 from .scaling import LossScale
 from .session import Sessions, store_bytes_of
 from .snapshots import Origin
-from .token_cache import content_key
 from .tokens import load_tokenizer
 
 
@@ -86,12 +84,8 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
-    tokenizer = load_tokenizer(model.path)
-    texts = _Texts(plan, recipe, data, eval_data, tokenizer, model.vocab_size)
-    origin = None
-    if recipe.snapshots:
-        origin = Origin.of(plan, model, content_key(text_files(data), tokenizer), recipe)
-    del tokenizer
+    texts = _Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch)
+    origin = Origin.of(plan, model, texts.content, recipe) if recipe.snapshots else None
     if resume:
         assert origin, "a run that goes on keeps snapshots"
         resume.require_same(plan, origin, recipe, watch.note if anyway else None)
@@ -107,7 +101,7 @@ def train(
             run = stack.enter_context(RunDirectory.create(out, document, plan))
         records = Records.of(schedule, snapshots=recipe.snapshots)
         look_ahead(plan, model, run.path, volumes, 0 if resume else store_bytes_of(records, recipe), watch)
-        evaluated, places = eval_data is not None, volumes or run.volumes
+        evaluated, places = texts.held_out() is not None, volumes or run.volumes
         sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
         history = History()
         if resume and resume.snapshot:
@@ -158,21 +152,46 @@ class _Texts:
     """The training text, and the held-out text if there is one, as batches of the plan's size."""
 
     def __init__(
-        self, plan: Plan, recipe: Recipe, data: Path, eval_data: Path | None, tokenizer: object, vocab_size: int
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        data: Path,
+        eval_data: Path | None,
+        tokenizer: object,
+        model: StreamedModel,
+        watch: Watch,
     ) -> None:
         self._decision, self._seed = plan.decision, recipe.seed
+        length = plan.decision.sequence_length
 
-        def text(path: Path) -> TextData:
-            return TextData(
+        def text(path: Path, hold_out: HoldOut | None = None) -> TextData:
+            found = TextData(
                 path,
                 tokenizer,
-                sequence_length=plan.decision.sequence_length,
+                sequence_length=length,
                 pack=recipe.pack,
-                vocab_size=vocab_size,
+                attend_across=recipe.attend_across,
+                format=recipe.data_format,
+                hold_out=hold_out,
+                cache=recipe.token_cache,
+                vocab_size=model.vocab_size,
+                progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
             )
+            if found.has_borders and not recipe.attend_across:
+                model.require_apart(length)
+            for remark in found.remarks():
+                watch.note(remark)
+            return found
 
-        self._training = text(data)
-        self._held_out = text(eval_data) if eval_data else None
+        if eval_data and recipe.hold_out:
+            raise UsageError("held-out data of their own and a share of the training data: give one of the two")
+        self._training = text(data, recipe.hold_out)
+        self._held_out = text(eval_data) if eval_data else self._training.held_out
+
+    @property
+    def content(self) -> dict[str, str]:
+        """What the training text is (`TextData.content`)."""
+        return self._training.content
 
     def step(self, step: int) -> list[Batch]:
         decision = self._decision

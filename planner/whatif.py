@@ -408,12 +408,15 @@ class _Costs:
         output = 2 * e * tokens * shape.hidden
         tables = 0 if shape.layer_norm else self.length * (18 * shape.head_dim + 8)  # rotary, in fp32 on the way
         passes = 3 if shape.layer_norm else 1
+        # The masks of rows that several sequences share are made in steps; OPT is given a whole one.
+        masks = 1 if shape.family == "opt" else 3 if shape.layer_norm else 4
+        forward = tokens * passes * e * shape.hidden + max(tokens * self.length + tables, tokens * masks * self.length)
         return self._timing(
             self._roofline(0.0, output),
             # The gradient is dense: a whole table of zeros, and rows added.
             self._roofline(0.0, 2 * output) + self._accumulation(elements),
-            forward_workspace=tokens * (passes * e * shape.hidden + self.length) + tables,
-            backward_workspace=table + e * tokens * shape.hidden,
+            forward_workspace=forward,
+            backward_workspace=max(table + e * tokens * shape.hidden, forward),
             saved=0,
         )
 
@@ -439,10 +442,10 @@ class _Costs:
         )
 
     def context_bytes(self) -> int:
-        """Token ids, labels and mask; the mask that attention takes; positions and rotary tables."""
-        shape = self.shape
-        tables = 8 if shape.layer_norm else 2 * self.element * shape.head_dim + 8
-        return self.tokens * (24 + self.length) + self.length * tables
+        """Token ids, labels, and mask or positions; what layers are called with: a mask, positions and rotary tables,
+        of each row where several sequences share one."""
+        rotary = 0 if self.shape.layer_norm else 2 * self.element * self.shape.head_dim
+        return self.tokens * (24 + self.length + 8 + rotary)
 
     def _roofline(self, flops: float, nbytes: float) -> float:
         return max(flops / self.compute.flops, nbytes / self.compute.memory_bandwidth)

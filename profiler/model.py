@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -75,11 +75,11 @@ def measure_model(
 ) -> ModelCosts:
     """Measure the first layer of each class at each micro-batch size, and what a micro-batch keeps for a step.
 
-    Times are of rows without padding, as packed data has them; bytes are of rows with it, which take a mask more, so
-    that they bound both. `limits` bound the repetition of times; each class runs a few times in any case. Sizes for
-    which the device has too little memory are left out, with a note. `beside` is called with something to compute, a
-    block's forward and backward, for whoever measures what else that costs; it returns its seconds. Errors:
-    MemoryBudgetError where no size is left.
+    Times are of rows of one sequence without padding, as long texts have them when they are packed; bytes are the most
+    that rows with padding, and rows that two sequences share, take: both need a mask more, so they bound all. `limits`
+    bound the repetition of times; each class runs a few times in any case. Sizes for which the device has too little
+    memory are left out, with a note. `beside` is called with something to compute, a block's forward and backward, for
+    whoever measures what else that costs; it returns its seconds. Errors: MemoryBudgetError where no size is left.
     """
     sizes = sorted(micro_batch_sizes)
     classes: dict[str, int] = {}
@@ -189,7 +189,8 @@ def _trouble(times: Mapping[Figure, Measurement]) -> str | None:
 class _Bench:
     """Inputs, outputs and one layer's weights and gradients on the device, in buffers that the layers use in turn.
 
-    The step's micro-batches are those of all sizes without padding, then those with it.
+    The step's micro-batches are those of all sizes with one whole sequence a row, then those with padding, then, of a
+    model that keeps them apart, those of two sequences a row.
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class _Bench:
             for size, generator in zip(sizes, tokens, strict=True)
         ]
         self._make_micro_batch = make_micro_batch
+        self._shares = sequence_length > 1 and model.keeps_apart(sequence_length)
         self._head = len(model.layers) - 1
         self._largest = max(sizes) * sequence_length * model.hidden_size
         elements = max(sum(model.states[state].elements for state in layer.states) for layer in model.layers)
@@ -231,23 +233,35 @@ class _Bench:
     def begin(self) -> dict[int, int]:
         """Begin a step with all micro-batches and run its embedding, which every other layer needs to have run.
 
-        Returns the bytes that a padded micro-batch of each size keeps on the device for the whole step.
+        Returns the most bytes that a micro-batch of each size keeps on the device for the whole step.
         """
         self.load(0)
-        unpadded, padded, context = [], [], {}
-        for size, ids in zip(self._sizes, self._ids, strict=True):
-            mask = torch.ones_like(ids)
-            mask[-1, -(ids.shape[1] // 2) :] = 0
-            labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
-            unpadded.append(self._make_micro_batch(ids, ids, None))
-            padded.append(self._make_micro_batch(ids, labels, mask))
-            self._layers.begin_step(0, padded[-1:])
-            self._layers.forward(0, 0, self._layer_weights, None, self._out)
-            context[size] = self._layers.context_bytes() + sum(tensor.nbytes for tensor in (ids, labels, mask))
-        self._layers.begin_step(1, unpadded + padded)
-        for micro_batch in range(2 * len(self._sizes)):
+        context = dict.fromkeys(self._sizes, 0)
+        micro_batches = [self._make_micro_batch(ids, ids, None, None) for ids in self._ids]
+        for masked in (self._padded, *([self._shared] if self._shares else [])):
+            for size, ids in zip(self._sizes, self._ids, strict=True):
+                micro_batch = masked(ids)
+                micro_batches.append(micro_batch)
+                self._layers.begin_step(0, [micro_batch])
+                self._layers.forward(0, 0, self._layer_weights, None, self._out)
+                context[size] = max(context[size], self._layers.context_bytes() + 3 * ids.nbytes)
+        self._layers.begin_step(1, micro_batches)
+        for micro_batch in range(len(micro_batches)):
             self._layers.forward(0, micro_batch, self._layer_weights, None, self._out)
         return context
+
+    def _padded(self, ids: torch.Tensor) -> Any:
+        """A micro-batch of which the last row is half padding; its three inputs are of one size."""
+        mask = torch.ones_like(ids)
+        mask[-1, -(ids.shape[1] // 2) :] = 0
+        return self._make_micro_batch(ids, ids.masked_fill(mask == 0, IGNORED_LABEL), mask, None)
+
+    def _shared(self, ids: torch.Tensor) -> Any:
+        """A micro-batch of which two sequences share each row; its three inputs are of one size."""
+        positions = torch.arange(ids.shape[1]).repeat(ids.shape[0], 1)
+        half = ids.shape[1] // 2
+        positions[:, half:] -= half
+        return self._make_micro_batch(ids, ids.masked_fill(positions == 0, IGNORED_LABEL), None, positions)
 
     def load(self, layer: int) -> None:
         """Read a layer's states into the one place for weights; what was there is gone."""
@@ -291,13 +305,17 @@ class _Bench:
         )
 
     def space(self, layer: int, size: int) -> Space:
-        """What the loaded layer takes for a padded micro-batch, beyond weights, gradients and inter-layer arrays."""
-        micro_batch = len(self._sizes) + self._sizes.index(size)
-        _, forward = self._device.peak_bytes(lambda: self.forward(layer, micro_batch))
-        (_, saved), backward = self._device.peak_bytes(
-            lambda: saved_activation_bytes(lambda: self.backward(layer, micro_batch))
-        )
-        return Space(forward, backward, saved)
+        """The most that the loaded layer takes for a micro-batch with a mask, beyond weights, gradients and inter-layer
+        arrays."""
+        found = []
+        for kind in range(1, 3 if self._shares else 2):
+            micro_batch = kind * len(self._sizes) + self._sizes.index(size)
+            _, forward = self._device.peak_bytes(partial(self.forward, layer, micro_batch))
+            (_, saved), backward = self._device.peak_bytes(
+                partial(saved_activation_bytes, partial(self.backward, layer, micro_batch))
+            )
+            found.append((forward, backward, saved))
+        return Space(*(max(figures) for figures in zip(*found, strict=True)))
 
     def seconds(self, layer: int, figure: Figure, runs: int) -> float:
         """Seconds that one run on an unpadded micro-batch takes, on average over `runs` in a row."""

@@ -61,6 +61,7 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def head_is_position_wise(self) -> bool: ...
+    def keeps_apart(self, sequence_length: int, /) -> bool: ...
     @property
     def layers(self) -> Sequence[LayerSpec]: ...
     @property
@@ -104,8 +105,9 @@ class Weights(Protocol):
 MakeLayers = Callable[[int | None], Layers]
 """executor.layers.Layers of the profiled model: from `head_chunk_tokens`."""
 
-MakeMicroBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
-"""executor.layers.MicroBatch: from input_ids, labels (int64 [b, s]) and attention_mask (int64 [b, s], or None)."""
+MakeMicroBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], Any]
+"""executor.layers.MicroBatch: from input_ids, labels (int64 [b, s]), attention_mask and position_ids (each the same, or
+None)."""
 
 
 class HostArena(Protocol):

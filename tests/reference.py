@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -46,11 +47,26 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return model
 
 
+def alone(micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The same micro-batches, but that each sequence of a row that several share is a micro-batch of its own."""
+    result = []
+    for m in micro_batches:
+        if m.position_ids is None:
+            result.append(m)
+            continue
+        for ids, labels, positions in zip(m.input_ids, m.labels, m.position_ids, strict=True):
+            starts = torch.nonzero(positions == 0).flatten().tolist()
+            for start, stop in pairwise([*starts, len(ids)]):
+                if (labels[start + 1 : stop] != -100).any():
+                    result.append(MicroBatch(ids[None, start:stop], labels[None, start:stop]))
+    return result
+
+
 def step_loss(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], *, backward: bool) -> float:
     """The mean loss over a step's valid tokens by the model's own loss; with `backward`, its gradients accumulate."""
     tokens = torch.tensor(sum(int((m.labels[:, 1:] != -100).sum()) for m in micro_batches))
     total = 0.0
-    for m in micro_batches:
+    for m in alone(micro_batches):
         out = model(input_ids=m.input_ids, attention_mask=m.attention_mask, labels=m.labels, num_items_in_batch=tokens)
         if backward:
             out.loss.backward()
@@ -97,7 +113,7 @@ def train(
             group["lr"] = optimizer.rates[updates]
         tokens = torch.tensor(sum(int((m.labels[:, 1:] != -100).sum()) for m in micro_batches))
         total = 0.0
-        for m in micro_batches:
+        for m in alone(micro_batches):
             model.zero_grad()
             out = model(
                 input_ids=m.input_ids, attention_mask=m.attention_mask, labels=m.labels, num_items_in_batch=tokens

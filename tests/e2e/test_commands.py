@@ -105,6 +105,33 @@ def test_all_four_commands_work_together(home, tmp_path):
     assert "trace.json" in shown.stderr
 
 
+def test_rows_with_a_part_to_learn_and_a_part_held_out_are_trained_on(home, tmp_path):
+    rows = [{"prompt": f"fox {i}", "completion": " over" * (1 + i % 4)} for i in range(80)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    look = ["data", "preview", "--model", "model", "--data", data, "--sequence-length", 32, "--json"]
+    shown = json.loads(ssdplan(*look, cwd=home).stdout)
+    assert shown["format"] == "completion" and shown["samples"] == 80 and shown["rows"] < 50
+    reports = []
+    for name, more in (("packed", []), ("padded", ["--no-pack"]), ("across", ["--attend-across"])):
+        run = ["run", "plan.json", "--data", data, "--eval-split", 0.2, "--steps", 6, "--lr", "3e-3"]
+        ssdplan(*run, "--out", tmp_path / name, *more, cwd=home)
+        reports.append(json.loads((tmp_path / name / "report.json").read_text()))
+        before, after = reports[-1]["eval_losses"].values()
+        assert after < before
+        arenas = [row["relative_error"] for row in reports[-1]["predictions"] if "arena" in row["quantity"]]
+        assert arenas and not any(arenas)
+    packed, padded, across = (report["eval_losses"]["0"] for report in reports)
+    assert packed == pytest.approx(padded, rel=1e-5), "what is held out is evaluated as if each had a row of its own"
+    assert across != pytest.approx(packed, rel=1e-4)
+    base = ["run", "plan.json", "--steps", 1, "--out", tmp_path / "none"]
+    assert "--no-pack" in refused(*base, "--data", data, "--attend-across", "--no-pack", cwd=home, code=2)
+    both = ["--eval-split", 0.2, "--eval-data", data]
+    assert "not allowed with" in refused(*base, "--data", data, *both, cwd=home, code=2)
+    data.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
+    assert "rows.jsonl:2: the row has no field `completion`" in refused(*base, "--data", data, cwd=home, code=2)
+
+
 def test_serial_and_overlapped_runs_write_the_same_model(home, tmp_path):
     for name, more in (("overlapped", []), ("serial", ["--serial"])):
         ssdplan("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / name, *more, cwd=home)
@@ -303,7 +330,7 @@ def test_the_command_line_is_this():
     """Options are added, not renamed: a change here is a change of what users have scripted."""
     shown = {
         command: subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True).stdout
-        for command in ("profile", "solve", "show", "run", "export", "volume", "bench")
+        for command in ("profile", "solve", "show", "run", "export", "volume", "bench", "data")
     }
     for command, options in {
         "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
@@ -316,9 +343,11 @@ def test_the_command_line_is_this():
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
-        "--loss-scale-growth --resume --resume-anyway --snapshot-every --snapshot-minutes --keep",
+        "--loss-scale-growth --resume --resume-anyway --snapshot-every --snapshot-minutes --keep "
+        "--attend-across --data-format --token-cache --eval-split --eval-samples",
         "export": "--to --model --volume",
         "volume": "init info check",
+        "data": "preview",
         "bench": "--volume --pairs --size --only --json",
     }.items():
         for option in options.split():

@@ -309,7 +309,7 @@ def test_the_demo_types_what_a_user_types(
         "solve demo/profile.json --host-memory 512MiB --global-batch 8 -o demo/plan.json",
         "show demo/plan.json --plots demo/plots",
         "run demo/plan.json --data demo/train --eval-data demo/heldout.txt --eval-every 10 --steps 20 --lr 5e-5 "
-        "--out demo/run",
+        "--out demo/run --token-cache demo/tokens",
     ]
     assert [" ".join(command) for command in made] == typed
     assert "from demo/run/model" in shown

@@ -26,16 +26,28 @@ def prepare(path: Path, family: str = "llama", **odd: object) -> Path:
 
 
 def micro_batches_of(
-    directory: Path, step: int, *, micro_batches: int, family: str = "llama", pack: bool = True
+    directory: Path,
+    step: int,
+    *,
+    micro_batches: int,
+    family: str = "llama",
+    pack: bool = True,
+    data: str | None = None,
 ) -> list[MicroBatch]:
-    """The micro-batches of two rows that step `step` of a run with seed 0 trains on."""
-    data = directory / ("text.txt" if pack else "rows.jsonl")
-    text = TextData(data, load_tokenizer(directory / family), sequence_length=LENGTH, pack=pack)
+    """The micro-batches of two rows that step `step` of a run with seed 0 trains on; of `data`, or of one
+    long text when packed, of rows otherwise."""
+    text = TextData(
+        directory / (data or ("text.txt" if pack else "rows.jsonl")),
+        load_tokenizer(directory / family),
+        sequence_length=LENGTH,
+        pack=pack,
+    )
     return [
         MicroBatch(
             torch.from_numpy(batch.input_ids),
             torch.from_numpy(batch.labels),
             None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
+            None if batch.position_ids is None else torch.from_numpy(batch.position_ids),
         )
         for batch in text.micro_batches(step, micro_batches=micro_batches, micro_batch_size=2, seed=0)
     ]

@@ -2,8 +2,12 @@
 
 import itertools
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,9 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from ssdplan.executor import data, documents, token_cache
 from ssdplan.executor import tokens as tokenising
-from ssdplan.executor.data import Batch, TextData
-from ssdplan.executor.documents import read_documents
+from ssdplan.executor.data import Batch, HoldOut, TextData
+from ssdplan.executor.documents import data_files
+from ssdplan.executor.formats import recognise, samples
 from ssdplan.executor.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from tests.tiny import EOS, make_tokenizer
@@ -40,6 +45,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tokenizer(model_dir: Path) -> Any:
     return load_tokenizer(model_dir)
+
+
+def read_documents(path: Path) -> list[str]:
+    files = data_files(path)
+    return [document.text() for document in samples(files, recognise(files), as_chat=False)]
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:
@@ -79,23 +89,23 @@ def test_a_directory_is_read_in_the_order_of_its_sorted_paths(tmp_path: Path) ->
     (tmp_path / "c.TXT").write_text("fourth\n")
     write_rows(tmp_path / "a.jsonl", ["first", "second"])
     (tmp_path / "notes.md").write_text("not text to train on")
-    assert list(read_documents(tmp_path)) == ["first", "second", "third", "fourth\n"]
+    assert read_documents(tmp_path) == ["first", "second", "third", "fourth\n"]
 
 
 def test_text_is_passed_on_as_it_is(tmp_path: Path) -> None:
     text = "\r\none\ttwo\r\n\u2028ünï 🙂\n\n"
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert list(read_documents(tmp_path / "a.txt")) == [text]
+    assert read_documents(tmp_path / "a.txt") == [text]
     rows = json.dumps({"text": text}, ensure_ascii=False)
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{rows}\n\n  \n{rows}".encode())
-    assert list(read_documents(tmp_path / "b.jsonl")) == [text, text]
+    assert read_documents(tmp_path / "b.jsonl") == [text, text]
 
 
 def test_characters_may_straddle_what_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_READ_BYTES", 3)
     text = "aé中🙂" * 20
     (tmp_path / "a.txt").write_text(text)
-    assert list(read_documents(tmp_path)) == [text]
+    assert read_documents(tmp_path) == [text]
 
 
 def bad_text(content: bytes, suffix: str = "jsonl") -> Callable[[Path], Path]:
@@ -113,8 +123,8 @@ GOOD_ROW = b'{"text": "good"}\n'
     ("make", "where", "why"),
     [
         (lambda folder: folder / "absent.txt", "absent.txt: ", "no such file or directory"),
-        (lambda folder: folder, "", "no .txt or .jsonl file"),
-        (bad_text(b"a,b", "csv"), "bad.csv: ", "neither .txt nor .jsonl"),
+        (lambda folder: folder, "", "no .txt, .jsonl, .parquet or .arrow file"),
+        (bad_text(b"a,b", "csv"), "bad.csv: ", "none of .txt, .jsonl, .parquet, .arrow"),
         (bad_text(b"", "txt"), "bad.txt: ", "empty"),
         (bad_text(b""), "bad.jsonl: ", "empty"),
         (bad_text(b"one\ntwo\nthr\xffee\n", "txt"), "bad.txt:3: ", "not valid UTF-8"),
@@ -122,7 +132,7 @@ GOOD_ROW = b'{"text": "good"}\n'
         (bad_text(GOOD_ROW + b'{"text": "\xff"}\n'), "bad.jsonl:2: ", "not valid UTF-8"),
         (bad_text(GOOD_ROW + b"\n{text}\n"), "bad.jsonl:3: ", "not a JSON row"),
         (bad_text(b"[" * 100_000), "bad.jsonl:1: ", "not a JSON row"),
-        (bad_text(b'["text"]'), "bad.jsonl:1: ", "the row is a list; it must be an object with a field `text`"),
+        (bad_text(b'["text"]'), "bad.jsonl:1: ", "the row is a list; it must be an object with a field `text`, or"),
         (bad_text(b"null"), "bad.jsonl:1: ", "the row is null"),
         (
             bad_text(GOOD_ROW + b'{"prompt": "p", "n": 1}'),
@@ -140,7 +150,7 @@ def test_what_is_not_text_is_refused_with_its_place(
 ) -> None:
     path = make(tmp_path)
     for attempt in (
-        lambda: list(read_documents(path)),
+        lambda: read_documents(path),
         lambda: TextData(path, tokenizer, sequence_length=4, cache=tmp_path / "cache"),
     ):
         with pytest.raises(UsageError) as refused:
@@ -245,7 +255,7 @@ def test_a_tokenizer_without_a_fast_form_serves_too(tmp_path: Path) -> None:
 def test_a_document_too_long_to_be_given_whole_is_refused(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenising, "_WHOLE_CHARACTERS", 50)
+    monkeypatch.setattr(tokenising, "WHOLE_CHARACTERS", 50)
     path = write_rows(tmp_path / "a.jsonl", ["short", "long " * 20])
     assert TextData(path, tokenizer, sequence_length=4).samples > 0  # this one can be cut
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -388,7 +398,16 @@ def test_other_text_or_another_tokenizer_is_another_cache(tmp_path: Path, tokeni
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda whole: whole[:-8], lambda whole: whole[:5], lambda _: b"", lambda _: b"x" * 99]
+    "damage",
+    [
+        lambda whole: whole[:-8],
+        lambda whole: whole[:5],
+        lambda _: b"",
+        lambda _: b"x" * 99,
+        lambda whole: bytes([whole[0] ^ 1]) + whole[1:],
+        lambda whole: whole[:-50] + bytes([whole[-50] ^ 64]) + whole[-49:],
+        lambda whole: whole[:-1] + b"x",
+    ],
 )
 def test_a_damaged_cache_is_made_again(tmp_path: Path, tokenizer: Any, damage: Callable[[bytes], bytes]) -> None:
     path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
@@ -396,6 +415,49 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, tokenizer: Any, damage: C
     [file] = cache.iterdir()
     file.write_bytes(damage(file.read_bytes()))
     assert rows_in_order(TextData(path, tokenizer, sequence_length=4, cache=cache)) == packed(tokenizer, DOCUMENTS, 4)
+
+
+def test_processes_that_make_one_cache_at_once_all_have_it(tmp_path: Path, model_dir: Path) -> None:
+    path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS * 50), tmp_path / "cache"
+    code = (
+        "import sys, pathlib\nfrom ssdplan.executor.data import TextData\n"
+        "from ssdplan.executor.tokens import load_tokenizer\n"
+        "data, model, cache = map(pathlib.Path, sys.argv[1:])\n"
+        "print(TextData(data, load_tokenizer(model), sequence_length=4, cache=cache).content)"
+    )
+    command = [sys.executable, "-c", code, path, model_dir, cache]
+    processes = [subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = {process.communicate(timeout=120)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(said) == 1 and len(list(cache.iterdir())) == 1
+
+
+def test_a_cache_that_nobody_uses_goes(tmp_path: Path, tokenizer: Any) -> None:
+    path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
+    cache.mkdir()
+    for name, days in {
+        "old.tokens": 31,
+        "new.tokens": 29,
+        ".old.tokens.x1": 31,
+        ".new.tokens.x2": 0,
+        "a.txt": 99,
+    }.items():
+        (cache / name).write_text("x")
+        os.utime(cache / name, (time.time() - days * 86400,) * 2)
+    TextData(path, tokenizer, sequence_length=4, cache=cache)
+    left = {file.name for file in cache.iterdir()}
+    assert {"new.tokens", ".new.tokens.x2", "a.txt"} < left and len(left) == 4
+
+
+def test_the_default_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.delenv("SSDPLAN_CACHE", raising=False)
+    assert token_cache.default_directory() == tmp_path / "user" / "ssdplan"
+    monkeypatch.setenv("SSDPLAN_CACHE", str(tmp_path / "own"))
+    assert token_cache.default_directory() == tmp_path / "own"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SSDPLAN_CACHE", str(tmp_path / "file" / "below"))
+    assert token_cache.default_directory() is None
 
 
 def test_a_full_disk_leaves_no_cache_behind(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,10 +535,10 @@ def test_seeds_give_orders_that_are_evenly_spread() -> None:
 
 def test_the_order_of_a_run_never_changes() -> None:
     """A run of one version resumes with the same samples in another: the order is Philox 4x64-10's, as published."""
-    for seed, epoch, samples in ((0, 0, 8), (7, 2, 37), (2**64 - 1, 5, 100)):
-        numbers = [number for block in range(1, samples // 4 + 2) for number in philox(block, seed, epoch)]
-        expected = sorted(range(samples), key=numbers.__getitem__)
-        assert data._shuffle(seed, epoch, samples).tolist() == expected
+    for seed, epoch, count in ((0, 0, 8), (7, 2, 37), (2**64 - 1, 5, 100)):
+        numbers = [number for block in range(1, count // 4 + 2) for number in philox(block, seed, epoch)]
+        expected = sorted(range(count), key=numbers.__getitem__)
+        assert data._shuffle(seed, epoch, count).tolist() == expected
 
 
 def philox(counter: int, *key: int) -> list[int]:
@@ -503,3 +565,107 @@ def test_evaluation_sees_every_sample_once_and_in_order(
             if (labels != -100).any():
                 counted.append(ids[labels != -100].tolist())
     assert counted == rows_in_order(numbered)[:limit]
+
+
+# What is held out
+
+
+def texts_of(data: TextData, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(data.sample(i)[0]).removesuffix(EOS) for i in range(data.documents)]
+
+
+def split(path: Path, tokenizer: Any, hold_out: HoldOut) -> tuple[list[str], list[str]]:
+    data = TextData(path, tokenizer, sequence_length=8, pack=False, hold_out=hold_out)
+    assert data.held_out is not None and data.held_out.held_out is None
+    assert data.samples == data.documents and data.held_out.samples == data.held_out.documents
+    return texts_of(data, tokenizer), texts_of(data.held_out, tokenizer)
+
+
+@pytest.mark.parametrize("hold_out", [HoldOut(fraction=0.25), HoldOut(samples=50)])
+def test_what_is_held_out_is_not_trained_on_and_nothing_is_lost(
+    tmp_path: Path, tokenizer: Any, hold_out: HoldOut
+) -> None:
+    texts = [f"text {i}" for i in range(200)]
+    training, held_out = split(write_rows(tmp_path / "a.jsonl", texts), tokenizer, hold_out)
+    assert sorted(training + held_out) == sorted(texts) and not set(training) & set(held_out)
+    assert [text for text in texts if text in training] == training  # in their own order
+    assert len(held_out) == 50 if hold_out.samples else 30 <= len(held_out) <= 70  # 50, four standard deviations
+
+
+def test_a_fraction_stays_held_out_when_data_are_added_or_moved(tmp_path: Path, tokenizer: Any) -> None:
+    texts = [f"text {i}" for i in range(120)]
+    few = split(write_rows(tmp_path / "a.jsonl", texts[:60]), tokenizer, HoldOut(fraction=0.3))
+    random.Random(0).shuffle(texts)
+    many = split(write_rows(tmp_path / "a.jsonl", texts), tokenizer, HoldOut(fraction=0.3))
+    assert set(few[0]) <= set(many[0]) and set(few[1]) <= set(many[1])
+
+
+def test_samples_that_are_the_same_are_on_the_same_side(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [f"text {i}" for i in range(20)] * 3)
+    for hold_out in (HoldOut(fraction=0.3), HoldOut(samples=7)):
+        training, held_out = split(path, tokenizer, hold_out)
+        assert not set(training) & set(held_out)
+        assert all(held_out.count(text) == 3 for text in held_out)
+    assert len(held_out) == 9  # the three that hold the seventh
+
+
+def test_a_part_of_packed_texts_is_packed_by_itself(tmp_path: Path, tokenizer: Any) -> None:
+    texts = [f"text {i}" for i in range(60)]
+    path = write_rows(tmp_path / "a.jsonl", texts)
+    _, held_out = split(path, tokenizer, HoldOut(fraction=0.3))
+    data = TextData(path, tokenizer, sequence_length=7, hold_out=HoldOut(fraction=0.3))
+    assert data.held_out is not None
+    assert rows_in_order(data.held_out) == packed(tokenizer, held_out, 7)
+    assert rows_in_order(data) == packed(tokenizer, [text for text in texts if text not in held_out], 7)
+
+
+@pytest.mark.parametrize(
+    ("texts", "hold_out", "why"),
+    [
+        (["one"], HoldOut(fraction=0.5), "of 1 sample"),
+        (["one"] * 5, HoldOut(samples=2), "of 5 sample.*nothing is left to train on"),
+        (["one", "two"], HoldOut(samples=2), "nothing is left to train on"),
+        (["one", "two"], HoldOut(fraction=1e-9), "none of them is held out"),
+    ],
+)
+def test_a_part_that_would_be_empty_is_refused(
+    tmp_path: Path, tokenizer: Any, texts: list[str], hold_out: HoldOut, why: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{why}.*--eval-data"):
+        TextData(write_rows(tmp_path / "a.jsonl", texts), tokenizer, sequence_length=4, pack=False, hold_out=hold_out)
+
+
+# Where a run stands
+
+
+def test_a_run_that_goes_on_takes_the_very_rows_that_come_next(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", DOCUMENTS * 4)
+
+    def rows(data: TextData, steps: range, micro_batches: int) -> list[list[int]]:
+        size = 6 // micro_batches
+        return [
+            row
+            for step in steps
+            for row in rows_of(data.micro_batches(step, micro_batches=micro_batches, micro_batch_size=size, seed=3))
+        ]
+
+    data = TextData(path, tokenizer, sequence_length=16, pack=False)
+    whole = rows(data, range(9), 2)
+    moved = shutil.copy(path, tmp_path / "b.jsonl")
+    again = TextData(Path(moved), load_tokenizer(Path(tokenizer.name_or_path)), sequence_length=16, pack=False)
+    assert again.content == data.content
+    assert rows(data, range(4), 2) + rows(again, range(4, 9), 3) == whole
+
+
+def test_other_data_are_known_by_what_changed(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
+    content = TextData(path, tokenizer, sequence_length=16).content
+
+    def changed(path: Path) -> set[str]:
+        now = TextData(path, tokenizer, sequence_length=16).content
+        return {name for name in content if content[name] != now[name]}
+
+    assert changed(path) == set()
+    assert changed(write_rows(tmp_path / "b.jsonl", [*DOCUMENTS[:-1], "other"])) == {"files", "tokens"}
+    tokenizer.add_tokens(["fox jumps"])
+    assert changed(path) == {"tokenizer", "tokens"}

@@ -96,7 +96,7 @@ def test_placement_delay_and_runner_change_no_bit(directory, tmp_path, name, pre
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_of_each_family_equals_plain_pytorch(tmp_path, family, micro_batches):
-    """20 steps on rows of different length; one micro-batch packs them instead."""
+    """20 steps on texts of different length, each a row of its own, or packed; then each is trained on as if alone."""
     pack = micro_batches == 1
     prepare(tmp_path, family)
     recipe = Recipe(steps=20, optimizer=AdamW(lr=1e-3, weight_decay=0.1, beta2=0.95), pack=pack)
@@ -105,7 +105,7 @@ def test_a_run_of_each_family_equals_plain_pytorch(tmp_path, family, micro_batch
         tmp_path / "run",
         family,
         recipe=recipe,
-        data="text.txt" if pack else "rows.jsonl",
+        data="rows.jsonl",
         micro_batches=micro_batches,
         alpha=0.4,
         optimizer=0.5,
@@ -114,8 +114,10 @@ def test_a_run_of_each_family_equals_plain_pytorch(tmp_path, family, micro_batch
         chunk=4096,
     )
     steps = [
-        micro_batches_of(tmp_path, step, micro_batches=micro_batches, family=family, pack=pack) for step in range(20)
+        micro_batches_of(tmp_path, step, micro_batches=micro_batches, family=family, pack=pack, data="rows.jsonl")
+        for step in range(20)
     ]
+    assert pack == any(batch.position_ids is not None for step in steps for batch in step)
     settings = reference.AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     losses, weights = reference.train(tmp_path / family, steps, settings)
     assert result.losses == pytest.approx(losses, rel=5e-6)

@@ -99,6 +99,7 @@ class MadeModel:
     vocab_size: int = 50
     dtype: torch.dtype = torch.float32
     head_is_position_wise: bool = True
+    apart: bool = True
     layers: tuple[MadeLayer, ...] = (
         MadeLayer("embedding", "embedding", (4,)),
         MadeLayer("block.0", "block.0", (0,)),
@@ -112,12 +113,16 @@ class MadeModel:
         MadeState("tied", 2048, (MadeTensor((50, 32)),)),
     )
 
+    def keeps_apart(self, sequence_length: int) -> bool:
+        return self.apart
+
 
 @dataclass(frozen=True)
 class MadeMicroBatch:
     input_ids: torch.Tensor
     labels: torch.Tensor
     attention_mask: torch.Tensor | None
+    position_ids: torch.Tensor | None
 
 
 FORWARD_SECONDS = {"embedding": 0.001, "block.0": 0.004, "block.1": 0.006, "head": 0.012}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import ModelCosts, measure_model, saved_activation_bytes
-from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeWeights
+from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
 
 LENGTH = 16
 
@@ -72,6 +73,31 @@ def test_known_times_and_bytes(measured: Measured) -> None:
             assert timing.saved_activation_bytes == mlp
     # By hand: ids, labels and attention mask of int64, and the made mask of fp32.
     assert costs.context_bytes == {rows: rows * LENGTH * (3 * 8 + 4) for rows in (1, 2)}
+
+
+def test_bytes_are_the_most_of_padded_and_shared_rows() -> None:
+    """A made model that keeps more for rows that two sequences share, and whose layers take more for them."""
+
+    class Sharing(MadeLayers):
+        def context_bytes(self) -> int:
+            return sum(1000 if batch.position_ids is not None else 10 for batch in self.micro_batches)
+
+        def backward(self, layer: int, micro_batch: int, *arguments: Any) -> None:
+            device.peak = 5 if self.micro_batches[micro_batch].position_ids is None else 9
+            super().backward(layer, micro_batch, *arguments)
+
+    for apart, kept, peak in ((True, 1000, 9), (False, 10, 5)):
+        layers, device = Sharing(MadeModel(apart=apart)), MadeDevice(peak=0)
+        costs = measure_model(
+            layers.model, layers, MadeMicroBatch, MadeWeights(), device,
+            sequence_length=LENGTH, micro_batch_sizes=(1, 2), limits=Limits(seconds=0.01), progress=silent,
+        )  # fmt: skip
+        assert costs.context_bytes == {rows: kept + rows * LENGTH * 3 * 8 for rows in (1, 2)}
+        assert {t.backward_workspace_bytes for entry in costs.classes for t in entry.timings} == {peak}
+        last = layers.micro_batches[-1]
+        shared = torch.arange(LENGTH) - torch.tensor([0] * (LENGTH // 2) + [LENGTH // 2] * (LENGTH - LENGTH // 2))
+        assert (last.position_ids is not None) == apart
+        assert not apart or (last.position_ids == shared).all()
 
 
 def test_every_class_is_measured_with_one_of_its_layers(measured: Measured) -> None:

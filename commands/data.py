@@ -1,0 +1,75 @@
+"""`ssdplan data`: a look at the samples that a run would train on."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ssdplan.plans.progress import ProgressLine
+
+from . import options as of
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    about = "render a few samples, show what of them is learnt, and count all"
+    words = f"{about[0].upper()}{about[1:]}."
+    preview = actions.add_parser(
+        "preview",
+        help=about,
+        description=words,
+        formatter_class=of.Help,
+        allow_abbrev=False,
+    )
+    preview.set_defaults(command=call)
+    preview.add_argument("--model", required=True, metavar="DIR|NAME", help="the model that would be trained")
+    preview.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a .txt, .jsonl, .parquet or .arrow file, or a directory",
+    )
+    preview.add_argument("--samples", type=of.count, default=3, metavar="N", help="to render")
+    preview.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
+    preview.add_argument(
+        "--pack",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let samples share rows, or give each a row of its own",
+    )
+    of.add_data_options(preview)
+    preview.add_argument(
+        "--color",
+        action=argparse.BooleanOptionalAction,
+        help="colour what is learnt, or put it between marks [colour on a terminal]",
+    )
+    preview.add_argument("--json", action="store_true", help="print samples and counts as JSON")
+
+
+def call(options: argparse.Namespace) -> int:
+    from ssdplan.executor.data import TextData
+    from ssdplan.executor.hub import find_model
+    from ssdplan.executor.preview import describe, look
+    from ssdplan.executor.tokens import load_tokenizer
+
+    tokenizer = load_tokenizer(find_model(options.model))
+    line = ProgressLine("data")
+    try:
+        data = TextData(
+            options.data,
+            tokenizer,
+            sequence_length=options.sequence_length,
+            pack=options.pack,
+            format=options.data_format,
+            cache=of.token_cache(options),
+            progress=lambda done, total: line(done / total, f"tokenising {options.data}"),
+        )
+    finally:
+        line.done()
+    preview = look(options.data, data, tokenizer, options.samples)
+    if options.json:
+        print(json.dumps(preview.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print(describe(preview, colour=sys.stdout.isatty() if options.color is None else options.color))
+    return 0

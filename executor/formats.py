@@ -1,0 +1,180 @@
+"""Formats: what the fields of a row mean, and which format a data set has.
+
+Owns the four formats, how one is recognised by its fields, and what is wrong with a row of it. How a sample becomes
+text and tokens is in `rendering`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssdplan.plans.errors import UsageError
+
+from .documents import Document, Row, field_names, is_plain_text, json_name, plain_text, refuse_empty, rows, string
+
+FORMATS = {
+    "text": ("text",),
+    "completion": ("prompt", "completion"),
+    "messages": ("messages",),
+    "alpaca": ("instruction", "output"),
+}
+"""The fields that a row of each format must have."""
+_OPTIONAL = {"alpaca": ("input",), "messages": ("tools",)}
+_MESSAGE_FIELDS = ("role", "content")
+_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A prompt, and what is to be learnt: the text that follows it."""
+
+    place: str
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, each with its `role` and `content`; what is to be learnt is the assistant's."""
+
+    place: str
+    messages: tuple[dict[str, str], ...]
+
+
+Sample = Document | Completion | Conversation
+
+
+def recognise(files: list[Path], asked: str | None = None) -> str:
+    """The one format of all `files`, by their fields; `asked` decides where the fields would do for several.
+
+    Raises UsageError, by file, for fields of no format or of several, and for files of different formats.
+    """
+    found: tuple[Path, str] | None = None
+    for file in files:
+        refuse_empty(file)
+        format = _format_of(file, asked)
+        if format is None:
+            continue
+        if found and found[1] != format:
+            raise UsageError(
+                f"{file}: holds `{format}`, but {found[0]} holds `{found[1]}`; train on one at a time, or convert "
+                "one of them"
+            )
+        found = found or (file, format)
+    return found[1] if found else "text"
+
+
+def _format_of(file: Path, asked: str | None) -> str | None:
+    if is_plain_text(file):
+        if asked not in (None, "text"):
+            raise UsageError(f"{file}: a .txt file is `text`, not `{asked}`; take it away, or leave --data-format out")
+        return "text"
+    first = field_names(file)
+    if first is None:
+        return None
+    place, names = first
+    if asked:
+        _require(place, names, asked)
+        return asked
+    fitting = [format for format, fields in FORMATS.items() if set(fields) <= set(names)]
+    if not fitting:
+        others = ", nor those of another format: " + "; ".join(
+            " and ".join(f"`{name}`" for name in fields) for fields in list(FORMATS.values())[1:]
+        )
+        raise UsageError(f"{place}: the row has no field `text` (its fields: {_listed(names)}){others}")
+    if len(fitting) > 1:
+        raise UsageError(
+            f"{place}: its fields ({_listed(names)}) would do as {' or '.join(f'`{f}`' for f in fitting)}; "
+            "say which with --data-format"
+        )
+    return fitting[0]
+
+
+def _require(place: str, names: Iterable[str], format: str) -> None:
+    names = list(names)
+    for field in FORMATS[format]:
+        if field not in names:
+            raise UsageError(
+                f"{place}: the row has no field `{field}` (its fields: {_listed(names)}), which `{format}` needs; "
+                "put it there"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return ", ".join([*(f"`{_on_a_line(name)}`" for name in found[:_NAMED]), *more]) or "none"
+
+
+def _on_a_line(name: str) -> str:
+    """A field's name as an error can show it."""
+    return name[:40] if name.isprintable() else ascii(name[:40])
+
+
+def samples(files: list[Path], format: str, *, as_chat: bool) -> Iterator[Sample]:
+    """The samples of `files`, in order. `as_chat` makes a conversation of an alpaca row, for a model with a chat
+    template; without, it is a prompt under headings and a completion. Raises UsageError, with its place, for a row that
+    is none."""
+    for file in files:
+        if is_plain_text(file):
+            yield plain_text(file)
+            continue
+        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()))):
+            yield _sample(row, format, as_chat)
+
+
+def _sample(row: Row, format: str, as_chat: bool) -> Sample:
+    _require(row.place, row.fields, format)
+    if format == "text":
+        return Document(row.place, (_field(row, "text"),))
+    if format == "completion":
+        return Completion(row.place, _field(row, "prompt"), _field(row, "completion"))
+    if format == "messages":
+        return Conversation(row.place, _messages(row))
+    return _alpaca(row, as_chat)
+
+
+def _field(row: Row, name: str) -> str:
+    return string(row.place, f"the field `{name}`", row.fields[name])
+
+
+def _messages(row: Row) -> tuple[dict[str, str], ...]:
+    if row.fields.get("tools"):
+        raise UsageError(
+            f"{row.place}: the row has `tools`, which are not rendered; render them into a message yourself"
+        )
+    messages = row.fields["messages"]
+    if not isinstance(messages, list):
+        raise UsageError(f"{row.place}: the field `messages` is {json_name(messages)}; it must be a list of messages")
+    found = tuple(_message(row.place, number, message) for number, message in enumerate(messages, start=1))
+    if not any(message["role"] == "assistant" for message in found):
+        raise UsageError(f"{row.place}: no message has the role `assistant`, so nothing to learn; take the row away")
+    return found
+
+
+def _message(place: str, number: int, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise UsageError(f"{place}: message {number} is {json_name(message)}; it must be an object")
+    for name, value in message.items():
+        if name not in _MESSAGE_FIELDS and value is not None:
+            raise UsageError(
+                f"{place}: message {number} has a field `{_on_a_line(name)}`, which is not rendered; put it into its "
+                "`content`, or take it away"
+            )
+    for name in _MESSAGE_FIELDS:
+        if name not in message:
+            raise UsageError(f"{place}: message {number} has no field `{name}` (its fields: {_listed(message)})")
+    return {name: string(place, f"`{name}` of message {number}", message[name]) for name in _MESSAGE_FIELDS}
+
+
+def _alpaca(row: Row, as_chat: bool) -> Sample:
+    instruction, output = _field(row, "instruction"), _field(row, "output")
+    context = _field(row, "input") if row.fields.get("input") is not None else ""
+    if as_chat:
+        asked = f"{instruction}\n\n{context}" if context else instruction
+        messages = ({"role": "user", "content": asked}, {"role": "assistant", "content": output})
+        return Conversation(row.place, messages)
+    parts = [("Instruction", instruction), *([("Input", context)] if context else [])]
+    prompt = "".join(f"### {heading}:\n{text}\n\n" for heading, text in parts)
+    return Completion(row.place, f"{prompt}### Response:\n", output)

@@ -1,0 +1,485 @@
+"""Each format is read as it is meant, what is learnt of it is exactly that, and what is wrong with a row is said."""
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import ipc, parquet
+from tokenizers import AddedToken
+
+from ssdplan.executor.data import TextData
+from ssdplan.executor.documents import data_files
+from ssdplan.executor.formats import FORMATS
+from ssdplan.executor.tokens import load_tokenizer
+from ssdplan.plans.errors import SsdplanError, UsageError
+from tests.tiny import make_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and not loop.last %}(...)"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+STRICT = (
+    "{% if messages[0].role != 'system' %}{{ raise_exception('a system message comes first') }}{% endif %}" + CHATML
+)
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is stored?"},
+    {"role": "assistant", "content": "What is read again."},
+    {"role": "user", "content": "And then?"},
+    {"role": "assistant", "content": "It is the same.\n"},
+]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def tokenizer(model_dir: Path) -> Any:
+    found = load_tokenizer(model_dir)
+    found.add_tokens([AddedToken(name, special=True, normalized=False) for name in ("<|im_start|>", "<|im_end|>")])
+    return found
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(path: Path, tokenizer: Any, **options: Any) -> TextData:
+    return TextData(path, tokenizer, **{"sequence_length": 512, "pack": False, **options})
+
+
+def learnt(data: TextData, tokenizer: Any, sample: int = 0) -> tuple[str, list[str]]:
+    """A sample's text, and the parts of it that are learnt."""
+    ids, mask = data.sample(sample)
+    borders = [0, *(np.flatnonzero(np.diff(mask)) + 1), len(ids)]
+    parts = [tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(borders) if mask[a]]
+    return tokenizer.decode(ids), parts
+
+
+# What is learnt
+
+
+def test_of_a_prompt_and_its_completion_the_completion_is_learnt(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [
+        {"prompt": "The quick", "completion": " brown fox", "id": 7},
+        {"prompt": "", "completion": "dog"},
+        {"prompt": "dog", "completion": ""},
+    ]
+    data = load(write(tmp_path / "a.jsonl", rows), tokenizer)
+    assert data.format == "completion" and data.documents == 3
+    end = tokenizer.eos_token
+    assert [learnt(data, tokenizer, i) for i in range(3)] == [
+        (f"The quick brown fox{end}", [f" brown fox{end}"]),
+        (f"dog{end}", [f"dog{end}"]),
+        (f"dog{end}", [end]),
+    ]
+
+
+def test_a_prompt_has_the_tokens_that_it_has_alone(tmp_path: Path, tokenizer: Any) -> None:
+    """A border within a word is no border of the whole text's tokens; the model is asked with the prompt's alone."""
+    prompt, completion = "What i", "s stored"
+    joint, alone = tokenizer(prompt + completion)["input_ids"], tokenizer(prompt)["input_ids"]
+    assert joint[: len(alone)] != alone, "the case that this test is about"
+    data = load(write(tmp_path / "a.jsonl", [{"prompt": prompt, "completion": completion}]), tokenizer)
+    ids, mask = data.sample(0)
+    assert ids[~mask].tolist() == alone
+    assert ids[mask].tolist() == [*tokenizer(completion)["input_ids"], tokenizer.eos_token_id]
+
+
+def test_a_tokenizer_that_adds_a_space_cannot_take_a_word_apart(tmp_path: Path, tokenizer: Any) -> None:
+    from tokenizers import pre_tokenizers
+
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    path = write(tmp_path / "a.jsonl", [{"prompt": "What is", "completion": " stored"}])
+    assert learnt(load(path, tokenizer), tokenizer)[1] == [f" stored{tokenizer.eos_token}"]
+    path = write(tmp_path / "a.jsonl", [{"prompt": "What i", "completion": "s stored"}])
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: prompt and completion share a token.*'What is stored'"):
+        load(path, tokenizer)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_of_a_conversation_the_assistants_messages_are_learnt(tmp_path: Path, tokenizer: Any, template: str) -> None:
+    tokenizer.chat_template = template
+    data = load(write(tmp_path / "a.jsonl", [{"messages": TALK}, {"messages": TALK[1:3]}]), tokenizer)
+    assert data.format == "messages"
+    whole, parts = learnt(data, tokenizer)
+    assert whole == "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in TALK)
+    assert parts == ["What is read again.<|im_end|>", "It is the same.\n<|im_end|>"]
+    ids, mask = data.sample(1)
+    assert ids.tolist() == tokenizer(tokenizer.apply_chat_template(TALK[1:3], tokenize=False))["input_ids"]
+    asked = tokenizer("<|im_start|>user\nWhat is stored?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
+    assert ids[: len(asked)].tolist() == asked and not mask[: len(asked)].any() and mask[len(asked)]
+
+
+def test_both_ways_to_tell_what_is_learnt_say_the_same(tmp_path: Path, tokenizer: Any) -> None:
+    found = []
+    for template in (CHATML, MARKED):
+        tokenizer.chat_template = template
+        found.append(load(write(tmp_path / "a.jsonl", [{"messages": TALK}]), tokenizer).sample(0))
+    assert all((one == other).all() for one, other in zip(*found, strict=True))
+
+
+def test_a_template_without_special_tokens_is_learnt_to_the_end_of_the_message(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = PLAIN
+    data = load(write(tmp_path / "a.jsonl", [{"messages": TALK[1:3]}]), tokenizer)
+    assert learnt(data, tokenizer)[1] == ["assistant: What is read again.\n"]
+
+
+def test_an_alpaca_row_is_rendered_by_the_template_or_under_headings(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [
+        {"instruction": "Say it", "input": "fox", "output": "dog"},
+        {"instruction": "Say it", "input": "", "output": "dog"},
+        {"instruction": "Say it", "input": None, "output": "dog"},
+        {"instruction": "Say it", "output": "dog"},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    data, end = load(path, tokenizer), tokenizer.eos_token
+    assert not data.as_chat
+    short = f"### Instruction:\nSay it\n\n### Response:\ndog{end}"
+    with_input = f"### Instruction:\nSay it\n\n### Input:\nfox\n\n### Response:\ndog{end}"
+    assert [learnt(data, tokenizer, i) for i in range(4)] == [
+        (with_input, [f"dog{end}"]),
+        *[(short, [f"dog{end}"])] * 3,
+    ]
+    tokenizer.chat_template = CHATML
+    data = load(path, tokenizer)
+    assert data.as_chat and learnt(data, tokenizer) == (
+        "<|im_start|>user\nSay it\n\nfox<|im_end|>\n<|im_start|>assistant\ndog<|im_end|>\n",
+        ["dog<|im_end|>"],
+    )
+
+
+def test_what_is_not_learnt_counts_in_no_label(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"prompt": "The quick", "completion": " brown fox"}, {"prompt": "a", "completion": " dog"}]
+    data = load(write(tmp_path / "a.jsonl", rows), tokenizer)
+    ((batch,),) = data.eval_batches(2)
+    for i in range(2):
+        ids, mask = data.sample(i)
+        expected = np.full(batch.labels.shape[1], -100)
+        expected[: len(ids)][mask] = ids[mask]
+        assert batch.labels[i].tolist() == expected.tolist()
+
+
+def test_samples_of_which_nothing_is_learnt_within_a_row_are_left_out_and_counted(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    rows = [{"prompt": "dog " * 50, "completion": "fox"}, {"prompt": "dog", "completion": " fox" * 50}]
+    path = write(tmp_path / "a.jsonl", rows)
+    for pack in (True, False):
+        data = load(path, tokenizer, sequence_length=16, pack=pack)
+        assert (data.left_out, data.cut, data.samples) == (1, 1, 1)
+        assert [remark.split(": ", 1)[1] for remark in data.remarks()] == [
+            "1 sample(s) left out, of which no token within 16 is to be learnt",
+            "1 sample(s) cut at 16 tokens",
+        ]
+        with pytest.raises(UsageError, match="no sample has a token to learn within 16 tokens; plan for a longer"):
+            load(write(tmp_path / "b.jsonl", rows[:1]), tokenizer, sequence_length=16, pack=pack)
+
+
+# What cannot be rendered
+
+NO_ANSWER = [{"role": "user", "content": "?"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "rows", "why"),
+    [
+        (None, [{"messages": TALK}], r"a\.jsonl:1: `messages` need a chat template, and .* has none"),
+        (STRICT, [{"messages": TALK}, {"messages": TALK[1:]}], r"a\.jsonl:2: .*refuses.*a system message comes first"),
+        (FORGETFUL, [{"messages": TALK[1:3]}, {"messages": TALK}], r"a\.jsonl:2: .*writes message 3 otherwise"),
+        (CHATML, [{"messages": TALK[2:]}], r"a\.jsonl:1: the assistant speaks first"),
+        (CHATML, [{"messages": NO_ANSWER}], r"a\.jsonl:1: no message has the role `assistant`"),
+        (CHATML, [{"messages": []}], r"a\.jsonl:1: no message has the role `assistant`"),
+        (CHATML, [{"messages": "hello"}], r"a\.jsonl:1: the field `messages` is a string; it must be a list"),
+        (CHATML, [{"messages": None}], r"a\.jsonl:1: the field `messages` is null"),
+        (CHATML, [{"messages": ["hello"]}], r"a\.jsonl:1: message 1 is a string; it must be an object"),
+        (CHATML, [{"messages": [{"role": "user"}]}], r"message 1 has no field `content` \(its fields: `role`\)"),
+        (
+            CHATML,
+            [{"messages": [{"role": 3, "content": "?"}]}],
+            r"`role` of message 1 is a number; it must be a string",
+        ),
+        (CHATML, [{"messages": [{"role": "user", "content": [{"type": "text"}]}]}], "`content` of message 1 is a list"),
+        (CHATML, [{"messages": [{**NO_ANSWER[0], "tool_calls": [1]}]}], "message 1 has a field `tool_calls`"),
+        (CHATML, [{"messages": TALK, "tools": ["x"]}], "the row has `tools`, which are not rendered"),
+        (None, [{"prompt": "a", "completion": "b"}, {"prompt": "a"}], r"a\.jsonl:2: the row has no field `completion`"),
+        (
+            None,
+            [{"prompt": ["a"], "completion": "b"}],
+            r"a\.jsonl:1: the field `prompt` is a list; it must be a string",
+        ),
+        (None, [{"prompt": "a", "completion": {}}], "the field `completion` is an object"),
+        (None, [{"prompt": "\ud83d", "completion": ""}], "the field `prompt` has half of a surrogate pair"),
+        (None, [{"instruction": "a", "output": 3}], "the field `output` is a number"),
+        (None, [{"instruction": "a", "output": "b", "input": ["c"]}], "the field `input` is a list"),
+        (None, [{"instruction": "a"}], r"no field `text` .*`instruction` and `output`"),
+        (None, [{"text": "a", "prompt": "b", "completion": "c"}], "would do as `text` or `completion`; say which"),
+        (None, [{"text": "a"}, {"prompt": "b", "completion": "c"}], r"a\.jsonl:2: the row has no field `text`"),
+    ],
+)
+def test_a_row_that_cannot_be_rendered_is_named_with_the_reason(
+    tmp_path: Path, tokenizer: Any, template: str | None, rows: list[Any], why: str
+) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(UsageError, match=why) as refused:
+        load(write(tmp_path / "a.jsonl", rows), tokenizer, cache=tmp_path / "cache")
+    assert str(refused.value).startswith(f"{tmp_path / 'a.jsonl'}:") and "\n" not in str(refused.value)
+    assert not list(tmp_path.glob("cache/*"))
+
+
+def test_a_token_that_reaches_across_the_assistants_border_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    rows = [{"messages": [{"role": "user", "content": "What i"}, {"role": "assistant", "content": "s stored"}]}]
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: a token reaches across the border.*'What is stored'"):
+        load(write(tmp_path / "a.jsonl", rows), tokenizer)
+
+
+# Which format
+
+
+def test_a_format_may_be_said_where_the_fields_would_do_for_several(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "whole", "instruction": "Say it", "output": "dog"}])
+    assert learnt(load(path, tokenizer, format="text"), tokenizer)[0].startswith("whole")
+    assert load(path, tokenizer, format="alpaca").format == "alpaca"
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: the row has no field `prompt`.*`completion` needs"):
+        load(path, tokenizer, format="completion")
+
+
+def test_files_of_two_formats_are_not_mixed(tmp_path: Path, tokenizer: Any) -> None:
+    write(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b"}])
+    write(tmp_path / "b.jsonl", [{"text": "a"}])
+    with pytest.raises(UsageError, match=r"b\.jsonl: holds `text`, but .*a\.jsonl holds `completion`"):
+        load(tmp_path, tokenizer)
+    (tmp_path / "b.jsonl").rename(tmp_path / "b.txt")
+    with pytest.raises(UsageError, match=r"b\.txt: holds `text`"):
+        load(tmp_path, tokenizer)
+
+
+def test_training_data_beside_another_split_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("train-00000.jsonl", "train-00001.jsonl", "test-00000.jsonl"):
+        write(tmp_path / name, [{"text": name}])
+    with pytest.raises(UsageError, match=r"beside another split \(test, train\).*'DIR/train-\*\.parquet'"):
+        data_files(tmp_path)
+    assert [file.name for file in data_files(tmp_path / "train-*.jsonl")] == ["train-00000.jsonl", "train-00001.jsonl"]
+    with pytest.raises(UsageError, match="no such file"):
+        data_files(tmp_path / "valid-*.jsonl")
+    (tmp_path / "test-00000.jsonl").rename(tmp_path / "testament.jsonl")
+    assert len(data_files(tmp_path)) == 3
+
+
+# Tables
+
+
+def arrow_stream(path: Path, table: pyarrow.Table) -> Path:
+    with pyarrow.OSFile(str(path), "wb") as sink, ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return path
+
+
+def arrow_file(path: Path, table: pyarrow.Table) -> Path:
+    with pyarrow.OSFile(str(path), "wb") as sink, ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return path
+
+
+def parquet_file(path: Path, table: pyarrow.Table) -> Path:
+    parquet.write_table(table, path, row_group_size=3)
+    return path
+
+
+TABLES: dict[str, Callable[[Path], Callable[[pyarrow.Table], Path]]] = {
+    "parquet": lambda folder: lambda table: parquet_file(folder / "a.parquet", table),
+    "stream": lambda folder: lambda table: arrow_stream(folder / "a.arrow", table),
+    "file": lambda folder: lambda table: arrow_file(folder / "a.arrow", table),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_table_says_what_its_rows_would_say(tmp_path: Path, tokenizer: Any, kind: str, format: str) -> None:
+    tokenizer.chat_template = CHATML
+    rows: list[dict[str, Any]] = {
+        "text": [{"text": f"row {i} " * (i + 1)} for i in range(150)],
+        "completion": [{"prompt": f"row {i}", "completion": f" is {i}"} for i in range(150)],
+        "messages": [{"messages": TALK}, {"messages": TALK[1:3]}] * 40,
+        "alpaca": [{"instruction": f"row {i}", "input": None if i % 2 else "x", "output": "dog"} for i in range(150)],
+    }[format]
+    path = TABLES[kind](tmp_path)(pyarrow.Table.from_pylist([{**row, "id": i} for i, row in enumerate(rows)]))
+    table, lines = load(path, tokenizer), load(write(tmp_path / "a.jsonl", rows), tokenizer)
+    assert table.format == lines.format == format
+    assert table.documents == lines.documents == len(rows)
+    for i in range(len(rows)):
+        assert all((one == other).all() for one, other in zip(table.sample(i), lines.sample(i), strict=True))
+
+
+def test_a_wrong_row_of_a_table_is_named(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"text": "a"}] * 70 + [{"text": None}]
+    with pytest.raises(UsageError, match=r"a\.parquet: row 71: the field `text` is null"):
+        load(parquet_file(tmp_path / "a.parquet", pyarrow.Table.from_pylist(rows)), tokenizer)
+    table = pyarrow.table({"text": [b"good", b"\xff"]})
+    stream = arrow_stream(tmp_path / "a.arrow", table.cast(pyarrow.schema({"text": pyarrow.binary()})))
+    with pytest.raises(UsageError, match=r"a\.arrow: row 1: the field `text` is a bytes; it must be a string"):
+        load(stream, tokenizer)
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"good", b"\xff"]).buffers())
+    with pytest.raises(UsageError, match=r"a\.arrow: one of rows 1 to 2 cannot be read: .*UTF8"):
+        load(arrow_stream(tmp_path / "a.arrow", pyarrow.table({"text": text})), tokenizer)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "damage", [lambda d: b"x" * 99, lambda d: d[: len(d) // 2], lambda d: d[:9] + b"\xff" * 40 + d[49:]]
+)
+def test_a_damaged_table_is_refused(
+    tmp_path: Path, tokenizer: Any, suffix: str, damage: Callable[[bytes], bytes]
+) -> None:
+    table = pyarrow.Table.from_pylist([{"text": "row"}] * 200)
+    path = (
+        parquet_file(tmp_path / "a.parquet", table)
+        if suffix == "parquet"
+        else arrow_stream(tmp_path / "a.arrow", table)
+    )
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UsageError, match=re.escape(str(path))):
+        load(path, tokenizer)
+
+
+def saved(folder: Path, shards: list[list[dict[str, Any]]], **state: Any) -> Path:
+    """A directory as `datasets.Dataset.save_to_disk` makes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"data-{i:05}-of-{len(shards):05}.arrow" for i in range(len(shards))]
+    for name, rows in zip(names, shards, strict=True):
+        arrow_stream(folder / name, pyarrow.Table.from_pylist(rows))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {"text": {"dtype": "string", "_type": "Value"}}}))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": n} for n in names], **state}))
+    return folder
+
+
+def test_a_data_set_that_datasets_saved_is_read_in_its_own_order(tmp_path: Path, tokenizer: Any) -> None:
+    path = saved(tmp_path / "set", [[{"text": "first"}, {"text": "second"}], [{"text": "third"}]])
+    arrow_stream(path / "cache-123.arrow", pyarrow.Table.from_pylist([{"text": "not of the data set"}]))
+    end = tokenizer.eos_token
+    data = load(path, tokenizer)
+    assert [learnt(data, tokenizer, i)[0] for i in range(data.documents)] == [
+        f"first{end}",
+        f"second{end}",
+        f"third{end}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, r"splits \(train, test\); give the directory of one"),
+        ({"state.json": "{"}, r"state\.json: not valid JSON"),
+        ({"state.json": "[]"}, r"state\.json: holds a list, not an object"),
+        ({"state.json": '{"_data_files": []}'}, r"state\.json: names no data files"),
+        ({"state.json": '{"_data_files": [{"filename": "gone.arrow"}]}'}, r"gone\.arrow: is missing"),
+        ({"state.json": '{"_data_files": 3}'}, r"state\.json: names no data files"),
+        ({"state.json": '{"_indices_files": [{"filename": "i.arrow"}]}'}, r"flatten_indices\(\)"),
+    ],
+)
+def test_a_saved_data_set_that_cannot_be_read_says_why(tmp_path: Path, files: dict[str, str], why: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=why):
+        data_files(tmp_path)
+
+
+def test_without_pyarrow_the_error_names_it(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = parquet_file(tmp_path / "a.parquet", pyarrow.Table.from_pylist([{"text": "a"}]))
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"a\.parquet: \.parquet files need the package pyarrow: pip install pyarrow"):
+        load(path, tokenizer)
+
+
+# Anything at all
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner),
+    max_leaves=6,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": st.text(max_size=9)}),
+    max_size=4,
+)
+ROWS = st.lists(
+    st.dictionaries(
+        st.sampled_from(sorted({f for fields in FORMATS.values() for f in fields} | {"input", "tools"})), JSON
+    )
+    | st.fixed_dictionaries({"messages": MESSAGES | JSON})
+    | st.fixed_dictionaries({"prompt": st.text(max_size=9), "completion": st.text(max_size=9) | JSON})
+    | JSON,
+    min_size=1,
+    max_size=4,
+)
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def accepted(path: Path, tokenizer: Any, **options: Any) -> None:
+    """Whatever is in the data, they are trained on or refused, with an exit code of ours."""
+    try:
+        data = load(path, tokenizer, sequence_length=8, **options)
+    except SsdplanError as error:
+        assert error.exit_code == 2 and "\n" not in str(error)
+        return
+    for batches in data.eval_batches(2):
+        for batch in batches:
+            assert batch.labels.shape == batch.input_ids.shape
+            counted = batch.labels != -100
+            assert (batch.labels[counted] == batch.input_ids[counted]).all()
+
+
+@FUZZ
+@given(rows=ROWS, pack=st.booleans(), template=st.sampled_from([None, CHATML, MARKED, PLAIN, FORGETFUL, STRICT]))
+def test_any_rows_are_trained_on_or_refused(tmp_path, tokenizer, rows, pack, template) -> None:
+    tokenizer.chat_template = template
+    accepted(write(tmp_path / "a.jsonl", rows), tokenizer, pack=pack)
+
+
+@FUZZ
+@given(content=st.binary(max_size=60), suffix=st.sampled_from(["txt", "jsonl", "parquet", "arrow"]), pack=st.booleans())
+def test_any_bytes_are_trained_on_or_refused(tmp_path, tokenizer, content, suffix, pack) -> None:
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(content)
+    accepted(path, tokenizer, pack=pack)
+
+
+@FUZZ
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4),
+    kind=st.sampled_from(sorted(TABLES)),
+)
+def test_a_table_with_any_bytes_changed_is_trained_on_or_refused(tmp_path, tokenizer, flips, kind) -> None:
+    path = TABLES[kind](tmp_path)(pyarrow.Table.from_pylist([{"text": "row of a table"}] * 4))
+    content = bytearray(path.read_bytes())
+    for place, change in flips:
+        content[place % len(content)] ^= change
+    path.write_bytes(content)
+    accepted(path, tokenizer)

@@ -1,0 +1,95 @@
+"""What `data preview` counts and shows is what a run would train on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssdplan import cli
+from ssdplan.executor.data import TextData
+from ssdplan.executor.preview import describe, look
+from ssdplan.executor.tokens import load_tokenizer
+from tests.tiny import EOS, make_tokenizer
+
+ROWS = [
+    {"prompt": "The quick", "completion": " brown fox"},
+    {"prompt": "What is", "completion": " stored \x1b[31mred"},
+    {"prompt": "dog " * 80, "completion": "never seen"},
+    {"prompt": "a", "completion": " dog" * 80},
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_tokenizer(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def preview(*more: str) -> list[str]:
+    base = ["data", "preview", "--model", "model", "--data", "rows.jsonl", "--sequence-length", "64"]
+    return [*base, "--token-cache", "cache", *more]
+
+
+def test_counts_are_those_of_the_samples(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(preview("--json", "--samples", "2")) == 0
+    found = json.loads(capsys.readouterr().out)
+    tokenizer = load_tokenizer(home / "model")
+    whole = [[*tokenizer(row["prompt"] + row["completion"])["input_ids"], 0] for row in ROWS]
+    given = [len(tokenizer(row["prompt"])["input_ids"]) for row in ROWS]
+    lengths = [len(ids) for ids in whole]
+    assert found["samples"] == 4 and found["tokens"] == sum(lengths)
+    assert found["learnt_tokens"] == sum(lengths) - sum(given)
+    assert found["lengths"]["shortest"] == min(lengths) and found["lengths"]["longest"] == max(lengths)
+    assert found["lengths"]["mean"] == sum(lengths) / 4
+    assert (found["cut"], found["left_out"], found["rows"]) == (1, 1, 2)
+    assert found["row_tokens_used"] == pytest.approx((lengths[0] + lengths[1] + 64) / 128)
+    assert [sample["place"] for sample in found["shown"]] == ["rows.jsonl:1", "rows.jsonl:2"]
+    assert found["shown"][0]["parts"] == [
+        {"text": "The quick", "learnt": False},
+        {"text": f" brown fox{EOS}", "learnt": True},
+    ]
+    assert found["shown"][0]["tokens"] == lengths[0]
+    assert found["shown"][0]["learnt_tokens"] == lengths[0] - given[0]
+
+
+def test_what_is_learnt_is_marked_with_and_without_colour(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(preview()) == 0  # not a terminal
+    plain = capsys.readouterr().out
+    assert f"The quick⟦ brown fox{EOS}⟧\n" in plain and "\x1b" not in plain
+    assert "␛[31mred" in plain, "what the data say to a terminal is shown, not obeyed"
+    assert "Sample 1, rows.jsonl:1: " in plain and "1 sample(s) longer than a row" in plain
+    assert cli.main(preview("--color")) == 0
+    coloured = capsys.readouterr().out
+    assert f"\x1b[2mThe quick\x1b[0m\x1b[32m brown fox{EOS}\x1b[0m\n" in coloured and "⟦" not in coloured
+
+
+def test_a_long_sample_is_shown_in_part(home: Path) -> None:
+    tokenizer = load_tokenizer(home / "model")
+    (home / "a.txt").write_text("dog " * 3000)
+    data = TextData(home / "a.txt", tokenizer, sequence_length=32)
+    found = look(home / "a.txt", data, tokenizer, 5)
+    (shown,) = found.shown
+    assert (shown.tokens, shown.shown_tokens) == (data.tokens, 400)
+    assert f"... and {data.tokens - 400} tokens more" in describe(found, colour=False)
+    assert found.learnt_tokens == data.tokens - 1  # its first token is predicted from nothing
+    assert (found.rows, found.cut, found.row_tokens_used) == (data.tokens // 32, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--data", "absent.jsonl"], "absent.jsonl: no such file"),
+        (["--model", "."], "no tokenizer here"),
+        (["--data-format", "messages"], "no field `messages`"),
+        (["--sequence-length", "1"], "it must be 2 or more"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
+) -> None:
+    assert cli.main(preview(*more)) == 2
+    said: Any = capsys.readouterr()
+    assert why in said.err and said.err.count("\n") == 1 and not said.out
