@@ -101,7 +101,7 @@ def train(
             run = stack.enter_context(RunDirectory.create(out, document, plan))
         records = Records.of(schedule, snapshots=recipe.snapshots)
         look_ahead(plan, model, run.path, volumes, 0 if resume else store_bytes_of(records, recipe), watch)
-        evaluated, places = texts.held_out() is not None, volumes or run.volumes
+        evaluated, places = texts.evaluated, volumes or run.volumes
         sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
         history = History()
         if resume and resume.snapshot:
@@ -201,6 +201,11 @@ class _Texts:
             micro_batch_size=decision.micro_batch_size,
             seed=self._seed,
         )
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether there is held-out text."""
+        return self._held_out is not None
 
     def held_out(self) -> Iterator[list[Batch]] | None:
         if self._held_out is None:
