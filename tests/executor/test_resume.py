@@ -471,18 +471,18 @@ def test_a_second_signal_ends_the_run_at_once_and_loses_no_snapshot(directory, t
 
 def test_a_signal_ends_an_evaluation_and_it_is_made_up_for(directory, tmp_path, expected, monkeypatch):
     out, notes, passes = tmp_path / "run", [], []
-    from ssdplan.executor.train import _Texts
+    from ssdplan.executor.texts import Texts
 
-    real = _Texts.held_out
+    real = Texts.held_out
 
-    def interrupted(texts: _Texts) -> Any:
+    def interrupted(texts: Texts) -> Any:
         passes.append(1)
         if len(passes) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(texts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Texts, "held_out", interrupted)
+        patch.setattr(Texts, "held_out", interrupted)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with pytest.raises(KeyboardInterrupt):
             run(directory, out, plan_of(directory, SPREAD), snapshot_every=100, notes=notes)

@@ -1,0 +1,174 @@
+"""The loop: step after step of a run, and what happens between two of them.
+
+Owns the order of that: metrics, snapshots, evaluations, the move to another plan, and the end that a signal asks for.
+What a step does, the plan's graphs say; what a snapshot holds, the keeper.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from ssdplan.native import process
+from ssdplan.plans.errors import NumericalError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.units import format_seconds
+
+from .calibration import Calibrator
+from .data import Batch
+from .interruption import Interruption
+from .keeper import Keeper
+from .metrics import History, MetricsFile, SnapshotCost, StepMetrics
+from .recipe import Recipe, Watch
+from .scaling import LossScale
+from .session import Session, Sessions
+from .texts import Texts
+
+
+class _StoppedError(Exception):
+    """The run was asked to stop, and stands between two operations."""
+
+
+@dataclass
+class Loop:
+    """The steps that a run has before it, and what it found in those behind it."""
+
+    sessions: Sessions
+    plan: Plan
+    """Of the current session; another one after a move."""
+    texts: Texts
+    recipe: Recipe
+    watch: Watch
+    metrics_file: MetricsFile
+    history: History
+    """Losses of all steps of the run so far."""
+    scaling: LossScale | None
+    """Of the next step, in fp16."""
+    keeper: Keeper | None
+    """None in a run without snapshots."""
+    interruption: Interruption
+    calibrator: Calibrator | None
+    measured: list[StepMetrics] = field(default_factory=list)
+    """Of the steady steps under `plan`."""
+    timeline: Timeline | None = None
+    """Of the last step; None when none was left."""
+    _after_flush: bool = field(default=True, init=False)
+    """Whether the step to come finishes no delayed updates, and so is no steady one."""
+
+    @property
+    def session(self) -> Session:
+        return self.sessions.current
+
+    def run(self) -> None:
+        """All steps that are left, and a last evaluation and snapshot. Raises NumericalError for a loss or a gradient
+        that is not finite, and KeyboardInterrupt after a snapshot when the end was asked for."""
+        recipe, begun = self.recipe, len(self.history.losses)
+        if self.keeper:
+            self.keeper.scaling = self.scaling
+        try:
+            if not begun or self._evaluated_after(begun):
+                self._evaluate(begun)
+            for step in range(begun, recipe.steps):
+                better = self._step(step, only=recipe.steps == begun + 1)
+                self._between(step + 1)
+                if better and step + 1 < recipe.steps:
+                    self._move(better, step + 1)
+            self.session.flush()
+            self._evaluate(recipe.steps)
+        except _StoppedError:
+            if self.keeper and self.history.losses:
+                self.keeper.take(self.session, len(self.history.losses))
+            raise KeyboardInterrupt from None
+        if self.keeper:
+            self.keeper.take(self.session, recipe.steps)
+
+    def _step(self, step: int, *, only: bool) -> Plan | None:
+        """One step (from 0), and its metrics; `only`: there is no other. Returns a better plan, if there is one."""
+        session, scaling = self.session, self.scaling
+        batches = self.texts.step(step)
+        read, written = session.traffic()
+        start = time.perf_counter()
+        optimizer = self.recipe.optimizer_at(step - scaling.skipped if scaling else step)
+        loss, tokens, self.timeline = session.train_step(step, batches, optimizer, scaling)
+        seconds = time.perf_counter() - start
+        overflow = session.operations.overflow
+        if not (overflow or math.isfinite(loss)):
+            raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr, or train with --precision fp32")
+        now_read, now_written = session.traffic()
+        metrics = StepMetrics(
+            step=step + 1,
+            loss=loss,
+            grad_norm=session.operations.gradient_norm(),
+            lr=optimizer.lr,
+            tokens=tokens,
+            step_seconds=seconds,
+            tokens_per_second=sum(batch.input_ids.size for batch in batches) / seconds,
+            ssd_read_bytes=now_read - read,
+            ssd_write_bytes=now_written - written,
+            host_peak_bytes=session.peak_bytes("host", self.plan),
+            device_peak_bytes=session.peak_bytes("device", self.plan),
+            process_peak_bytes=process.peak_resident_bytes(),
+            loss_scale=scaling.scale if scaling else 1.0,
+            skipped=bool(overflow),
+        )
+        self.history.losses.append(loss)
+        better = self.calibrator.take(self.timeline) if self.calibrator and not self._after_flush else None
+        if not self._after_flush or only:
+            self.measured.append(metrics)
+        self._after_flush = bool(overflow)
+        self.metrics_file.write(metrics)
+        if scaling:
+            self.scaling = scaling.after(step + 1, overflow)
+            if self.keeper:
+                self.keeper.scaling = self.scaling
+        self.watch.step(metrics)
+        return better
+
+    def _between(self, steps: int) -> None:
+        """What is due after so many steps."""
+        self._stop_if_asked()
+        if self.keeper and self.keeper.due(steps):
+            self.keeper.take(self.session, steps)
+            self._after_flush = True
+        if self._evaluated_after(steps):
+            self._evaluate(steps)
+            self._after_flush = True
+
+    def _move(self, better: Plan, steps: int) -> None:
+        """Go on with another plan, if there is room for its store beside this one's."""
+        start = time.perf_counter()
+        earlier = self.sessions.move(better, partial(self.keeper.describe, steps) if self.keeper else None)
+        self._after_flush = True
+        if earlier is None:
+            return
+        seconds = time.perf_counter() - start
+        self.plan, self.measured = better, []
+        if self.keeper:
+            self.keeper.kept(steps, SnapshotCost(seconds, self.session.traffic()[1], 0.0))
+        self.watch.note(
+            f"moved to the other plan after step {steps}, in {format_seconds(seconds)}; the first is {earlier}"
+        )
+
+    def _evaluated_after(self, steps: int) -> bool:
+        """Whether there is an evaluation after so many steps, which are not the last."""
+        every = self.recipe.eval_every
+        return bool(every) and steps % every == 0 and steps < self.recipe.steps
+
+    def _evaluate(self, steps: int) -> None:
+        passes = self.texts.held_out()
+        if passes is not None and steps not in self.history.eval_losses:
+            loss = self.session.evaluate(self._stopping(passes))
+            self.history.eval_losses[steps] = loss
+            self.metrics_file.write_evaluation(steps, loss)
+            self.watch.evaluation(steps, loss)
+
+    def _stopping(self, passes: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
+        for batches in passes:
+            self._stop_if_asked()
+            yield batches
+
+    def _stop_if_asked(self) -> None:
+        if self.interruption.asked:
+            raise _StoppedError

@@ -1,0 +1,79 @@
+"""Texts: what a run trains on and what it is evaluated on, as batches of its plan's size.
+
+Owns what the recipe and the model say of reading data. What a sample is, and which row comes when, `data` knows.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.plan import Plan
+
+from .data import Batch, HoldOut, TextData
+from .model import StreamedModel
+from .recipe import Recipe, Watch
+
+
+class Texts:
+    """The training text, and the held-out text if there is one, as batches of the plan's size."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        data: Path,
+        eval_data: Path | None,
+        tokenizer: object,
+        model: StreamedModel,
+        watch: Watch,
+    ) -> None:
+        self._decision, self._seed = plan.decision, recipe.seed
+        length = plan.decision.sequence_length
+
+        def text(path: Path, hold_out: HoldOut | None = None) -> TextData:
+            found = TextData(
+                path,
+                tokenizer,
+                sequence_length=length,
+                pack=recipe.pack,
+                attend_across=recipe.attend_across,
+                format=recipe.data_format,
+                hold_out=hold_out,
+                cache=recipe.token_cache,
+                vocab_size=model.vocab_size,
+                progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
+            )
+            if found.has_borders and not recipe.attend_across:
+                model.require_apart(length)
+            for remark in found.remarks():
+                watch.note(remark)
+            return found
+
+        if eval_data and recipe.hold_out:
+            raise UsageError("held-out data of their own and a share of the training data: give one of the two")
+        self._training = text(data, recipe.hold_out)
+        self._held_out = text(eval_data) if eval_data else self._training.held_out
+
+    @property
+    def content(self) -> dict[str, str]:
+        """What the training text is (`TextData.content`)."""
+        return self._training.content
+
+    def step(self, step: int) -> list[Batch]:
+        decision = self._decision
+        return self._training.micro_batches(
+            step,
+            micro_batches=decision.micro_batches,
+            micro_batch_size=decision.micro_batch_size,
+            seed=self._seed,
+        )
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether there is held-out text."""
+        return self._held_out is not None
+
+    def held_out(self) -> Iterator[list[Batch]] | None:
+        if self._held_out is None:
+            return None
+        return self._held_out.eval_batches(self._decision.micro_batch_size, micro_batches=self._decision.micro_batches)
