@@ -157,7 +157,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
     assert plan, "a new run has a plan"
     plan.refuse_estimates()
     if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
-        raise UsageError(f"{options.plan}: the plan is in {plan.decision.precision}, which needs no --loss-scale")
+        raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.data import HoldOut

@@ -6,6 +6,7 @@ Owns the file's format, its atomic writing and its checks; no data set is ever w
 import errno
 import hashlib
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -28,6 +29,7 @@ _FOOTER = struct.Struct("<16sQQQ")
 _MAGIC = b"ssdplan tokens 2"
 _SAMPLE = struct.Struct("<QQ")
 _READ_BYTES = 1 << 20
+_OWN = re.compile(r"[0-9a-f]{64}\.tokens|\.[0-9a-f]{64}\.tokens\..*")
 _KEPT_SECONDS = 30 * 86400
 """A cache that nobody has opened for so long is removed when another is made beside it."""
 
@@ -118,12 +120,12 @@ def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]
 
 
 def _remove_old(directory: Path) -> None:
-    """Takes away caches, and what a killed process left of one, that are older than anyone's use."""
-    for pattern in ("*.tokens", ".*.tokens.*"):
-        for file in directory.glob(pattern):
-            with suppress(OSError):
-                if time.time() - file.stat().st_mtime > _KEPT_SECONDS:
-                    file.unlink()
+    """Takes away caches, and what a killed process left of one, that are older than anyone's use. Other files, whatever
+    they are called, may be somebody else's."""
+    for file in directory.iterdir():
+        with suppress(OSError):
+            if _OWN.fullmatch(file.name) and time.time() - file.stat().st_mtime > _KEPT_SECONDS:
+                file.unlink()
 
 
 def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:

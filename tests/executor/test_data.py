@@ -435,18 +435,20 @@ def test_processes_that_make_one_cache_at_once_all_have_it(tmp_path: Path, model
 def test_a_cache_that_nobody_uses_goes(tmp_path: Path, tokenizer: Any) -> None:
     path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
     cache.mkdir()
+    old, new = "a" * 64, "b" * 64
     for name, days in {
-        "old.tokens": 31,
-        "new.tokens": 29,
-        ".old.tokens.x1": 31,
-        ".new.tokens.x2": 0,
+        f"{old}.tokens": 31,
+        f"{new}.tokens": 29,
+        f".{old}.tokens.x1": 31,
+        f".{new}.tokens.x2": 0,
+        "anyone.tokens": 99,
         "a.txt": 99,
     }.items():
         (cache / name).write_text("x")
         os.utime(cache / name, (time.time() - days * 86400,) * 2)
     TextData(path, tokenizer, sequence_length=4, cache=cache)
     left = {file.name for file in cache.iterdir()}
-    assert {"new.tokens", ".new.tokens.x2", "a.txt"} < left and len(left) == 4
+    assert {f"{new}.tokens", f".{new}.tokens.x2", "anyone.tokens", "a.txt"} < left and len(left) == 5
 
 
 def test_the_default_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
