@@ -51,7 +51,7 @@ native-test: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/cpp/run.sh build/sanitizers
 
 test: lint native-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Where the package is not installed, it is built with what is there and put into a folder of its own.
 gpu:
