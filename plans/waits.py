@@ -15,23 +15,25 @@ NOBODY = -1
 def with_waits(program: Sequence[Op], buffers: Sequence[Buffer]) -> tuple[Op, ...]:
     """Number the ops of `program` in order and fill in their waits; `buffers` must be placed."""
     zones: dict[tuple[str, int], _Zone] = {}
-    located: dict[int, tuple[_Zone, int]] = {}
+    located: dict[int, tuple[_Zone, int, int]] = {}
 
-    def locate(index: int) -> tuple[_Zone, int]:
-        """The zone of a buffer, and its first byte there."""
+    def locate(index: int) -> tuple[_Zone, int, int]:
+        """The zone of a buffer, its first byte there, and its length."""
         buffer = buffers[index]
         zone = zones.setdefault((buffer.tier, buffer.zone), _Zone())
-        found = located[index] = zone, buffer.offset - buffer.zone
+        found = located[index] = zone, buffer.offset - buffer.zone, buffer.nbytes
         return found
 
     placed: list[Op] = []
     for index, op in enumerate(program):
         waits: set[int] = set()
         for region in op.reads:
-            zone, shift = located.get(region.buffer) or locate(region.buffer)
+            zone, shift, nbytes = located.get(region.buffer) or locate(region.buffer)
+            assert 0 <= region.start < region.stop <= nbytes, f"{region} outside {buffers[region.buffer]}"
             zone.read(region.start + shift, region.stop + shift, index, waits)
         for region in op.writes:
-            zone, shift = located.get(region.buffer) or locate(region.buffer)
+            zone, shift, nbytes = located.get(region.buffer) or locate(region.buffer)
+            assert 0 <= region.start < region.stop <= nbytes, f"{region} outside {buffers[region.buffer]}"
             zone.write(region.start + shift, region.stop + shift, index, waits)
         waits.discard(index)
         waits.discard(NOBODY)

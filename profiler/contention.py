@@ -18,8 +18,8 @@ from ssdplan.profiler.storage import MIB, SMALLEST_FILE, Direction, explained, o
 
 FILE_BYTES = 4 * SMALLEST_FILE
 REQUEST_BYTES = 12 * MIB
-LANES = 2
-"""Requests of a direction at once, as the executor has them: the drive works on one while the other is checked."""
+LANES = 4
+"""Requests of a direction at once, as the executor has them: the drive works on some while others are checked."""
 WINDOW_SECONDS = 0.12
 LEAST_KEPT = 0.1
 """Of what it was alone, whatever was measured: a scheduler gives everyone a share."""
@@ -55,7 +55,7 @@ def measure_contention(
     directions: tuple[Direction, ...] = ("read", "write")
     kept: dict[Direction, list[float]] = {direction: [] for direction in directions}
     try:
-        with opened(directory, FILE_BYTES, 2 * LANES * REQUEST_BYTES, open_engine) as bench:
+        with opened(directory, FILE_BYTES, LANES * REQUEST_BYTES, open_engine) as bench:
             bench.write_all(limits.seconds, lambda fraction, what: None)
 
             def computed(direction: Direction) -> float:

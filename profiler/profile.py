@@ -65,9 +65,7 @@ def profile(
     _check(volumes, endurance, sequence_length, micro_batch_sizes)
     chunk = document.logits_chunk_tokens(model.vocab_size) if model.head_is_position_wise else None
     layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
-    layers.begin_step(
-        0, [make_micro_batch(ids, ids, None, None)]
-    )  # refuses what the model cannot take, before the rest
+    layers.begin_step(0, [make_micro_batch(ids, ids, None, None)])  # refuses what the model cannot take
     threads, memory = cores(), process.host_memory()
     precision = DTYPES[model.dtype]
     notes: list[str] = []

@@ -9,7 +9,7 @@ import pytest
 
 from ssdplan.native import IoError
 from ssdplan.plans.errors import DiskFullError
-from ssdplan.profiler.contention import measure_contention
+from ssdplan.profiler.contention import LANES, measure_contention
 from ssdplan.profiler.measure import Limits
 from tests.profiler.test_storage import MadeDrive, Segments, silent
 
@@ -58,7 +58,7 @@ def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
     assert found.read_cores == pytest.approx(CORES * 0.2, abs=0.05 * CORES)
     assert found.write_cores == pytest.approx(CORES * 0.5, abs=0.05 * CORES)
     assert found.bandwidth_kept == pytest.approx(0.8, abs=0.12)
-    assert drive.most_at_once == 2 and drive.closed and not list(tmp_path.iterdir())
+    assert drive.most_at_once == LANES and drive.closed and not list(tmp_path.iterdir())
     assert all("beside compute" in note or "what compute keeps" in note for note in notes)
 
 
