@@ -14,12 +14,11 @@ import json
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from commands import command, python
 from ssdplan.planner.drive import combined_frontier, hull_edges
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan
@@ -27,7 +26,6 @@ from ssdplan.plans.schedule import Transfer
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import read_trace
 
-HOUR = 3600.0
 SPACE = 24 << 30
 """Bytes that the largest of the models needs for weights, store and export together, with room to spare."""
 
@@ -180,18 +178,6 @@ def line(row: Row) -> str:
         f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_measured / max(row.ssd_predicted, 1) - 1:+.2%})  "
         f"{row.tokens_per_second:.0f} tokens/s"
     )
-
-
-def command(*arguments: object) -> None:
-    python("ssdplan.cli", *arguments)
-
-
-def python(module: str, *arguments: object) -> None:
-    """Run a module, quietly; what it said is shown when it fails."""
-    call = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR)
-    if done.returncode:
-        sys.exit(f"{' '.join(call)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from commands import HOUR, command, python
 from ssdplan.plans.plan import Plan
 
-HOUR = 3600.0
 SHARES = (0.0, 0.5, 1.0)
 EVERY = 4
 STATE_BYTES = 12
@@ -180,18 +180,6 @@ def line(row: Row) -> str:
         f"besides the drive  resume {row.resume_seconds:5.2f} s  torch.save {row.save_seconds:5.2f} s, load "
         f"{row.load_seconds:5.2f} s  ({row.snapshots} snapshots)"
     )
-
-
-def command(*arguments: object) -> None:
-    python("ssdplan.cli", *arguments)
-
-
-def python(module: str, *arguments: object) -> None:
-    """Run a module, quietly; what it said is shown when it fails."""
-    call = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR)
-    if done.returncode:
-        sys.exit(f"{' '.join(call)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

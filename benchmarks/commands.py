@@ -1,0 +1,20 @@
+"""What the benchmark scripts share: modules of ssdplan run as processes, quietly unless they fail."""
+
+import subprocess
+import sys
+
+HOUR = 3600.0
+"""Seconds that one process may take."""
+
+
+def command(*arguments: object) -> None:
+    """Run a command of ssdplan."""
+    python("ssdplan.cli", *arguments)
+
+
+def python(module: str, *arguments: object) -> None:
+    """Run a module, quietly; what it said is shown when it fails."""
+    call = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR)
+    if done.returncode:
+        sys.exit(f"{' '.join(call)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
