@@ -119,25 +119,24 @@ def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
             times[index] = times.get(index, 0) + 1
     last = len(model.layers) - 1
     spread = min(DELAYED_USES_AHEAD, last - 1)
-    counts: dict[LayerGroup, int] = {}
+    counts: dict[tuple[str, str, tuple[tuple[str, int, bool, bool], ...], bool, float], int] = {}
     for number, layer in enumerate(model.layers):
-        group = LayerGroup(
-            layer_class=layer.layer_class,
-            role="embedding" if number == 0 else "head" if number == last else "block",
-            uses=tuple(
-                _Use(
-                    model.states[index].state_class,
-                    model.states[index].elements,
-                    first[index] == number,
-                    times[index] > 1,
-                )
+        states = model.states
+        key = (
+            layer.layer_class,
+            "embedding" if number == 0 else "head" if number == last else "block",
+            tuple(
+                (states[index].state_class, states[index].elements, first[index] == number, times[index] > 1)
                 for index in layer.states
             ),
-            keeps_output=number < last - 1,
-            head_share=1 / spread if last - spread <= number < last else 0.0,
+            number < last - 1,
+            1 / spread if last - spread <= number < last else 0.0,
         )
-        counts[group] = counts.get(group, 0) + 1
-    return tuple(replace(group, count=count) for group, count in counts.items())
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        LayerGroup(layer_class, role, tuple(_Use(*use) for use in uses), keeps_output, head_share, count)
+        for (layer_class, role, uses, keeps_output, head_share), count in counts.items()
+    )
 
 
 def checkpoint_bytes(model: Model, micro_batch_size: int) -> int:

@@ -43,8 +43,7 @@ class _Horizontal:
         self.head = len(emission.model.layers) - 1
         self.n = emission.decision.micro_batches
         self.stages = self.n * len(layer_of)
-        whole = max(state.elements for state in emission.model.states) * emission.parameter_bytes
-        self.parameters = Parameters(emission, read_bytes=whole)  # nothing needs the beginning of one before its end
+        self.parameters = Parameters(emission, pieces=_whole)
         self.activations = Activations(emission, kept=1, checkpoints=forwards < len(layer_of))
         self.updates = Updates(emission, self.parameters)
         self.compute = Compute(emission, self.parameters, self.updates)
@@ -186,3 +185,8 @@ class _Horizontal:
         what = f"gradient of {self.emission.name(state)}"
         for part in parts(source.nbytes, -(-source.nbytes // (PIECES * PAGE)) * PAGE):
             yield partial(self.emission.move, kind, cut(source, part), cut(target, part), what)
+
+
+def _whole(nbytes: int) -> list[tuple[int, int]]:
+    """Parameters are read in one transfer: nothing needs their beginning before their end."""
+    return [(0, nbytes)]

@@ -12,12 +12,13 @@ from .activations import Activations
 from .compute import Compute
 from .emission import Emission, cut, parts
 from .homes import GRADIENT_BYTES
-from .schedule import Region
+from .schedule import PAGE, Region
 from .streaming import Parameters
 from .updates import Piece, Updates
 
-READ_BYTES = 16 << 20
-"""The most that one transfer of parameters moves, so that what needs its beginning need not wait for its end."""
+READ_BYTES, READ_PIECES = 16 << 20, 32
+"""Parameters are read in transfers of so many bytes, so that what needs their beginning need not wait for their end; a
+state that would take many more than so many of them in larger ones, for finer ones hide nothing more."""
 
 
 def train(emission: Emission) -> None:
@@ -41,7 +42,7 @@ class _Vertical:
         self.stages = len(layer_of)
         self.head = len(emission.model.layers) - 1
         self.n = emission.decision.micro_batches
-        self.parameters = Parameters(emission, read_bytes=READ_BYTES)
+        self.parameters = Parameters(emission, pieces=_transfers)
         self.activations = Activations(emission, kept=self.n, checkpoints=forwards < self.stages)
         self.updates = Updates(emission, self.parameters)
         self.compute = Compute(emission, self.parameters, self.updates)
@@ -211,7 +212,7 @@ class _Vertical:
             else:
                 gradient, target = self.updates.gradient(stage, state), self._partial_gradient(state)
                 what = f"gradient of {self.emission.name(state)}"
-                for part in parts(gradient.nbytes, READ_BYTES):
+                for part in _transfers(gradient.nbytes):
                     yield partial(self.emission.move, "d2h", cut(gradient, part), cut(target, part), what)
 
     def _partial_gradient(self, state: int) -> Region:
@@ -229,9 +230,14 @@ class _Vertical:
             if self.emission.model.uses(state)[-1] != 0:
                 source, target = self._partial_gradient(state), self.updates.gradient(stage, state)
                 what = f"gradient of {self.emission.name(state)}"
-                for part in parts(source.nbytes, READ_BYTES):
+                for part in _transfers(source.nbytes):
                     self.emission.move("h2d", cut(source, part), cut(target, part), what)
 
 
 def _nothing() -> None:
     """What a compute op leaves when the next one takes it from the device."""
+
+
+def _transfers(nbytes: int) -> list[tuple[int, int]]:
+    """The ranges in which so many bytes of parameters, or of a gradient, are moved."""
+    return parts(nbytes, max(READ_BYTES, -(-nbytes // (READ_PIECES * PAGE)) * PAGE))
