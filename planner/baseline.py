@@ -227,7 +227,7 @@ def horizontal_traffic(
     parameters_on_host: bool = False,
     optimizer_bytes: int = FP32,
 ) -> StepTraffic:
-    """What ZeRO-Infinity moves in a step of `micro_batches` that trains the whole model (GreedySnake 1 and 3.3, MemAscend III-D).
+    """What ZeRO-Infinity moves in a step of `micro_batches` that trains all (GreedySnake 1, 3.3, MemAscend III-D).
 
     Each micro-batch takes all parameters to the device twice, and back and forth the fp32 sum of all gradients, which
     the first only brings. Optimizer states live on ssd, parameters too unless they stay on host; checkpoints on host.

@@ -309,8 +309,8 @@ class _Program:
             whole, later = names.device
             there: tuple[dict[str, float], dict[str, float]] = ({whole: 1.0, later: -1.0}, {later: 1.0})
             if name in self.frozen:
-                prompt = names.parameters[:2]
-                rows.append(Row(dict.fromkeys(prompt, 1.0) | {"": -1.0} | ({whole: 1.0} if self.keeps else {}), "=="))
+                anywhere = (*names.parameters[:2], *((whole,) if self.keeps else ()))
+                rows.append(Row(dict.fromkeys(anywhere, 1.0) | {"": -1.0}, "=="))
                 continue
             for four, (prompt, delayed) in (
                 (names.optimizer, ({}, {})),

@@ -24,6 +24,7 @@ from .plan import (
     needs_all_gradients,
 )
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
+from .profile import Model
 from .quantities import (
     RESOURCE_LABELS,
     amount,

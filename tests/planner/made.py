@@ -185,7 +185,9 @@ def with_frozen(model: Model, shares: Sequence[float]) -> Model:
         layer.model_copy(update={"states": tuple(part for index in layer.states for part in parts[index])})
         for layer in model.layers
     ]
-    first = min(number for number, layer in enumerate(layers) if not all(states[index].frozen for index in layer.states))
+    first = min(
+        number for number, layer in enumerate(layers) if not all(states[index].frozen for index in layer.states)
+    )
     used = {index: number for number, layer in enumerate(layers) for index in layer.states}
     for index, state in enumerate(states):
         if state.frozen:

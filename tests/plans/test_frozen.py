@@ -42,7 +42,7 @@ def test_every_schedule_verifies_and_touches_nothing_that_is_frozen(
     """`below`: so many layers from the embedding up are frozen whole, a model's usual use; others at random."""
     whole = made_model(blocks=blocks, tied=tied)
     shares = [1.0 if number < below else data.draw(SHARE) for number in range(len(whole.states))]
-    assume(any(round(share * s.elements / 2048) * 2048 < s.elements for share, s in zip(shares, whole.states)))
+    assume(any(share < 1.0 for share in shares))
     model = with_frozen(whole, shares)
     horizontal = schedule == "horizontal"
     decision = decide(
@@ -121,11 +121,9 @@ def test_a_plan_cannot_be_edited_into_updates_of_frozen_states():
     whole = made_model(blocks=2)
     model = with_frozen(whole, [1.0, 1.0, 0.0, 0.0])
     with pytest.raises(ValidationError, match="every state is frozen"):
-        with_frozen(whole, [1.0] * 4) if False else Model(
-            **{**dict(whole), "states": tuple(s.model_copy(update={"frozen": True}) for s in whole.states)}
-        )
+        Model(**{**dict(whole), "states": tuple(s.model_copy(update={"frozen": True}) for s in whole.states)})
     mixed = tuple(s.model_copy(update={"frozen": s.name == "block.0"}) for s in whole.states)
-    with pytest.raises(ValidationError, match="block.1 is not frozen, and others of its class block are"):
+    with pytest.raises(ValidationError, match=r"block\.1 is not frozen, and others of its class block are"):
         Model(**{**dict(whole), "states": mixed})
     decision = decide(model)
     broken = decision.placement["block.forward"].model_copy(update={"parameters_delayed_ssd": 0.5})
