@@ -30,6 +30,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=["bf16", "fp16", "fp32"], default="bf16", help="of the parameters in compute"
     )
+    parser.add_argument(
+        "--freeze",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="do not train the parameters whose names match, such as 'model.layers.[0-3].*' or '*.mlp.*'; repeatable "
+        "[all are trained]",
+    )
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
     parser.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
 
@@ -47,7 +55,7 @@ def call(options: argparse.Namespace) -> int:
 
     of.require_writable(options.output)
     device = open_device(options.device)
-    model = open_model(find_model(options.model), DTYPES[options.precision])
+    model = open_model(find_model(options.model), DTYPES[options.precision], freeze=options.freeze)
     line = ProgressLine("profile")
     weights = Weights(model)
     try:

@@ -240,7 +240,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
     try:
         result = train(
             plan,
-            open_model(model, DTYPES[plan.decision.precision]),
+            open_model(model, DTYPES[plan.decision.precision], freeze=plan.model.freeze),
             open_device(plan.machine.device),
             data=options.data,
             out=out,
