@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from ssdplan import __version__
-from ssdplan.commands import bench, compare, data, export, profile, run, show, solve, volume
+from ssdplan.commands import bench, compare, completion, data, export, profile, run, show, solve, volume
 from ssdplan.commands.options import Help
 from ssdplan.plans.errors import (
     DiskFullError,
@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "volume": (volume, "make, describe or verify the volumes that a store lies on"),
     "bench": (bench, "compare the parts of ssdplan with their rivals on this machine"),
     "compare": (compare, "train the same by ssdplan, plain PyTorch and DeepSpeed, side by side"),
+    "completion": (completion, "let a shell complete commands, options and values"),
 }
 
 
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
                 allow_abbrev=False,
             )
         )
+    commands.choices["completion"].set_defaults(parser=parser)
     return parser
 
 

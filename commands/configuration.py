@@ -55,7 +55,7 @@ def configuration(kept: Mapping[str, OptionValue], plan: str, volumes: Sequence[
     for name, value in kept.items():
         entries[flag_of(name).removeprefix("--")] = list(value) if isinstance(value, tuple) else value
     text: str = yaml.dump(entries, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=2**20)
-    return f"# `ssdplan run`, this file and `--out RUN` train the same again.\n{text}"
+    return f"# ssdplan run THIS-FILE --out NEW-RUN trains the same again.\n{text}"
 
 
 class _PlainDumper(yaml.SafeDumper):

@@ -242,8 +242,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     options.model = str(model.absolute())
     out = kept.directory.path if kept else options.out
     line = ProgressLine("run")
-    line.note(_in_full(options, said))
-    kept_options = as_kept(options, _NOT_KEPT)
+    line.note(_in_full(options, options.plan or out / PLAN, said))
     places = options.volume or (map(Path, kept.directory.run.volumes) if kept else ())
     decay = options.decay_steps
     if decay is None:
@@ -316,8 +315,10 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
             volumes=options.volume or (),
             watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
             advisor=Replanner(plan),
-            options=kept_options,
-            configuration=configuration(kept_options, PLAN, [str(place.absolute()) for place in places]),
+            options=as_kept(options, _NOT_KEPT),
+            configuration=configuration(
+                as_kept(options, (*_NOT_KEPT, "json")), PLAN, [str(place.absolute()) for place in places]
+            ),
             resume=kept,
             anyway=options.resume_anyway,
         )
@@ -329,14 +330,12 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     return 0
 
 
-def _in_full(options: argparse.Namespace, said: Collection[str]) -> str:
-    """All options as they are now, those that nobody gave apart."""
-    all_of_them = as_kept(options, ("command", "plan", "resume"))
-    words = {True: "as told", False: "by default"}
-    parts = []
-    for told, title in words.items():
-        part = {name: value for name, value in all_of_them.items() if (name in said) is told}
-        if part:
-            parts.append(textwrap.indent(as_written(part), "  "))
-            parts[-1] = f"{title}\n{parts[-1]}"
+def _in_full(options: argparse.Namespace, plan: Path, said: Collection[str]) -> str:
+    """All that decides what the run does, as one would write it; what nobody gave stands apart."""
+    shown = as_kept(options, ("command", "plan", "resume", "resume_anyway", "json"))
+    parts = [f"by {plan}, as told" + (" now or when it began" if options.resume else "")]
+    parts += [textwrap.indent(as_written({name: shown[name] for name in shown if name in said}), "  ")]
+    rest = {name: value for name, value in shown.items() if name not in said}
+    if rest:
+        parts += ["and by default", textwrap.indent(as_written(rest), "  ")]
     return "\n".join(parts)
