@@ -74,15 +74,17 @@ def _memory(facts: Facts) -> Iterator[Finding]:
 
 def _locking(facts: Facts) -> Iterator[Finding]:
     locking, wanted = facts.locking, facts.memory.available // 2
-    soft = "no limit" if locking.soft_bytes is None else f"{format_bytes(locking.soft_bytes)} may be"
+    soft = format_bytes(locking.soft_bytes or 0)
     if locking.problem and (locking.privileged or locking.soft_bytes is None):
         means = "The arena can be swapped out, which no plan expects."
         yield Finding("locked memory", "warn", f"cannot be locked: {locking.problem}", means)
     elif locking.privileged or locking.soft_bytes is None or locking.soft_bytes >= wanted:
-        found = "no limit for this user" if locking.privileged else f"{soft} locked".replace("no limit locked", soft)
-        yield Finding("locked memory", "ok", found)
+        unlimited = locking.privileged or locking.soft_bytes is None
+        yield Finding("locked memory", "ok", "no limit for this user" if unlimited else f"{soft} may be locked")
     else:
-        found = f"{soft} locked (RLIMIT_MEMLOCK); a plan takes up to {format_bytes(wanted)} unless told otherwise"
+        found = (
+            f"{soft} may be locked (RLIMIT_MEMLOCK); a plan takes up to {format_bytes(wanted)} unless told otherwise"
+        )
         means = "A larger arena is not locked: it can be swapped out, and io_uring pins its pages at each transfer."
         yield Finding("locked memory", "warn", found, means, _unlock(facts, wanted))
 

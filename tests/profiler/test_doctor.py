@@ -178,7 +178,7 @@ def test_the_facts_of_this_machine(tmp_path) -> None:
     assert facts.place.problem == "" and facts.place.mount and facts.place.free_bytes
     assert facts.hardware_bytes >= facts.memory.total and facts.cores >= 1
     assert bool(facts.uring.description) != bool(facts.uring.problem)
-    assert all(package.fits for package in facts.packages) and {"torch", "pyyaml"} <= {
+    assert all(package.fits for package in facts.packages) and {"torch", "transformers"} <= {
         package.name for package in facts.packages
     }
     missing = gather(tmp_path / "none", (), "", "")

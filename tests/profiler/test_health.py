@@ -1,4 +1,4 @@
-"""What drives tell of themselves, whatever they tell; and what a directory lies on, by /proc and /sys as they may be."""
+"""What drives tell of themselves, whatever they tell; and what a directory lies on, by made trees of /proc and /sys."""
 
 import json
 import os
