@@ -22,15 +22,21 @@ WORN_PERCENT, HOT_CELSIUS = 90, 80
 
 _NETWORK = ("nfs", "cifs", "smb", "ceph", "glusterfs", "9p", "lustre", "beegfs", "afs", "gpfs", "fuse", "virtiofs")
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "zram")
+_NO_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf")
+_OTHER = "profile and run with --volume DIR, a directory of yours on an SSD, on ext4 or xfs"
 
 
 def judge_place(place: Place) -> Iterator[Finding]:
     """The findings on a directory."""
     if not place.is_directory:
-        found = f"{place.path}: no such directory"
-        yield Finding("directory", "bad", found, "", f"mkdir -p {place.path}", UsageError.exit_code)
+        mend = f"mkdir -p {place.path}" if place.errno == errno.ENOENT else _OTHER
+        yield Finding("directory", "bad", f"{place.path}: {place.problem}", "", mend, UsageError.exit_code)
         return
     mount = place.mount
+    if mount and mount.kind in _NO_FILES:
+        found = f"{place.path} on {mount.kind}, which keeps no files"
+        yield Finding("file system", "bad", found, "", _OTHER, IoFailure.exit_code)
+        return
     where = f"{place.path} on {mount.kind}, mounted at {mount.point}" if mount else f"{place.path}, mounted nowhere"
     yield _file_system(where, mount)
     yield _direct_io(place)
@@ -54,10 +60,10 @@ def _file_system(where: str, mount: Mount | None) -> Finding:
         return Finding(what, "ok", where)
     if _of(mount, _IN_MEMORY):
         means = "It lies in DRAM: what a plan puts there takes the memory that it is to save, and goes with the power."
-        return Finding(what, "warn", where, means, "name a directory on an SSD")
+        return Finding(what, "warn", where, means, _OTHER)
     if _of(mount, _NETWORK):
         means = "It is as fast and as reliable as what is behind it, which may be a network."
-        return Finding(what, "warn", where, means, "name a directory on a local NVMe drive")
+        return Finding(what, "warn", where, means, _OTHER)
     if mount.kind == "overlay":
         means = "It is a container's layer, which goes with the container."
         return Finding(what, "warn", where, means, "docker run -v HOST-DIRECTORY:VOLUME ...   # and name VOLUME")
@@ -68,7 +74,7 @@ def _file_system(where: str, mount: Mount | None) -> Finding:
         )
     if mount.kind == "zfs":
         means = "It copies on write, and caches what is read and written past the page cache."
-        return Finding(what, "warn", where, means, "name a directory on xfs or ext4")
+        return Finding(what, "warn", where, means, _OTHER)
     return Finding(what, "ok", where)
 
 
@@ -78,16 +84,16 @@ def _direct_io(place: Place) -> Finding:
     what, code = "direct I/O", IoFailure.exit_code
     if place.errno in (errno.EACCES, errno.EPERM):
         means = "This user may not write there."
-        return Finding(what, "bad", place.problem, means, f'sudo chown "$USER" {place.path}', code)
+        return Finding(what, "bad", place.problem, means, f'sudo install -d -o "$USER" {place.path}/ssdplan', code)
     if place.errno == errno.EROFS:
         mend = f"sudo mount -o remount,rw {place.mount.point}" if place.mount else ""
         return Finding(what, "bad", place.problem, "It is mounted for reading only.", mend, code)
     if place.errno in (errno.ENOSPC, errno.EDQUOT):
-        mend = f"df -h {place.path}; name a directory with room"
+        mend = f"df -h {place.path}   # and make room"
         return Finding(what, "bad", place.problem, "", mend, DiskFullError.exit_code)
     if place.errno in (errno.EINVAL, errno.EOPNOTSUPP):
         means = "The file system does no direct I/O, which training is made of."
-        return Finding(what, "bad", place.problem, means, "name a directory on ext4 or xfs", code)
+        return Finding(what, "bad", place.problem, means, _OTHER, code)
     return Finding(what, "bad", place.problem, "The drive, or the way to it, failed.", "sudo dmesg | tail", code)
 
 
@@ -97,7 +103,9 @@ def _space(free_bytes: int | None) -> Finding:
     found = f"{format_bytes(free_bytes)} free"
     if free_bytes < LEAST_FREE_BYTES:
         means = f"Measuring the drive alone needs {format_bytes(LEAST_FREE_BYTES)}."
-        return Finding("free space", "bad", found, means, "name a directory with room", DiskFullError.exit_code)
+        return Finding(
+            "free space", "bad", found, means, "make room, or name a directory that has it", DiskFullError.exit_code
+        )
     alone, kept = (free_bytes / each / 1e9 for each in (STATE_BYTES, SNAPSHOT_STATE_BYTES))
     found += f", for all states of {alone:.2g} billion parameters; of {kept:.2g} billion with snapshots"
     return Finding("free space", "ok", found)
@@ -112,7 +120,7 @@ def _drive(drive: Drive) -> Finding:
         return Finding("drive", "warn", found, "USB bounds it to a part of an NVMe drive's speed.", "a drive on PCIe")
     if drive.rotates:
         means = "A rotating disk is tens of times slower than an SSD: a step waits for it nearly always."
-        return Finding("drive", "warn", found, means, "name a directory on an SSD")
+        return Finding("drive", "warn", found, means, _OTHER)
     return Finding("drive", "ok", found)
 
 

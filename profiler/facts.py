@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import resource
+import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,7 +87,8 @@ class Place:
     free_bytes: int | None
     """None: the file system does not count."""
     problem: str
-    """Why a file could not be written and read back past the page cache; empty: it could."""
+    """Why it is no directory to use, or a file could not be written there and read back past the page cache; empty: it
+    could."""
     errno: int
     """Of that; 0 without one."""
     drives: tuple[Drive, ...]
@@ -226,8 +228,13 @@ def _uring() -> Uring:
 
 
 def _place(directory: Path) -> Place:
-    if not directory.is_dir():
-        return Place(str(directory.absolute()), False, None, None, "", 0, (), ())
+    try:
+        if not stat.S_ISDIR(os.stat(directory).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except OSError as error:
+        return Place(
+            str(directory.absolute()), False, None, None, error.strerror or str(error), error.errno or 0, (), ()
+        )
     mount = mount_of(directory)
     status = os.statvfs(directory)
     problem, number = "", 0
