@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from ssdplan import __version__
-from ssdplan.commands import bench, compare, data, export, profile, run, show, solve, volume
+from ssdplan.commands import bench, compare, completion, data, doctor, export, profile, run, show, solve, volume
 from ssdplan.commands.options import Help
 from ssdplan.plans.errors import (
     DiskFullError,
@@ -26,6 +26,7 @@ from ssdplan.plans.errors import (
 
 INTERRUPTED = 130
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "doctor": (doctor, "look whether this machine and a directory are fit for training, and say what mends the rest"),
     "profile": (profile, "measure this machine and a model -> profile.json"),
     "solve": (solve, "find the best plan for a profile, or for a machine one does not have -> plan.json"),
     "show": (show, "what a plan decides and predicts, what a profile measured"),
@@ -35,6 +36,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "volume": (volume, "make, describe or verify the volumes that a store lies on"),
     "bench": (bench, "compare the parts of ssdplan with their rivals on this machine"),
     "compare": (compare, "train the same by ssdplan, plain PyTorch and DeepSpeed, side by side"),
+    "completion": (completion, "let a shell complete commands, options and values"),
 }
 
 
@@ -101,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
                 allow_abbrev=False,
             )
         )
+    commands.choices["completion"].set_defaults(parser=parser)
     return parser
 
 

@@ -11,18 +11,21 @@ from . import options as of
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
-    parser.add_argument(
-        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to measure; repeatable [.]"
-    )
-    parser.add_argument("--pairs", type=of.count, default=10, metavar="N", help="runs of each side, in turns")
-    parser.add_argument("--size", type=of.nbytes, default="1GiB", metavar="SIZE", help="of the files, and of memory")
-    parser.add_argument(
+    what = parser.add_argument_group("what is compared")
+    what.add_argument(
         "--only",
         type=of.names,
         metavar="GROUP,GROUP,...",
         help="engine, adam, overflow, quantise, zeroth-order, checksum, page-lock [all]",
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    what.add_argument(
+        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to measure; repeatable [.]"
+    )
+    how = parser.add_argument_group("how much of it")
+    how.add_argument("--pairs", type=of.count, default=10, metavar="N", help="runs of each side, in turns")
+    how.add_argument("--size", type=of.nbytes, default="1GiB", metavar="SIZE", help="of the files, and of memory")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -12,41 +12,45 @@ from . import options as of
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a Hugging Face model directory, or --shape")
-    parser.add_argument(
+    trained = parser.add_argument_group("what is trained")
+    trained.add_argument("--model", type=Path, metavar="DIR", help="a Hugging Face model directory, or --shape")
+    trained.add_argument(
         "--shape",
         metavar="NAME|NAME=N,...",
         help="a random Llama: small, medium, or hidden=N,layers=N,heads=N and, if need be, vocab=N,intermediate=N",
     )
-    parser.add_argument("--data", type=Path, metavar="FILE", help="text for --model, .txt or .jsonl [random tokens]")
-    parser.add_argument(
+    trained.add_argument("--data", type=Path, metavar="FILE", help="text for --model, .txt or .jsonl [random tokens]")
+    trained.add_argument("--sequence-length", type=of.count, default=256, metavar="S", help="tokens a row")
+    trained.add_argument("--micro-batch-size", type=of.count, default=1, metavar="B", help="rows a micro-batch")
+    trained.add_argument("--micro-batches", type=of.count, default=1, metavar="N", help="micro-batches a step")
+    ways = parser.add_argument_group("in which ways, and how often")
+    ways.add_argument(
         "--arms",
         type=of.names,
         default="torch,torch-checkpointing,deepspeed-fast,deepspeed-lean,ssdplan",
         metavar="ARM,ARM,...",
         help="what to compare",
     )
-    parser.add_argument(
+    ways.add_argument(
         "--host-memory",
         type=of.sizes,
         default=(),
         metavar="SIZE,...",
         help="budgets of the arm ssdplan, which runs once for each [a half of what was free]",
     )
-    parser.add_argument("--sequence-length", type=of.count, default=256, metavar="S", help="tokens a row")
-    parser.add_argument("--micro-batch-size", type=of.count, default=1, metavar="B", help="rows a micro-batch")
-    parser.add_argument("--micro-batches", type=of.count, default=1, metavar="N", help="micro-batches a step")
-    parser.add_argument("--steps", type=of.count, default=6, metavar="N", help="of a process; the first does not count")
-    parser.add_argument("--rounds", type=of.count, default=3, metavar="N", help="processes of each arm, in turns")
-    parser.add_argument(
+    ways.add_argument("--steps", type=of.count, default=6, metavar="N", help="of a process; the first does not count")
+    ways.add_argument("--rounds", type=of.count, default=3, metavar="N", help="processes of each arm, in turns")
+    ways.add_argument("--timeout", type=of.positive, default=1800.0, metavar="SECONDS", help="of one process")
+    places = parser.add_argument_group("places")
+    places.add_argument(
         "--volume", type=Path, default=Path(), metavar="DIR", help="a directory on the ssd to use, for all that is made"
     )
-    parser.add_argument(
+    places.add_argument(
         "--work", type=Path, metavar="DIR", help="keep model, plans, logs and metrics here [removed with the rest]"
     )
-    parser.add_argument("--timeout", type=of.positive, default=1800.0, metavar="SECONDS", help="of one process")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="also draw it here (PNG)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    output = parser.add_argument_group("output")
+    output.add_argument("--plots", type=Path, metavar="DIR", help="also draw it here (PNG) [none]")
+    output.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def call(options: argparse.Namespace) -> int:

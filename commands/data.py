@@ -22,29 +22,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         allow_abbrev=False,
     )
     preview.set_defaults(command=call)
-    preview.add_argument("--model", required=True, metavar="DIR|NAME", help="the model that would be trained")
-    preview.add_argument(
+    read = preview.add_argument_group("what is read, and how")
+    read.add_argument("--model", required=True, metavar="DIR|NAME", help="the model that would be trained")
+    read.add_argument(
         "--data",
         type=Path,
         required=True,
         metavar="PATH",
         help="a .txt, .jsonl, .parquet or .arrow file, or a directory",
     )
-    preview.add_argument("--samples", type=of.count, default=3, metavar="N", help="to render")
-    preview.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
-    preview.add_argument(
+    read.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
+    read.add_argument(
         "--pack",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="let samples share rows, or give each a row of its own",
     )
-    of.add_data_options(preview)
-    preview.add_argument(
+    of.add_data_options(read)
+    output = preview.add_argument_group("output")
+    output.add_argument("--samples", type=of.count, default=3, metavar="N", help="to render")
+    output.add_argument(
         "--color",
         action=argparse.BooleanOptionalAction,
         help="colour what is learnt, or put it between marks [colour on a terminal]",
     )
-    preview.add_argument("--json", action="store_true", help="print samples and counts as JSON")
+    output.add_argument("--json", action="store_true", help="print samples and counts as JSON")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -27,7 +27,9 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default.value if isinstance(action.default, Default) else action.default
-        if default is None or default is False or default == {}:
+        if isinstance(action, argparse.BooleanOptionalAction) and isinstance(default, bool):
+            return f"{action.help} [{action.option_strings[0 if default else -1]}]"
+        if default is None or default is False or default in ({}, ()):
             return action.help
         return super()._get_help_string(action)
 
@@ -42,14 +44,14 @@ def settle_process() -> None:
     settle_heap()
 
 
-def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """What all commands that read data are told about them."""
+def add_data_options(parser: argparse._ActionsContainer) -> None:
+    """What all commands that read data are told about them; to a parser, or a group of its options."""
     from ssdplan.executor.formats import FORMATS
 
     parser.add_argument(
         "--data-format",
         choices=tuple(FORMATS),
-        help="what the fields of the data mean, where they would do for several formats",
+        help="what the fields of the data mean, where they would do for several formats [as the fields say]",
     )
     parser.add_argument(
         "--token-cache",
@@ -91,6 +93,16 @@ def count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def seed(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if not -(1 << 63) <= value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than 64 bits")
+    return value
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -10,27 +10,16 @@ from . import options as of
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
-    parser.add_argument("--model", required=True, metavar="DIR|NAME", help="a Hugging Face model directory, or a name")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
-    parser.add_argument(
-        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
-    )
-    parser.add_argument(
-        "--endurance",
-        type=of.nbytes,
-        action="append",
-        metavar="SIZE",
-        help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for all "
-        "[unknown]",
-    )
-    parser.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
-    parser.add_argument(
+    what = parser.add_argument_group("what plans can then use")
+    what.add_argument("--model", required=True, metavar="DIR|NAME", help="a Hugging Face model directory, or a name")
+    what.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
+    what.add_argument(
         "--micro-batch-sizes", type=of.counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
     )
-    parser.add_argument(
+    what.add_argument(
         "--precision", choices=["bf16", "fp16", "fp32"], default="bf16", help="of the parameters in compute"
     )
-    parser.add_argument(
+    what.add_argument(
         "--freeze",
         action="append",
         default=[],
@@ -38,8 +27,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="do not train the parameters whose names match, such as 'model.layers.[0-3].*' or '*.mlp.*'; repeatable "
         "[all are trained]",
     )
-    parser.add_argument("--json", action="store_true", help="print the profile as JSON")
-    parser.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
+    machine.add_argument(
+        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
+    )
+    machine.add_argument(
+        "--endurance",
+        type=of.nbytes,
+        action="append",
+        metavar="SIZE",
+        help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for all "
+        "[unknown]",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the profile as JSON")
+    output.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -1,8 +1,10 @@
 """`ssdplan run`: training by a plan."""
 
 import argparse
+import textwrap
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
@@ -10,7 +12,7 @@ from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes, format_seconds
 
 from . import options as of
-from .resolved import as_kept, given, mark_defaults, resolved, restored
+from .resolved import as_kept, as_written, given, mark_defaults, over, resolved, restored
 
 if TYPE_CHECKING:
     from ssdplan.executor.metrics import SnapshotCost, StepMetrics
@@ -19,129 +21,188 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
-    parser.add_argument("plan", type=Path, nargs="?", metavar="PLAN", help="what ssdplan solve wrote")
     parser.add_argument(
+        "plan",
+        type=Path,
+        nargs="?",
+        metavar="PLAN|CONFIG",
+        help="what ssdplan solve wrote; or, where its name ends in .yaml or .yml, a configuration: a file of lines "
+        "`option: value` with these options' long names, and `plan`, over which options given here count",
+    )
+    trained = parser.add_argument_group("what to train, and for how long")
+    trained.add_argument(
         "--data", type=Path, metavar="PATH", help="a .txt, .jsonl, .parquet or .arrow file, or a directory"
     )
-    parser.add_argument("--steps", type=of.count, metavar="N", help="optimizer updates")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="a new directory for the run")
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
-        help="go on with a run that was stopped, to the same bits; what it was started with need not be repeated",
+    trained.add_argument("--steps", type=of.count, metavar="N", help="optimizer updates")
+    trained.add_argument("--out", type=Path, metavar="RUN", help="a new directory for the run")
+    trained.add_argument(
+        "--model", metavar="DIR|NAME", help="the model, if it moved since it was profiled [the plan's]"
     )
-    parser.add_argument(
-        "--resume-anyway", action="store_true", help="even when model, data, batch or recipe are not what they were"
-    )
-    parser.add_argument("--model", metavar="DIR|NAME", help="the model, if it moved since it was profiled")
-    parser.add_argument(
+    trained.add_argument(
         "--volume", type=Path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]"
     )
-    parser.add_argument("--lr", type=of.positive, default=1e-5, metavar="X", help="learning rate, at its peak")
-    parser.add_argument(
+    read = parser.add_argument_group("how data are read")
+    read.add_argument(
+        "--pack",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let samples share rows, or give each a row of its own",
+    )
+    read.add_argument(
+        "--attend-across",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="samples that share a row attend to each other, as one long text",
+    )
+    of.add_data_options(read)
+    read.add_argument("--seed", type=of.seed, default=0, metavar="N", help="of the order of samples, and of dropout")
+    rate = parser.add_argument_group("learning rate")
+    rate.add_argument("--lr", type=of.positive, default=1e-5, metavar="X", help="learning rate, at its peak")
+    rate.add_argument(
         "--lr-schedule",
         choices=["constant", "linear", "cosine", "wsd"],
         default="constant",
         help="how the learning rate goes on from its peak; wsd: it stays there, and decays at the end",
     )
-    parser.add_argument(
+    rate.add_argument(
         "--warmup-steps",
         type=of.steps_or_share,
         default=0,
         metavar="N|F",
         help="steps in which the learning rate rises to its peak; below 1, a share of --steps",
     )
-    parser.add_argument(
+    rate.add_argument(
         "--decay-steps",
         type=of.steps_or_share,
         metavar="N|F",
         help="steps in which wsd decays; below 1, a share of --steps [0.1]",
     )
-    parser.add_argument("--min-lr", type=of.nonnegative, default=0.0, metavar="X", help="where the learning rate ends")
-    parser.add_argument("--beta1", type=of.below_one, default=0.9, metavar="X", help="of AdamW's first moment")
-    parser.add_argument("--beta2", type=of.below_one, default=0.999, metavar="X", help="of AdamW's second moment")
-    parser.add_argument("--eps", type=of.positive, default=1e-8, metavar="X", help="what AdamW adds to its divisor")
-    parser.add_argument("--weight-decay", type=of.nonnegative, default=0.01, metavar="X", help="decoupled weight decay")
-    parser.add_argument(
-        "--decay-all", action="store_true", help="let biases and the weights of norms decay too, which else do not"
+    rate.add_argument("--min-lr", type=of.nonnegative, default=0.0, metavar="X", help="where the learning rate ends")
+    optimizer = parser.add_argument_group("optimizer")
+    optimizer.add_argument("--beta1", type=of.below_one, default=0.9, metavar="X", help="of AdamW's first moment")
+    optimizer.add_argument("--beta2", type=of.below_one, default=0.999, metavar="X", help="of AdamW's second moment")
+    optimizer.add_argument("--eps", type=of.positive, default=1e-8, metavar="X", help="what AdamW adds to its divisor")
+    optimizer.add_argument(
+        "--weight-decay", type=of.nonnegative, default=0.01, metavar="X", help="decoupled weight decay"
     )
-    parser.add_argument(
+    optimizer.add_argument(
+        "--decay-all",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let biases and the weights of norms decay too, which else do not",
+    )
+    optimizer.add_argument(
         "--loss-scale", type=of.positive, metavar="X", help="of a plan in fp16, to begin with: a power of two [65536]"
     )
-    parser.add_argument(
+    optimizer.add_argument(
         "--loss-scale-growth", type=of.count, metavar="N", help="steps without overflow that double it [2000]"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of samples, and of dropout")
-    parser.add_argument(
-        "--pack",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="let samples share rows, or give each a row of its own",
-    )
-    parser.add_argument(
-        "--attend-across", action="store_true", help="samples that share a row attend to each other, as one long text"
-    )
-    of.add_data_options(parser)
-    held_out = parser.add_mutually_exclusive_group()
-    held_out.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out data, evaluated first and last")
+    evaluation = parser.add_argument_group("evaluation, before the first step, after the last, and between")
+    held_out = evaluation.add_mutually_exclusive_group()
+    held_out.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out data [none]")
     held_out.add_argument(
-        "--eval-split", type=of.share, metavar="F", help="hold a fraction of the data out of training, and evaluate it"
+        "--eval-split",
+        type=of.share,
+        metavar="F",
+        help="hold a fraction of the data out of training, and evaluate it [none]",
     )
-    held_out.add_argument("--eval-samples", type=of.count, metavar="N", help="hold N samples out, and evaluate them")
-    parser.add_argument("--eval-every", type=of.count, metavar="N", help="and after every N steps")
-    parser.add_argument("--snapshot-every", type=of.count, metavar="N", help="make the states durable every N steps")
-    parser.add_argument(
-        "--snapshot-minutes", type=of.positive, metavar="M", help="and after M minutes, when the step ends"
+    held_out.add_argument(
+        "--eval-samples", type=of.count, metavar="N", help="hold N samples out, and evaluate them [none]"
     )
-    parser.add_argument(
+    evaluation.add_argument(
+        "--eval-every", type=of.count, metavar="N", help="also after every N steps [only first and last]"
+    )
+    kept = parser.add_argument_group("snapshots, and going on from them")
+    kept.add_argument(
+        "--snapshot-every", type=of.count, metavar="N", help="make the states durable every N steps [never]"
+    )
+    kept.add_argument(
+        "--snapshot-minutes", type=of.positive, metavar="M", help="also after M minutes, when the step ends [never]"
+    )
+    kept.add_argument(
         "--keep", type=of.count, default=2, metavar="K", help="snapshots that the store holds: 2, or 1 in less space"
     )
-    parser.add_argument("--serial", action="store_true", help="one operation at a time: slow, and easy to believe")
-    parser.add_argument(
+    kept.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with a run that was stopped, to the same bits; what it was started with need not be repeated",
+    )
+    kept.add_argument(
+        "--resume-anyway", action="store_true", help="even when model, data, batch or recipe are not what they were"
+    )
+    steps = parser.add_argument_group("how steps run")
+    steps.add_argument(
+        "--serial",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="one operation at a time: slow, and easy to believe",
+    )
+    steps.add_argument(
         "--replan",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
+        default=False,
         help="when the first steps show another machine than the profile's, move to the plan that solve would choose",
     )
-    parser.add_argument(
+    steps.add_argument(
         "--stall-after",
         type=of.positive,
         metavar="SECONDS",
         help="tell what a step waits for in which no operation ends for so long [60, or 5 predicted steps]",
     )
-    parser.add_argument(
+    steps.add_argument(
         "--stall-abort", type=of.positive, metavar="SECONDS", help="end the run when none ends for so long [never]"
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the report as JSON")
 
     mark_defaults(parser)
 
 
 def call(options: argparse.Namespace) -> int:
-    said = given(options)
+    said = _said(options)
+    _take(options, said)
     if options.resume is None:
         lacking = [name for name in ("PLAN", "--data", "--steps", "--out") if name.strip("-").lower() not in said]
         if lacking:
             raise UsageError(f"run needs {', '.join(lacking)}; to go on with a run that was stopped, give --resume RUN")
         if options.resume_anyway is True:
             raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
-        return _run(resolved(options), None)
-    if options.out is not None:
+        return _run(resolved(options), None, said)
+    if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
     from ssdplan.executor.resume import reopened
 
     with reopened(options.resume, options.volume or ()) as kept:
         started = restored(add_options, kept.directory.run.options, kept.directory.path / "run.json")
-        vars(started).update(said)
-        return _run(started, kept)
+        said = over(said, started, add_options)
+        _take(options, said)
+        return _run(resolved(options), kept, said)
+
+
+def _said(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that the user gave, on the command line or, below that, in a configuration."""
+    from .configuration import is_configuration, read_configuration
+
+    said = given(options)
+    if options.plan is None or not is_configuration(options.plan):
+        return said
+    del said["plan"]
+    return over(said, read_configuration(options.plan, add_options), add_options)
+
+
+def _take(options: argparse.Namespace, said: Mapping[str, Any]) -> None:
+    """Let the options be what was said, and what was not said be as it was; a configuration is no plan."""
+    vars(options).update({"plan": None, **said})
 
 
 _NOT_KEPT = ("command", "plan", "out", "volume", "resume", "resume_anyway")
 """Where a run lies, what it trains by, and how it was told to go on: not what it was started with."""
 
 
-def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
+def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]) -> int:
+    """`said`: the names of options that were given, now or when the run began."""
     if options.eval_every and not (options.eval_data or options.eval_split or options.eval_samples):
         raise UsageError("--eval-every needs --eval-data, --eval-split or --eval-samples")
     if options.attend_across and not options.pack:
@@ -167,10 +228,13 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
     from ssdplan.executor.model import open_model
     from ssdplan.executor.optimizer import AdamW
     from ssdplan.executor.recipe import Recipe, Watch
+    from ssdplan.executor.run_directory import PLAN
     from ssdplan.executor.scaling import LossScale
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
     from ssdplan.plans.report import describe_report
+
+    from .configuration import configuration
 
     if not (options.model or plan.model.path):
         raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
@@ -178,6 +242,8 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
     options.model = str(model.absolute())
     out = kept.directory.path if kept else options.out
     line = ProgressLine("run")
+    line.note(_in_full(options, options.plan or out / PLAN, said))
+    places = options.volume or (map(Path, kept.directory.run.volumes) if kept else ())
     decay = options.decay_steps
     if decay is None:
         decay = DECAY_SHARE if options.lr_schedule == "wsd" else 0
@@ -250,6 +316,9 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
             watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
             advisor=Replanner(plan),
             options=as_kept(options, _NOT_KEPT),
+            configuration=configuration(
+                as_kept(options, (*_NOT_KEPT, "json")), PLAN, [str(place.absolute()) for place in places]
+            ),
             resume=kept,
             anyway=options.resume_anyway,
         )
@@ -259,3 +328,14 @@ def _run(options: argparse.Namespace, kept: "Kept | None") -> int:
     print(report.read_text(encoding="utf-8") if options.json else describe_report(report))
     line.note(f"the model is in {result.model_directory}")
     return 0
+
+
+def _in_full(options: argparse.Namespace, plan: Path, said: Collection[str]) -> str:
+    """All that decides what the run does, as one would write it; what nobody gave stands apart."""
+    shown = as_kept(options, ("command", "plan", "resume", "resume_anyway", "json"))
+    parts = [f"by {plan}, as told" + (" now or when it began" if options.resume else "")]
+    parts += [textwrap.indent(as_written({name: shown[name] for name in shown if name in said}), "  ")]
+    rest = {name: value for name, value in shown.items() if name not in said}
+    if rest:
+        parts += ["and by default", textwrap.indent(as_written(rest), "  ")]
+    return "\n".join(parts)

@@ -22,10 +22,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "document", type=Path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
     )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="also write plots (PNG) of the plan here")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write one page to look at in a browser")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="also write the plan's step as a Chrome trace")
-    parser.add_argument("--json", action="store_true", help="print the document as JSON")
+    drawn = parser.add_argument_group("also written")
+    drawn.add_argument("--plots", type=Path, metavar="DIR", help="plots (PNG) of the plan [none]")
+    drawn.add_argument("--html", type=Path, metavar="FILE", help="one page to look at in a browser [none]")
+    drawn.add_argument("--trace", type=Path, metavar="FILE", help="the plan's step as a Chrome trace [none]")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the document as JSON")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -21,29 +21,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "profile", type=Path, nargs="?", metavar="PROFILE", help="what ssdplan profile wrote; not with --model"
     )
-    parser.add_argument(
+    budgets = parser.add_argument_group("budgets")
+    budgets.add_argument(
         "--host-memory",
         type=of.nbytes,
         metavar="SIZE",
         help="most host memory beyond the process itself (process_bytes of the profile) [a half of what was free; "
         "needed with --model]",
     )
-    parser.add_argument(
+    budgets.add_argument(
         "--device-memory",
         type=of.nbytes,
         metavar="SIZE",
         help="most that the device may take [what was free]; "
         "without a GPU: a device emulated in that much DRAM, with copies to and from it [compute on host memory]",
     )
-    parser.add_argument("--global-batch", type=of.count, metavar="N", help="rows a step, exactly [the best]")
-    parser.add_argument("--max-ssd-write-per-step", type=of.nbytes, metavar="SIZE", help="wear bound [none]")
-    parser.add_argument(
+    budgets.add_argument("--max-ssd-write-per-step", type=of.nbytes, metavar="SIZE", help="wear bound [none]")
+    numbers = parser.add_argument_group("what is computed, and changes numbers")
+    numbers.add_argument("--global-batch", type=of.count, metavar="N", help="rows a step, exactly [the best]")
+    numbers.add_argument(
         "--optimizer-states",
         choices=["fp32", "bf16"],
         default="fp32",
-        help="format of both moments; it changes numbers",
+        help="format of both moments",
     )
-    parser.add_argument(
+    numbers.add_argument(
         "--clip-grad-norm",
         type=of.positive,
         metavar="X",
@@ -81,12 +83,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     guess.add_argument("--sequence-length", type=of.count, metavar="S", help="tokens a row [1024]")
     guess.add_argument("--micro-batch-sizes", type=of.counts, metavar="B,B,...", help="rows a micro-batch [1,2,4]")
     guess.add_argument("--precision", choices=["bf16", "fp16", "fp32"], help="of the parameters in compute [bf16]")
-    parser.add_argument(
-        "--sweep", metavar="NAME=FROM..TO[:STEP]", help="a table of plans instead of one; it doubles without STEP"
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--sweep",
+        metavar="NAME=FROM..TO[:STEP]",
+        help="a table of plans instead of one; it doubles without STEP [one plan]",
     )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="with --sweep, also draw it here (PNG)")
-    parser.add_argument("--json", action="store_true", help="print the plan, or the sweep, as JSON")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to [plan.json; a sweep writes none]")
+    output.add_argument("--plots", type=Path, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]")
+    output.add_argument("--json", action="store_true", help="print the plan, or the sweep, as JSON")
+    output.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to [plan.json; a sweep writes none]")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -281,3 +281,16 @@ def open_device(kind: str) -> Device:
     if kind == "cuda":
         return CudaDevice()
     raise UsageError(f"--device {kind}: must be cpu or cuda")
+
+
+def cuda_of_torch() -> str:
+    """The version of CUDA that torch was built for; empty: none."""
+    return torch.version.cuda or ""
+
+
+def visible_gpus() -> list[tuple[str, int, tuple[int, int]]]:
+    """The GPUs that torch can use: name, bytes of memory, compute capability."""
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [(each.name, each.total_memory, (each.major, each.minor)) for each in found]

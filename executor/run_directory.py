@@ -1,7 +1,8 @@
 """A run's directory: what lies in it, whose it is at the moment, and how it changes so that no crash leaves it unclear.
 
-Owns run.json, the plans beside it, and the order in which both are written around the making of a store. Before a store
-is made its identity is in run.json and its plan is in the directory, so whatever store is found later is known.
+Owns run.json, the plans and config.yaml beside it, and the order in which the former are written around the making of
+a store. Before a store is made its identity is in run.json and its plan is in the directory, so whatever store is found
+later is known.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ SCHEMA: Literal["ssdplan.run/1"] = "ssdplan.run/1"
 OptionValue = bool | str | tuple[str, ...]
 
 RUN, PLAN, METRICS, MODEL = "run.json", "plan.json", "metrics.jsonl", "model"
+CONFIGURATION = "config.yaml"
+"""The run's options for people, who may start another by it; a run never reads its own."""
 _NEXT = "plan.next.json"
 """The plan of a store that the run is moving to."""
 
@@ -125,6 +128,18 @@ class RunDirectory:
             changed["stores"] = tuple(stores)
         self.run = self.run.model_copy(update=changed)
         _save(self.run, self.path / RUN)
+
+    def keep_configuration(self, text: str) -> None:
+        """Let config.yaml be `text`. Raises DiskFullError, UsageError where it cannot be written otherwise."""
+        path = self.path / CONFIGURATION
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
+            raise kind(f"{path}: cannot write: {error.strerror}") from error
 
     def next_store(self) -> bytes:
         """The identity of a store that is to be made."""

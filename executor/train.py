@@ -61,15 +61,17 @@ def train(
     watch: Watch | None = None,
     advisor: Advisor | None = None,
     options: Mapping[str, OptionValue] | None = None,
+    configuration: str = "",
     resume: Kept | None = None,
     anyway: bool = False,
 ) -> Result:
     """Replay `plan` for `recipe.steps` steps. `out` must not exist or be empty; the store lies in it unless `volumes`.
 
     With an `advisor` the first steps are compared with the plan's figures (`calibration.Calibrator`); `recipe.replan`
-    needs one. `options` are what the command line would need to do the same, for run.json. With `resume`, that run goes
-    on in its own directory `out`, to the same bits under any plan, as long as model, data, recipe and batch are the
-    same; `anyway`: even if they are not. `volumes` are then where its store is, or is to be.
+    needs one. `options` are what the command line would need to do the same, for run.json, and `configuration` is the
+    text of a file that says so to people. With `resume`, that run goes on in its own directory `out`, to the same bits
+    under any plan, as long as model, data, recipe and batch are the same; `anyway`: even if they are not. `volumes` are
+    then where its store is, or is to be.
     Raises MismatchError when plan and model do not belong together or the run is another, and the errors of data,
     memory and store; what was made before the first step of a new run is removed then. KeyboardInterrupt after a
     snapshot, if the run takes any, when SIGINT or SIGTERM asked for the end.
@@ -96,6 +98,8 @@ def train(
             named = tuple(str(place.absolute()) for place in volumes)
             document = Run(schema=SCHEMA, options=dict(options or {}), volumes=named, snapshots=recipe.snapshots)
             run = stack.enter_context(RunDirectory.create(out, document, plan))
+        if configuration:
+            run.keep_configuration(configuration)
         records = Records.of(schedule, snapshots=recipe.snapshots)
         look_ahead(plan, model, run.path, volumes, 0 if resume else store_bytes_of(records, recipe), watch)
         evaluated, places = texts.evaluated, volumes or run.volumes

@@ -29,8 +29,8 @@ from ssdplan.profiler.bench_kernels import (
 )
 from ssdplan.profiler.bench_report import Bench, Row, Surroundings, Target
 from ssdplan.profiler.bench_turns import spread
-from ssdplan.profiler.machine import cores, cpu_name
 from ssdplan.profiler.measure import Progress, portion
+from ssdplan.profiler.processor import cores, cpu_name
 
 KERNELS: dict[str, Callable[[Setting, Progress], list[Row]]] = {
     "adam": measure_adam,

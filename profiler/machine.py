@@ -1,20 +1,16 @@
-"""Finds out what this machine is: its cores, its memory, its link to the device and the rate of the optimizer.
+"""Measures what this machine does: its link to the device and the rate of the optimizer.
 
-Owns what of /proc says how fast a machine may be: in a container the quotas of control groups count, not the hardware.
-It measures with the executor's device and the native kernels and knows nothing of models.
+It measures with the executor's device and the native kernels and knows nothing of models. What the machine is, and may
+be used of it, `processor` and the memory of `native.process` say.
 """
 
-import os
-import platform
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from ssdplan.native import Arena, adamw
-from ssdplan.native.process import control_groups, read_fields, read_words
 from ssdplan.plans.profile import ELEMENT_BYTES, OptimizerStates, Precision
 from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
 from ssdplan.profiler.parts import Device
@@ -25,24 +21,6 @@ UPDATE_ELEMENTS = 12 << 20
 """264 MiB moved at the least: several times most last-level caches."""
 UPDATE_CHUNK = 1 << 20
 """Elements a call: 12 MiB of optimizer states, in the range of the requests that training makes of the ssd."""
-
-
-def cpu_name(root: Path = Path("/")) -> str:
-    """The processor's name, or at least its architecture."""
-    fields = ("model name", "Model", "cpu model", "Processor")
-    values = dict(read_fields(root / "proc/cpuinfo"))
-    return next((values[field] for field in fields if values.get(field)), platform.machine() or "unknown processor")
-
-
-def cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its affinity, bounded by the quotas of its control groups."""
-    count = len(os.sched_getaffinity(0))
-    for group in control_groups("cpu", root):
-        version_1 = (group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
-        words = read_words(group / "cpu.max") or tuple(word for file in version_1 for word in read_words(file))
-        if len(words) == 2 and words[0] not in ("max", "-1"):
-            count = min(count, int(words[0]) // int(words[1]))
-    return max(count, 1)
 
 
 def measure_link(device: Device, limits: Limits, progress: Progress) -> tuple[Measurement, Measurement, list[str]]:

@@ -17,10 +17,11 @@ from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
 from ssdplan.profiler.contention import Work, measure_contention
-from ssdplan.profiler.machine import cores, cpu_name, measure_link, measure_update
+from ssdplan.profiler.machine import measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
+from ssdplan.profiler.processor import cores, cpu_name
 from ssdplan.profiler.storage import measure_volume
 
 DTYPES: dict[torch.dtype, document.Precision] = {

@@ -10,8 +10,9 @@ import torch
 from ssdplan.native import adamw
 from ssdplan.native.process import host_memory
 from ssdplan.plans.profile import OptimizerStates
-from ssdplan.profiler.machine import cores, cpu_name, measure_link, measure_update
+from ssdplan.profiler.machine import measure_link, measure_update
 from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.processor import cores, cpu_name
 from tests.profiler.made import MadeDevice
 
 GIB = 1 << 30

@@ -1,0 +1,185 @@
+"""What the facts of a machine mean for training: what is well, what costs speed or safety, what stands in the way, and
+the command that mends each.
+
+Owns these judgements and their words. It asks nothing of the machine: facts in, findings out.
+"""
+
+import re
+from collections.abc import Iterator
+
+from ssdplan.plans.errors import MemoryBudgetError, SsdplanError, UsageError
+from ssdplan.plans.units import format_bytes
+from ssdplan.profiler.doctor_storage import judge_place
+from ssdplan.profiler.facts import ENGINE_VARIABLE, Facts
+from ssdplan.profiler.findings import Finding, Report
+
+GIB, MIB = 1 << 30, 1 << 20
+LEAST_MEMORY_BYTES = 512 * MIB
+"""Python, torch and the libraries take some 400 MiB before a plan's first byte."""
+LITTLE_MEMORY_BYTES = 2 * GIB
+OLD_KERNEL, URING_KERNEL = (5, 13), (5, 6)
+"""From the one on io_uring keeps buffers and files registered; from the other it has the reads that are used."""
+NATIVE_BF16 = (8, 0)
+"""The compute capability from which an NVIDIA GPU computes in bf16 itself."""
+
+
+def judge(facts: Facts) -> Report:
+    """What the facts mean, in the order in which one would mend them."""
+    checks = (_kernel, _processor, _memory, _locking, _pages, _uring, _storage, _packages, _gpu)
+    return Report(facts, tuple(finding for check in checks for finding in check(facts)))
+
+
+def _kernel(facts: Facts) -> Iterator[Finding]:
+    found = f"{facts.system} {facts.kernel}" + (", in a container" if facts.container else "")
+    version = tuple(int(part) for part in re.findall(r"\d{1,6}", facts.kernel)[:2])
+    if facts.system != "Linux":
+        yield Finding("kernel", "bad", found, "ssdplan needs Linux.", exit_code=SsdplanError.exit_code)
+    elif version < URING_KERNEL:
+        yield Finding("kernel", "warn", found, "It has no io_uring that ssdplan can use.", "a kernel of 5.13 or newer")
+    elif version < OLD_KERNEL:
+        means = "Its io_uring keeps no buffers registered, so each transfer costs more processor time."
+        yield Finding("kernel", "warn", found, means, "a kernel of 5.13 or newer")
+    else:
+        yield Finding("kernel", "ok", found)
+
+
+def _processor(facts: Facts) -> Iterator[Finding]:
+    found = f"{facts.processor}, {facts.cores} core{'s' if facts.cores > 1 else ''} for this process"
+    if facts.isa == "baseline":
+        means = "It has no AVX2, so updates and checksums run at a part of memory's speed."
+        yield Finding("processor", "warn", f"{found}, no vector kernels", means)
+    else:
+        yield Finding("processor", "ok", f"{found}, kernels for {facts.isa}")
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    memory, obtainable = facts.memory, facts.obtainable_bytes
+    found = f"{format_bytes(memory.total)}, {format_bytes(memory.available)} available"
+    if memory.total < facts.hardware_bytes:
+        found += f"; the machine has {format_bytes(facts.hardware_bytes)}, control groups allow no more"
+    limited = obtainable < memory.available
+    if limited:
+        found += f"; this process may take {format_bytes(obtainable)}"
+    mend = "ulimit -v unlimited; ulimit -d unlimited" if limited else ""
+    if not mend and memory.total < facts.hardware_bytes:
+        mend = "give the container or service more memory, such as docker run --memory, systemd-run -p MemoryMax="
+    if obtainable < LEAST_MEMORY_BYTES:
+        means = f"Python, torch and the libraries alone need {format_bytes(LEAST_MEMORY_BYTES)}."
+        yield Finding("memory", "bad", found, means, mend or "end other programs", MemoryBudgetError.exit_code)
+    elif obtainable < LITTLE_MEMORY_BYTES or limited:
+        yield Finding("memory", "warn", found, "What a plan may keep in DRAM is little.", mend or "end other programs")
+    else:
+        yield Finding("memory", "ok", found)
+
+
+def _locking(facts: Facts) -> Iterator[Finding]:
+    locking, wanted = facts.locking, facts.memory.available // 2
+    soft = format_bytes(locking.soft_bytes or 0)
+    if locking.problem and (locking.privileged or locking.soft_bytes is None):
+        means = "The arena can be swapped out, which no plan expects."
+        yield Finding("locked memory", "warn", f"cannot be locked: {locking.problem}", means)
+    elif locking.privileged or locking.soft_bytes is None or locking.soft_bytes >= wanted:
+        unlimited = locking.privileged or locking.soft_bytes is None
+        yield Finding("locked memory", "ok", "no limit for this user" if unlimited else f"{soft} may be locked")
+    else:
+        found = (
+            f"{soft} may be locked (RLIMIT_MEMLOCK); a plan takes up to {format_bytes(wanted)} unless told otherwise"
+        )
+        means = "A larger arena is not locked: it can be swapped out, and io_uring pins its pages at each transfer."
+        yield Finding("locked memory", "warn", found, means, _unlock(facts, wanted))
+
+
+def _unlock(facts: Facts, wanted: int) -> str:
+    hard = facts.locking.hard_bytes
+    if hard is None or hard >= wanted:
+        return "ulimit -l " + ("unlimited" if hard is None else str(hard >> 10))
+    if facts.container:
+        return "docker run --ulimit memlock=-1 ..."
+    return 'echo "$USER - memlock unlimited" | sudo tee /etc/security/limits.d/ssdplan.conf   # then log in again'
+
+
+def _pages(facts: Facts) -> Iterator[Finding]:
+    pages = facts.pages
+    slower = "Direct I/O reaches about half its speed with small pages."
+    if pages.transparent == "":
+        yield Finding("huge pages", "warn", "this kernel has no transparent huge pages", slower)
+    elif pages.transparent == "never":
+        mend = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        yield Finding("huge pages", "warn", "transparent huge pages are turned off", slower, mend)
+    elif pages.tried_share < 0.5:
+        found = f"transparent ({pages.transparent}), but only {pages.tried_share:.0%} of a trial came in them"
+        mend = "echo 1 | sudo tee /proc/sys/vm/compact_memory"
+        yield Finding("huge pages", "warn", found, f"Memory is fragmented. {slower}", mend)
+    else:
+        yield Finding("huge pages", "ok", f"transparent ({pages.transparent})")
+    if pages.reserved_free_bytes > facts.hardware_bytes // 50:
+        found = f"{format_bytes(pages.reserved_free_bytes)} of reserved huge pages lie idle"
+        means = "ssdplan uses transparent ones; these are lost to it."
+        yield Finding("reserved pages", "warn", found, means, "sudo sysctl vm.nr_hugepages=0")
+
+
+def _uring(facts: Facts) -> Iterator[Finding]:
+    uring = facts.uring
+    threads = "A pool of threads reads and writes instead, which takes more processor time."
+    if uring.asked_for not in ("", "auto", "io_uring", "threads"):
+        found = f"{ENGINE_VARIABLE}={uring.asked_for} is no engine"
+        yield Finding("io_uring", "bad", found, "", f"unset {ENGINE_VARIABLE}", UsageError.exit_code)
+    elif uring.description and uring.asked_for == "threads":
+        found = f"is to be had, but {ENGINE_VARIABLE}=threads turns it off"
+        yield Finding("io_uring", "warn", found, threads, f"unset {ENGINE_VARIABLE}")
+    elif uring.description:
+        yield Finding("io_uring", "ok", "set up, and read through")
+    else:
+        if uring.disabled in ("1", "2"):
+            mend = "sudo sysctl kernel.io_uring_disabled=0"
+        elif "memory" in uring.problem.lower():
+            mend = "ulimit -l unlimited"  # old kernels count rings as locked memory
+        elif facts.container:
+            mend = "docker run --security-opt seccomp=unconfined ...   # or a profile that allows io_uring"
+        else:
+            mend = "look for what forbids it: seccomp, SELinux, or a kernel built without CONFIG_IO_URING"
+        yield Finding("io_uring", "warn", f"is not to be had: {uring.problem}", threads, mend)
+
+
+def _storage(facts: Facts) -> Iterator[Finding]:
+    return judge_place(facts.place)
+
+
+def _packages(facts: Facts) -> Iterator[Finding]:
+    named = ("torch", "transformers", "numpy")
+    unfit = [package for package in facts.packages if not package.fits]
+    for package in unfit:
+        have = f"{package.name} {package.version}" if package.version else f"{package.name} is not installed"
+        means = f"ssdplan needs {package.name}{package.wanted}."
+        mend = f"pip install '{package.name}{package.wanted}'"
+        yield Finding("packages", "bad", have, means, mend, SsdplanError.exit_code)
+    if facts.torch_problem and not any(package.name == "torch" for package in unfit):
+        mend = "pip install --force-reinstall torch"
+        yield Finding("packages", "bad", f"torch: {facts.torch_problem}", "", mend, SsdplanError.exit_code)
+    versions = {package.name: package.version for package in facts.packages if package.fits}
+    found = [f"Python {facts.python}", *(f"{name} {versions[name]}" for name in named if name in versions)]
+    yield Finding("versions", "ok", ", ".join(found))
+
+
+def _gpu(facts: Facts) -> Iterator[Finding]:
+    unused = "Compute works on host memory, on the processor."
+    for gpu in facts.gpus:
+        major, minor = gpu.capability
+        found = f"{gpu.name}, {format_bytes(gpu.nbytes)}, compute capability {major}.{minor}"
+        found += f", driver {facts.driver}" if facts.driver else ""
+        found += f", CUDA {facts.torch_cuda}" if facts.torch_cuda else ""
+        if gpu.capability < NATIVE_BF16:
+            yield Finding("GPU", "warn", found, "It emulates bf16, slowly.", "ssdplan profile --precision fp16")
+        else:
+            yield Finding("GPU", "ok", found)
+    if facts.gpus or facts.torch_problem:
+        return
+    if facts.driver and not facts.torch_cuda:
+        found = f"NVIDIA's driver {facts.driver} is loaded, but torch was built without CUDA"
+        yield Finding("GPU", "warn", found, unused, "pip install --force-reinstall torch   # without constraints.txt")
+    elif facts.driver:
+        found = f"NVIDIA's driver {facts.driver} is loaded, but torch finds no device"
+        means = f"CUDA_VISIBLE_DEVICES may hide it, or the driver is too old for CUDA {facts.torch_cuda}. {unused}"
+        yield Finding("GPU", "warn", found, means, "unset CUDA_VISIBLE_DEVICES; nvidia-smi")
+    else:
+        yield Finding("GPU", "ok", f"none. {unused}")

@@ -1,0 +1,190 @@
+"""Facts in, findings out: what is well is said to be, and each thing that is not is named with what mends it."""
+
+import errno
+import json
+from dataclasses import replace
+
+import pytest
+
+from ssdplan.native.process import Memory
+from ssdplan.profiler.doctor import judge
+from ssdplan.profiler.drives import Drive, Mount
+from ssdplan.profiler.facts import Facts, Gpu, Locking, Package, Pages, Place, Uring, gather
+from ssdplan.profiler.findings import Finding, describe
+from ssdplan.profiler.health import Health
+
+MIB, GIB = 1 << 20, 1 << 30
+DRIVE = Drive("nvme0n1", "Made SSD 1000", 2 * 10**12, virtual=False, usb=False, rotates=False)
+HEALTH = Health(
+    passed=True, critical_warning=0, used_percent=10, spare_percent=100, spare_threshold_percent=10,
+    written_bytes=120 * 10**12, media_errors=0, celsius=45,
+)  # fmt: skip
+PLACE = Place("/volume", True, Mount("/volume", "xfs", "/dev/nvme0n1p1", False), 1 << 40, "", 0, (DRIVE,), (HEALTH,))
+WELL = Facts(
+    system="Linux",
+    kernel="6.8.0-45-generic",
+    container=False,
+    python="3.12.1",
+    processor="Made CPU 9000",
+    cores=16,
+    isa="x86-64-v4",
+    hardware_bytes=64 * GIB,
+    memory=Memory(64 * GIB, 60 * GIB),
+    obtainable_bytes=60 * GIB,
+    pages=Pages("madvise", 1.0, 0),
+    locking=Locking(None, None, False, ""),
+    uring=Uring("io_uring, queue depth 16", "", "0", ""),
+    place=PLACE,
+    packages=(Package("torch", ">=2.6", "2.9.0", True), Package("numpy", "", "2.1.0", True)),
+    torch_problem="",
+    torch_cuda="12.8",
+    driver="580.65",
+    gpus=(Gpu("Made GPU", 24 * GIB, (8, 9)),),
+)
+
+
+def findings(facts: Facts, what: str) -> list[Finding]:
+    return [finding for finding in judge(facts).findings if finding.what == what]
+
+
+def place(**changes: object) -> Facts:
+    return replace(WELL, place=replace(PLACE, **changes))
+
+
+def mounted(kind: str) -> Facts:
+    return place(mount=Mount("/volume", kind, "somewhere", False))
+
+
+def healthy(**changes: object) -> Facts:
+    return place(health=(replace(HEALTH, **changes),))
+
+
+def test_a_machine_that_is_well_is_said_to_be() -> None:
+    report = judge(WELL)
+    assert {finding.status for finding in report.findings} == {"ok"} and report.exit_code == 0
+    assert not any(finding.means or finding.mend or finding.exit_code for finding in report.findings)
+    text = describe(report)
+    assert text.splitlines()[-1] == "ssdplan can run here"
+    assert max(map(len, text.splitlines())) <= 100
+    for said in ("Made SSD 1000", "90% of its endurance left", "rated for about 1,200 TB", "Made GPU", "x86-64-v4"):
+        assert said in text
+    assert "of 79 billion parameters; of 29 billion with snapshots" in " ".join(text.split())
+
+
+WARNED = [
+    (replace(WELL, kernel="5.10.0"), "kernel", "5.13"),
+    (replace(WELL, kernel="4.18.0-553.el8"), "kernel", "5.13"),
+    (replace(WELL, isa="baseline"), "processor", ""),
+    (replace(WELL, obtainable_bytes=GIB), "memory", "ulimit -v"),
+    (replace(WELL, memory=Memory(GIB, GIB), obtainable_bytes=GIB), "memory", "docker run --memory"),
+    (replace(WELL, locking=Locking(8 * MIB, 8 * MIB, False, "")), "locked memory", "/etc/security/limits.d"),
+    (replace(WELL, locking=Locking(8 * MIB, None, False, "")), "locked memory", "ulimit -l unlimited"),
+    (replace(WELL, locking=Locking(8 * MIB, 8 * MIB, False, ""), container=True), "locked memory", "--ulimit memlock"),
+    (replace(WELL, locking=Locking(None, None, True, "mlock: no")), "locked memory", ""),
+    (replace(WELL, pages=Pages("never", 0.0, 0)), "huge pages", "echo madvise"),
+    (replace(WELL, pages=Pages("", 0.0, 0)), "huge pages", ""),
+    (replace(WELL, pages=Pages("always", 0.2, 0)), "huge pages", "compact_memory"),
+    (replace(WELL, pages=Pages("always", 1.0, 32 * GIB)), "reserved pages", "vm.nr_hugepages=0"),
+    (replace(WELL, uring=Uring("", "Operation not permitted", "2", "")), "io_uring", "io_uring_disabled=0"),
+    (replace(WELL, uring=Uring("", "Cannot allocate memory", "0", "")), "io_uring", "ulimit -l"),
+    (replace(WELL, uring=Uring("", "Operation not permitted", "0", ""), container=True), "io_uring", "seccomp"),
+    (replace(WELL, uring=Uring("", "Function not implemented", "", "")), "io_uring", "CONFIG_IO_URING"),
+    (replace(WELL, uring=Uring("io_uring", "", "0", "threads")), "io_uring", "unset SSDPLAN_IO_ENGINE"),
+    (mounted("tmpfs"), "file system", "--volume DIR"),
+    (mounted("nfs4"), "file system", "--volume DIR"),
+    (mounted("fuse.sshfs"), "file system", "--volume DIR"),
+    (mounted("overlay"), "file system", "docker run -v"),
+    (mounted("btrfs"), "file system", "chattr +C"),
+    (mounted("zfs"), "file system", "--volume DIR"),
+    (place(drives=(replace(DRIVE, rotates=True),)), "drive", "--volume DIR"),
+    (place(drives=(replace(DRIVE, usb=True),)), "drive", "PCIe"),
+    (place(health=("neither smartctl nor nvme is installed",)), "health", "install smartmontools"),
+    (place(health=("smartctl may not read it as this user",)), "health", "sudo smartctl"),
+    (healthy(used_percent=97), "health", "--max-ssd-write-per-step"),
+    (healthy(used_percent=130), "health", "--max-ssd-write-per-step"),
+    (healthy(media_errors=3), "health", "smartctl"),
+    (healthy(celsius=88), "health", "heat sink"),
+    (healthy(critical_warning=2), "health", "heat sink"),
+    (replace(WELL, gpus=(Gpu("Old GPU", 24 * GIB, (7, 5)),)), "GPU", "--precision fp16"),
+    (replace(WELL, gpus=(), torch_cuda=""), "GPU", "pip install"),
+    (replace(WELL, gpus=()), "GPU", "CUDA_VISIBLE_DEVICES"),
+]
+NO_TORCH = Package("torch", ">=2.6", "", False)
+REFUSED = [
+    (replace(WELL, system="Darwin"), "kernel", "", 1),
+    (replace(WELL, obtainable_bytes=100 * MIB), "memory", "ulimit", 4),
+    (replace(WELL, memory=Memory(60 * GIB, 100 * MIB), obtainable_bytes=100 * MIB), "memory", "docker", 4),
+    (replace(WELL, uring=Uring("io_uring", "", "0", "turbo")), "io_uring", "unset", 2),
+    (place(is_directory=False, problem="none", errno=errno.ENOENT), "directory", "mkdir -p /volume", 2),
+    (place(is_directory=False, problem="a file", errno=errno.ENOTDIR), "directory", "--volume DIR", 2),
+    (place(is_directory=False, problem="no", errno=errno.EACCES), "directory", "--volume DIR", 2),
+    (mounted("proc"), "file system", "--volume DIR", 6),
+    (place(problem="Invalid argument", errno=errno.EINVAL), "direct I/O", "ext4 or xfs", 6),
+    (place(problem="Permission denied", errno=errno.EACCES), "direct I/O", "install -d -o", 6),
+    (place(problem="Read-only file system", errno=errno.EROFS), "direct I/O", "remount,rw /volume", 6),
+    (place(problem="No space left on device", errno=errno.ENOSPC), "direct I/O", "df -h", 5),
+    (place(problem="Input/output error", errno=errno.EIO), "direct I/O", "dmesg", 6),
+    (place(free_bytes=100 * MIB), "free space", "room", 5),
+    (healthy(passed=False), "health", "replace", 6),
+    (healthy(critical_warning=4), "health", "replace", 6),
+    (healthy(critical_warning=1), "health", "replace", 6),
+    (healthy(critical_warning=8), "health", "replace", 6),
+    (replace(WELL, packages=(Package("transformers", ">=5.0", "4.50", False),)), "packages", "pip install", 1),
+    (replace(WELL, packages=(NO_TORCH,), torch_problem="No module", gpus=()), "packages", "'torch>=2.6'", 1),
+    (replace(WELL, torch_problem="libcudart.so.12: no such file", gpus=()), "packages", "reinstall", 1),
+]
+
+
+@pytest.mark.parametrize(("facts", "what", "mend"), WARNED)
+def test_what_could_be_better_is_told_with_what_mends_it(facts: Facts, what: str, mend: str) -> None:
+    (finding,) = [finding for finding in judge(facts).findings if finding.status != "ok"]
+    assert (finding.what, finding.status) == (what, "warn") and finding.means and mend in finding.mend
+    assert bool(mend) == bool(finding.mend)
+    report = judge(facts)
+    assert report.exit_code == 0 and describe(report).splitlines()[-1] == "ssdplan can run here; 1 could be better"
+
+
+@pytest.mark.parametrize(("facts", "what", "mend", "code"), REFUSED)
+def test_what_stands_in_the_way_ends_with_a_runs_code(facts: Facts, what: str, mend: str, code: int) -> None:
+    report = judge(facts)
+    (finding,) = [finding for finding in report.findings if finding.status != "ok"]
+    assert (finding.what, finding.status, finding.exit_code) == (what, "bad", code) and mend in finding.mend
+    assert report.exit_code == code and "cannot run here: 1 in its way" in describe(report)
+    assert json.loads(report.json())["can_run"] is False
+
+
+def test_a_virtual_drive_is_not_blamed() -> None:
+    """Virtual disks often say that they rotate, and have no health of their own."""
+    lent = replace(DRIVE, virtual=True, rotates=True, model="")
+    assert {finding.status for finding in judge(place(drives=(lent,), health=("another machine's",))).findings} == {
+        "ok"
+    }
+
+
+def test_drives_of_an_array_are_each_looked_at() -> None:
+    other = replace(DRIVE, name="nvme1n1")
+    facts = place(drives=(DRIVE, other), health=(HEALTH, replace(HEALTH, passed=False)))
+    assert [finding.status for finding in findings(facts, "health")] == ["ok", "bad"]
+    assert "nvme1n1" in findings(facts, "health")[1].found
+
+
+def test_all_of_it_is_json() -> None:
+    document = json.loads(judge(WELL).json())
+    assert document["can_run"] is True
+    assert document["facts"]["place"]["health"][0]["used_percent"] == 10
+    assert {"what", "status", "found", "means", "mend", "exit_code"} == document["findings"][0].keys()
+
+
+def test_the_facts_of_this_machine(tmp_path) -> None:
+    """Where these tests run at all, nothing but memory or this machine's settings may be bad; nothing is left."""
+    facts = gather(tmp_path, (), "", "")
+    assert not list(tmp_path.iterdir())
+    assert facts.place.problem == "" and facts.place.mount and facts.place.free_bytes
+    assert facts.hardware_bytes >= facts.memory.total and facts.cores >= 1
+    assert bool(facts.uring.description) != bool(facts.uring.problem)
+    assert all(package.fits for package in facts.packages) and {"torch", "transformers"} <= {
+        package.name for package in facts.packages
+    }
+    missing = gather(tmp_path / "none", (), "", "")
+    assert not missing.place.is_directory and not (tmp_path / "none").exists()
+    assert judge(missing).exit_code == 2
