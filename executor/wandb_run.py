@@ -52,8 +52,9 @@ class WandbRun:
                 settings=package.Settings(console="off"),
             )
         except Exception as error:  # whatever the package raises
+            reason = _first_line(error).rstrip(".")
             raise UsageError(
-                f"--wandb {project}: {_first_line(error)}; run wandb login, set WANDB_MODE=offline, or leave it out"
+                f"--wandb {project}: {reason}; run wandb login, set WANDB_MODE=offline, or leave it out"
             ) from error
 
     def write(self, line: Line) -> None:

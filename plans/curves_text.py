@@ -12,7 +12,7 @@ import numpy as np
 from .curves import Curves, Floats, thinned
 from .layout import COLUMNS, facts, page
 from .plan import Plan
-from .quantities import decimal, duration, number, percent, times
+from .quantities import decimal, duration, loss_figure, number, percent, times
 from .units import format_bytes
 from .wear import share_of_rating
 
@@ -42,12 +42,12 @@ def describe_curves(curves: Curves, plan: Plan, standing: Standing) -> str:
     """The text. Without any step it says only that."""
     title = "The run"
     if not len(curves):
-        return page(title, [_progress(curves, standing)])
+        return page(title, _progress(curves, standing))
     loss, speed = curves.of("loss"), curves.of("tokens_per_second")
     predicted = plan.prediction.tokens_per_second
     return page(
         title,
-        [_progress(curves, standing)],
+        _progress(curves, standing),
         ("Figures", facts(*figures(curves, plan))),
         ("Loss over steps: * training" + (", o held-out" if curves.held_out else ""), _loss(curves, loss)),
         ("Tokens a second over steps: * measured, - predicted", _speed(curves, speed, predicted)),
@@ -60,10 +60,10 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     if np.isfinite(loss).any():
         known, lowest = _finite(loss), int(np.nanargmin(loss))
-        pairs.append(("loss", f"{known[0]:.4f} first, {known[-1]:.4f} last"))
-        pairs.append(("", f"{loss[lowest]:.4f} lowest, in step {curves.step[lowest]:,}"))
+        pairs.append(("loss", f"{loss_figure(float(known[0]))} first, {loss_figure(float(known[-1]))} last"))
+        pairs.append(("", f"{loss_figure(float(loss[lowest]))} lowest, in step {curves.step[lowest]:,}"))
         if len(known) > LAST_STEPS:
-            pairs.append(("", f"{known[-LAST_STEPS:].mean():.4f} mean of the last {LAST_STEPS} steps"))
+            pairs.append(("", f"{loss_figure(float(known[-LAST_STEPS:].mean()))} mean of the last {LAST_STEPS} steps"))
     if curves.held_out:
         pairs.append(("held-out loss", _of_held_out(curves)))
     speed, seconds = _finite(curves.of("tokens_per_second")), _finite(curves.of("step_seconds"))
@@ -102,30 +102,30 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
     return pairs
 
 
-def _progress(curves: Curves, standing: Standing) -> str:
+def _progress(curves: Curves, standing: Standing) -> list[str]:
     """How far it is, and whether it goes on."""
     far = f"{curves.last:,} of {standing.steps:,} steps"
     if standing.done:
-        return f"{far}; it is done."
+        return [f"{far}; it is done."]
     silent = max(standing.now - curves.written_at, 0.0) if curves.written_at else 0.0
     words = f"{far}; the last line of its metrics is {duration(silent)} old."
     steps = curves.of("step_seconds")
     usual = float(np.nanmedian(steps)) if np.isfinite(steps).any() else 0.0
     if silent < max(_SILENT_SECONDS, 5 * usual):
-        return words
+        return [words]
     if not standing.snapshots:
-        return f"{words} If it was stopped, it kept no snapshot to go on from."
-    return f"{words} If it was stopped: ssdplan run --resume {standing.directory}"
+        return [words, "If it was stopped, it kept no snapshot to go on from."]
+    return [words, f"If it was stopped: ssdplan run --resume {standing.directory}"]
 
 
 def _of_held_out(curves: Curves) -> str:
     found = curves.held_out
     first, last = min(found), max(found)
     best = min(found, key=lambda step: (math.isnan(found[step]), found[step]))
-    words = f"{found[first]:.4f} after {first:,} steps"
+    words = f"{loss_figure(float(found[first]))} after {first:,} steps"
     if last != first:
-        words += f", {found[last]:.4f} after {last:,}"
-    return words + (f"; lowest {found[best]:.4f} after {best:,}" if best != last else "")
+        words += f", {loss_figure(float(found[last]))} after {last:,}"
+    return words + (f"; lowest {loss_figure(float(found[best]))} after {best:,}" if best != last else "")
 
 
 def _finite(values: Floats) -> Floats:
@@ -179,7 +179,7 @@ def _plot(
     lines = []
     for at, row in enumerate(grid):
         value = high - (high - low) * at / (rows - 1)
-        label = f"{value:,.0f}" if high >= 1000 else f"{value:.4g}"
+        label = f"{value:,.0f}" if 1000 <= high < 1e6 else f"{value:.4g}"
         lines.append(f"{label if at % 2 == 0 or at == rows - 1 else '':>{_GUTTER}} |{''.join(row)}".rstrip())
     end = f"step {last:,}"
     lines.append(" " * _GUTTER + " +" + "-" * PLOT_COLUMNS)

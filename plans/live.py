@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .profile import Machine
-from .quantities import decimal, number, percent
+from .quantities import decimal, loss_figure, number, percent
 from .units import format_seconds
 from .wear import share_of_rating
 
@@ -54,17 +54,17 @@ def live_line(
     written_bytes: int,
     machine: Machine | None,
 ) -> str:
-    """The line after a step, of at most 100 columns with the title `run`. `machine`: whose drives were written to; None
-    when they are not those that its profile is of."""
+    """The line after a step, of at most 100 columns with the title `run`. `machine`: whose drives were written to, worn
+    as far as their rating is used up; None when they are not those that its profile is of."""
     parts = [
         f"step {step}/{steps}",
-        "skipped" if skipped else f"loss {loss:.4f}" if abs(loss) < 1e5 else f"loss {loss:.4g}",
+        "skipped" if skipped else f"loss {loss_figure(loss)}",
         f"{number(tokens_per_second)} tokens/s",
     ]
     if left_seconds:
         parts.append(f"{format_seconds(left_seconds)} left")
     if written_bytes:
         share = share_of_rating(machine, written_bytes) if machine else None
-        rated = "" if share is None else f", {percent(share)} of its rating"
-        parts.append(f"ssd written {decimal(written_bytes)}{rated}")
+        worn = "" if share is None else f", {percent(share)} worn"
+        parts.append(f"ssd {decimal(written_bytes)} written{worn}")
     return "  ".join(parts)

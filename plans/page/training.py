@@ -24,10 +24,12 @@ def training(curves: Curves, plan: Plan) -> Markup:
         return Markup()
     return section(
         "Training",
-        element("h3", "Loss"),
-        _loss(curves),
-        element("h3", "Tokens a second"),
-        _speed(curves, plan.prediction.tokens_per_second),
+        element(
+            "div",
+            element("div", element("h3", "Loss"), _loss(curves)),
+            element("div", element("h3", "Tokens a second"), _speed(curves, plan.prediction.tokens_per_second)),
+            class_="pair",
+        ),
         element("h3", "Figures"),
         facts(_named(figures(curves, plan))),
         lead=f"What metrics.jsonl says of {curves.last:,} steps, each once, as it was done last.",
@@ -103,13 +105,13 @@ def _scales(last: int, low: float, high: float) -> tuple[Scale, Scale]:
 def _axes(x: Scale, y: Scale, last: int, low: float, high: float) -> list[Markup]:
     floor = HEIGHT - BOTTOM
     parts = []
-    for value in ticks(low, high, 5) if high > low else [high]:
+    for value in ticks(low, high, 7) if high > low else [high]:
         parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
         parts.append(element("text", number(value), x=LEFT - 8, y=y(value) + 4, class_="end"))
     for step in ticks(0, max(last, 1), 8):
         if step == round(step):
             parts.append(element("line", x1=x(step), x2=x(step), y1=floor, y2=floor + 4, class_="axis"))
-            parts.append(element("text", f"{step:,.0f}", x=x(step), y=floor + 17, class_="middle"))
+            parts.append(element("text", f"{abs(step):,.0f}", x=x(step), y=floor + 17, class_="middle"))
     parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=floor, y2=floor, class_="axis"))
     parts.append(element("text", "step", x=WIDTH - RIGHT, y=HEIGHT - 5, class_="end"))
     return parts
