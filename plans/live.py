@@ -66,5 +66,5 @@ def live_line(
     if written_bytes:
         share = share_of_rating(machine, written_bytes) if machine else None
         worn = "" if share is None else f", {percent(share)} worn"
-        parts.append(f"ssd {decimal(written_bytes)} written{worn}")
+        parts.append(f"{decimal(written_bytes)} to ssd{worn}")
     return "  ".join(parts)

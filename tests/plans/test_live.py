@@ -44,8 +44,8 @@ def test_the_line_says_what_is_known_and_fits():
     rated = made_volume().model_copy(update={"endurance_bytes": 600 * 10**12})
     machine = made_machine(volumes=(rated,))
     words = _line(written_bytes=3 * 10**12, machine=machine)
-    assert words.endswith("  ssd 3 TB written, 0.5% worn")
-    assert _line(written_bytes=3 * 10**12, machine=made_machine()).endswith("  ssd 3 TB written")
+    assert words.endswith("  3 TB to ssd, 0.5% worn")
+    assert _line(written_bytes=3 * 10**12, machine=made_machine()).endswith("  3 TB to ssd")
     assert "  skipped  " in _line(skipped=True, loss=float("nan"))
     longest = _line(
         step=99_999, steps=100_000, loss=12.3456, tokens_per_second=12345.0, left_seconds=9e5,
