@@ -1,10 +1,10 @@
 """How close predictions are, and how close steps come to the machine's own limit: a table over configurations.
 
 For each configuration it profiles, solves from that profile and runs a few steps at once, so that every prediction was
-made before its run, on a profile of the same minutes: the drive of a shared machine does not keep its pace for longer. The limit of a step is what cannot be hidden:
-compute and update seconds together (they share the cores) as measured in that run, or the bytes of the ssd over its
-mixed bandwidth as profiled, whichever is longer. Only the commands of ssdplan do the work; what it writes lies in one
-folder, which goes when it ends.
+made before its run, on a profile of the same minutes: the drive of a shared machine does not keep its pace for longer.
+The limit of a step is what cannot be hidden: compute and update seconds together (they share the cores) as measured in
+that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is longer. Only the commands of
+ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
     python benchmarks/prediction.py --work DIR [--only small] [--steps 6] [--json FILE]
 """
