@@ -294,8 +294,8 @@ def horizontal_seconds(
     )
     edges = hull_edges(combined_frontier(machine.volumes))
     timings = [model.timing(layer.layer_class, micro_batch_size) for layer in model.layers]
-    forward = sum(timing.forward_seconds for timing in timings[:-1])
-    backward = sum(timing.backward_seconds for timing in timings)
+    forward = sum(timing.forward_stage_seconds(1) for timing in timings[:-1])
+    backward = sum(timing.backward_stage_seconds(1) for timing in timings)
     weights = traffic.parameters.h2d / (2 * n)
     gradients = traffic.gradients.d2h / n
     checkpoints = traffic.checkpoints.h2d / n

@@ -64,7 +64,7 @@ def _forward(model: Model, group: LayerGroup, micro_batch_size: int, n: int) -> 
         updates={},
         h2d_bytes=_parameters_uploaded(model, group),
         d2h_bytes={"": float(checkpoint)},
-        compute_seconds=model.timing(group.layer_class, micro_batch_size).forward_seconds,
+        compute_seconds=model.timing(group.layer_class, micro_batch_size).forward_stage_seconds(1),
     )
 
 
@@ -103,7 +103,7 @@ def _backward(
         updates=updates,
         h2d_bytes=h2d,
         d2h_bytes={"": d2h},
-        compute_seconds=model.timing(group.layer_class, micro_batch_size).backward_seconds,
+        compute_seconds=model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1),
     )
 
 

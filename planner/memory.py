@@ -91,11 +91,11 @@ def workspace_bytes(model: Model, micro_batch_size: int) -> int:
     )
 
 
-def compute_seconds(model: Model, micro_batch_size: int) -> float:
-    """All forwards and backwards of one micro-batch, one after the other. The head's backward is all of its work."""
+def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int) -> float:
+    """All forwards and backwards of a vertical step, one after the other. The head's backward is all of its work."""
     timings = [model.timing(layer.layer_class, micro_batch_size) for layer in model.layers]
-    forward = sum(timing.forward_seconds for timing in timings[:-1])
-    return forward + sum(timing.backward_seconds for timing in timings[model.first_trained :])
+    forward = sum(timing.forward_stage_seconds(micro_batches) for timing in timings[:-1])
+    return forward + sum(timing.backward_stage_seconds(micro_batches) for timing in timings[model.first_trained :])
 
 
 def checkpoint_layers(model: Model) -> int:

@@ -149,6 +149,8 @@ def scaled_compute(model: Model, factor: float) -> Model:
                                 update={
                                     "forward_seconds": timing.forward_seconds * factor,
                                     "backward_seconds": timing.backward_seconds * factor,
+                                    "forward_cold_seconds": timing.forward_cold_seconds * factor,
+                                    "backward_cold_seconds": timing.backward_cold_seconds * factor,
                                 }
                             )
                             for timing in entry.timings

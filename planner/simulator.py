@@ -134,13 +134,19 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
     }
     timings = {entry.name: model.timing(entry.name, micro_batch_size) for entry in model.classes}
     seconds = []
+    warm = -1
+    """The stage whose layer is in caches, as far as these hold it."""
     for op in ops:
         if isinstance(op, Transfer):
             seconds.append(op.nbytes / bandwidth[op.kind])
         elif isinstance(op, Forward):
-            seconds.append(timings[op.layer_class].forward_seconds)
+            timing = timings[op.layer_class]
+            seconds.append(timing.forward_seconds if op.stage == warm else timing.forward_stage_seconds(1))
+            warm = op.stage
         elif isinstance(op, Backward):
-            seconds.append(timings[op.layer_class].backward_seconds)
+            timing = timings[op.layer_class]
+            seconds.append(timing.backward_seconds if op.stage == warm else timing.backward_stage_seconds(1))
+            warm = op.stage
         else:
             assert isinstance(op, Update)
             seconds.append(op.elements / update_rate(machine, op.optimizer_states))

@@ -365,7 +365,10 @@ class _Search:
 
     def _compute_seconds(self, candidate: Candidate) -> float:
         """All forwards and backwards of a step, one after the other."""
-        return compute_seconds(self.model, candidate.micro_batch_size) * candidate.micro_batches
+        times, n = 1, candidate.micro_batches
+        if self.fitter.fixed.schedule == "horizontal":
+            times, n = n, 1
+        return times * compute_seconds(self.model, candidate.micro_batch_size, n)
 
 
 # What the user asked for.

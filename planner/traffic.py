@@ -189,9 +189,9 @@ def stages(
     for group in groups:
         timing = model.timing(group.layer_class, micro_batch_size)
         if group.role != "head":
-            made.append(_forward(model, group, head, micro_batch_size, n, each, n * timing.forward_seconds))
+            made.append(_forward(model, group, head, micro_batch_size, n, each, timing.forward_stage_seconds(n)))
         if group.backward:
-            made.append(_backward(model, group, micro_batch_size, n, each, n * timing.backward_seconds))
+            made.append(_backward(model, group, micro_batch_size, n, each, timing.backward_stage_seconds(n)))
     return tuple(made)
 
 

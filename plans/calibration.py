@@ -282,6 +282,8 @@ def _longer(timing: Timing, forward: float, backward: float) -> Timing:
         update={
             "forward_seconds": timing.forward_seconds * forward,
             "backward_seconds": timing.backward_seconds * backward,
+            "forward_cold_seconds": timing.forward_cold_seconds * forward,
+            "backward_cold_seconds": timing.backward_cold_seconds * backward,
         }
     )
 

@@ -124,12 +124,24 @@ class Timing(Part):
 
     micro_batch_size: Count
     forward_seconds: Seconds
+    """Of a micro-batch after another one: the layer's weights are in caches, as far as these hold them."""
     backward_seconds: Seconds
+    forward_cold_seconds: Seconds = 0.0
+    """How much longer the first micro-batch of a stage takes, which finds nothing of the layer in caches."""
+    backward_cold_seconds: Seconds = 0.0
     forward_workspace_bytes: Bytes
     """Peak device bytes that compute itself takes beyond weights, hidden states and gradients."""
     backward_workspace_bytes: Bytes
     saved_activation_bytes: Bytes
     """What autograd would keep if nothing were recomputed."""
+
+    def forward_stage_seconds(self, micro_batches: int) -> float:
+        """A stage's forwards, of so many micro-batches one after the other."""
+        return self.forward_cold_seconds + micro_batches * self.forward_seconds
+
+    def backward_stage_seconds(self, micro_batches: int) -> float:
+        """A stage's backwards."""
+        return self.backward_cold_seconds + micro_batches * self.backward_seconds
 
 
 class LayerClass(Part):

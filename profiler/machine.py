@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from ssdplan.native import Arena, adamw
+from ssdplan.native import Arena, adamw_statistics
 from ssdplan.plans.profile import ELEMENT_BYTES, OptimizerStates, Precision
 from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
 from ssdplan.profiler.parts import Device
@@ -21,6 +21,8 @@ UPDATE_ELEMENTS = 12 << 20
 """264 MiB moved at the least: several times most last-level caches."""
 UPDATE_CHUNK = 1 << 20
 """Elements a call: 12 MiB of optimizer states, in the range of the requests that training makes of the ssd."""
+PAUSE_SECONDS = 5e-4
+"""Before each call, for in a step other work lies between two: the threads of the first have gone to sleep."""
 
 
 def measure_link(device: Device, limits: Limits, progress: Progress) -> tuple[Measurement, Measurement, list[str]]:
@@ -62,8 +64,8 @@ def _measure_copies(
 def measure_update(
     precision: Precision, threads: int, available_bytes: int, limits: Limits, progress: Progress
 ) -> tuple[dict[OptimizerStates, Measurement], list[str]]:
-    """Elements a second of the fused optimizer, by the format of its states, with a copy of the weights in `precision`;
-    and notes for people."""
+    """Elements a second of the fused optimizer, as steps call it, by the format of its states, with a copy of the
+    weights in `precision` and the sum of the gradient's squares; and notes for people."""
     element = ELEMENT_BYTES[precision]
     count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + element))
     count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
@@ -80,9 +82,11 @@ def measure_update(
 
     def rate(states: OptimizerStates) -> float:
         each, (exp_avg, exp_avg_sq) = ELEMENT_BYTES[states], moments[states]
-        started = time.perf_counter()
+        seconds = 0.0
         for first in range(0, count, UPDATE_CHUNK):
-            adamw(
+            time.sleep(PAUSE_SECONDS)
+            started = time.perf_counter()
+            adamw_statistics(
                 master + 4 * first,
                 exp_avg + each * first,
                 exp_avg_sq + each * first,
@@ -99,7 +103,8 @@ def measure_update(
                 step=10,
                 threads=threads,
             )
-        return count / (time.perf_counter() - started)
+            seconds += time.perf_counter() - started
+        return count / seconds
 
     rates: dict[OptimizerStates, Callable[[], float]] = {"fp32": partial(rate, "fp32"), "bf16": partial(rate, "bf16")}
     figures = repeat(rates, limits, progress, f"optimizer on {threads} threads")

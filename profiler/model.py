@@ -6,6 +6,7 @@ more than one layer's states are in memory at any time. It never looks inside a 
 
 import gc
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weight
 Result = TypeVar("Result")
 
 SAMPLE_SECONDS = 0.01
-"""What takes less runs several times for a sample, after one run that does not count: its code is cold by then."""
+"""What takes less runs several times for a sample, after one run that is cold."""
 RUNS_A_SAMPLE = 16
+ELSEWHERE_BYTES = 256 << 20
+"""Read and written before a cold run: more than caches hold."""
 IGNORED_LABEL = -100
 FIRST_BLOCK = 1
 
@@ -93,7 +96,7 @@ def measure_model(
             f"{device.name}: a layer of {model.name} at micro-batch size {sizes[0]} and sequence length "
             f"{sequence_length} does not fit into its memory; choose a smaller micro-batch size or shorter sequences"
         )
-    times = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 1.0))
+    times, cold = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 1.0))
     if beside is not None:
         block = model.layers[FIRST_BLOCK].layer_class
         both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
@@ -104,10 +107,13 @@ def measure_model(
         notes.append(f"{model.name}: {trouble}")
 
     def timing(name: str, size: int) -> Timing:
+        forward, backward = (Figure(name, size, direction) for direction in (False, True))
         return Timing(
             micro_batch_size=size,
-            forward_seconds=times[Figure(name, size, backward=False)].median,
-            backward_seconds=backward.median if (backward := times.get(Figure(name, size, backward=True))) else 0.0,
+            forward_seconds=times[forward].median,
+            backward_seconds=times[backward].median if backward in times else 0.0,
+            forward_cold_seconds=cold[forward],
+            backward_cold_seconds=cold.get(backward, 0.0),
             forward_workspace_bytes=spaces[name, size].forward_workspace,
             backward_workspace_bytes=spaces[name, size].backward_workspace,
             saved_activation_bytes=spaces[name, size].saved_activations,
@@ -173,16 +179,18 @@ def _measure_spaces(
 
 def _measure_times(
     bench: "_Bench", classes: Mapping[str, int], sizes: Sequence[int], limits: Limits, progress: Progress
-) -> dict[Figure, Measurement]:
-    """Seconds of every class, size and direction."""
+) -> tuple[dict[Figure, Measurement], dict[Figure, float]]:
+    """Seconds of every class, size and direction, and how many more a run takes that finds nothing in caches."""
+    longer: dict[Figure, list[float]] = {}
 
     def seconds(figure: Figure) -> float:
         layer = classes[figure.layer_class]
         bench.load(layer)
+        bench.forget()
         first = bench.seconds(layer, figure, 1)
-        if first >= SAMPLE_SECONDS:
-            return first
-        return bench.seconds(layer, figure, min(RUNS_A_SAMPLE, math.ceil(SAMPLE_SECONDS / first)))
+        warm = bench.seconds(layer, figure, max(1, min(RUNS_A_SAMPLE, math.ceil(SAMPLE_SECONDS / first))))
+        longer.setdefault(figure, []).append(first - warm)
+        return warm
 
     figures = [
         Figure(name, size, backward)
@@ -190,7 +198,8 @@ def _measure_times(
         for size in sizes
         for backward in bench.directions(layer)
     ]
-    return repeat({f: partial(seconds, f) for f in figures}, limits, progress, "seconds of the layers")
+    times = repeat({f: partial(seconds, f) for f in figures}, limits, progress, "seconds of the layers")
+    return times, {figure: max(statistics.median(each), 0.0) for figure, each in longer.items()}
 
 
 def _trouble(times: Mapping[Figure, Measurement]) -> str | None:
@@ -239,6 +248,7 @@ class _Bench:
         elements = max(sum(model.states[state].elements for state in states) for states in trained)
         self._flat_gradients = device.allocate(elements * 4).view(torch.float32).zero_()
         self._hidden, self._out, self._out_gradient, self._in_gradient = (self._array(seed) for seed in range(4))
+        self._elsewhere = torch.zeros(ELSEWHERE_BYTES // 4, device=self._flat_weights.device)
         self._loaded: int | None = None
         self._layer_weights: list[torch.Tensor] = []
         self._layer_gradients: list[torch.Tensor] = []
@@ -309,6 +319,10 @@ class _Bench:
     def directions(self, layer: int) -> tuple[bool, ...]:
         """Whether backward, for each direction in which a layer runs."""
         return (False, True) if layer >= self._model.first_trained else (False,)
+
+    def forget(self) -> None:
+        """Let caches hold other things than the layer."""
+        self._elsewhere.add_(1.0)
 
     def forward(self, layer: int, micro_batch: int) -> None:
         """A layer's forward; the head's yields the loss."""

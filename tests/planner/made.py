@@ -85,6 +85,7 @@ def made_model(
     precision: Precision = "bf16",
     micro_batch_sizes: tuple[int, ...] = (1, 2, 4),
     flops: float = 1e11,
+    cold: float = 0.0,
     workspace_bytes_per_token: int = 256,
     context_bytes_per_token: int = 16,
 ) -> Model:
@@ -92,6 +93,7 @@ def made_model(
 
     With `tied`, the head uses the embedding's state and owns only its norm. A forward takes 2 x elements x tokens /
     flops seconds, a backward (recomputation included) three times that; the embedding takes a hundredth of the head.
+    The first micro-batch of a stage takes `cold` times one row longer.
     """
     element = ELEMENT_BYTES[precision]
     embedding, block, norm = vocab * hidden, 12 * hidden * hidden, hidden
@@ -115,6 +117,8 @@ def made_model(
                     micro_batch_size=size,
                     forward_seconds=forward,
                     backward_seconds=3 * forward,
+                    forward_cold_seconds=cold * forward / size,
+                    backward_cold_seconds=3 * cold * forward / size,
                     forward_workspace_bytes=tokens * workspace_bytes_per_token,
                     backward_workspace_bytes=2 * tokens * workspace_bytes_per_token,
                     saved_activation_bytes=34 * tokens * hidden * element,

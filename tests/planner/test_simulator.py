@@ -2,16 +2,19 @@
 
 import random
 import time
+from dataclasses import replace
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.simulator import simulate
+from ssdplan.planner.solve import SolveRequest, solve_and_build
 from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Transfer, Update
-from tests.planner.made import made_machine, made_model, made_volume
+from tests.planner.made import made_machine, made_model, made_profile, made_volume
 
 MODEL = made_model(flops=1e9)
 FORWARD = MODEL.timing("block", 1).forward_seconds
@@ -86,6 +89,35 @@ def test_compute_updates_and_copies_share_the_cores() -> None:
     assert timeline.seconds == pytest.approx(BACKWARD + 0.5 + 0.001 / 2)
     apart = simulate(graph, MODEL, made_machine(cores=2, update_rate=1e6, link=1e6), 1)
     assert apart.ends == pytest.approx((BACKWARD, 0.5, 0.001))
+
+
+def test_the_first_micro_batch_of_a_stage_is_cold() -> None:
+    model = made_model(flops=1e9, cold=0.25)
+    stages = [replace(forward(index), stage=stage) for index, stage in enumerate((0, 0, 0, 1, 1))]
+    timeline = simulate(Graph("made", (*stages, backward(5)), 2), model, made_machine(), 1)
+    durations = [end - start for start, end in zip(timeline.starts, timeline.ends, strict=True)]
+    longer = 1.25 * FORWARD
+    assert durations == pytest.approx([longer, FORWARD, FORWARD, longer, FORWARD, 1.25 * BACKWARD])
+
+
+@pytest.mark.parametrize("schedule", ["vertical", "horizontal"])
+def test_program_and_simulation_count_the_same_compute(schedule: Literal["vertical", "horizontal"]) -> None:
+    """All in memory on a slow device, where compute is all that takes time: nothing but fill and drain is between the
+    program's seconds and the simulated ones, and both have every cold stage."""
+    n = 3
+    profile = made_profile(model=made_model(blocks=6, flops=1e7, cold=0.5))
+    request = SolveRequest(1 << 30, micro_batch_size=2, micro_batches=n, schedule=schedule, delay_ratio=0.0)
+    plan, built = solve_and_build(profile, request, compared=False)
+    busy = simulate(built.steady, profile.model, profile.machine, 2).busy()["compute"]
+    timings = [profile.model.timing(layer.layer_class, 2) for layer in profile.model.layers]
+    stages = 1 if schedule == "vertical" else n
+    by_hand = sum(n * t.forward_seconds + stages * t.forward_cold_seconds for t in timings[:-1])
+    by_hand += sum(n * t.backward_seconds + stages * t.backward_cold_seconds for t in timings)
+    assert busy == pytest.approx(by_hand)
+    assert by_hand <= plan.prediction.program_seconds * (1 + 1e-9) <= plan.prediction.step_seconds * (1 + 2e-9)
+    assert plan.prediction.program_seconds == pytest.approx(by_hand, rel=0.01)
+    (chosen,) = (row for row in plan.alternatives if row.micro_batches == n and row.micro_batch_size == 2)
+    assert chosen.compute_tokens_per_second == pytest.approx(n * 2 * profile.model.sequence_length / by_hand)
 
 
 def test_reads_and_writes_take_their_cores_from_compute() -> None:

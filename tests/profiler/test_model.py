@@ -1,5 +1,6 @@
 """What layers cost: known times, bytes counted by hand, sizes that do not fit, and one layer in memory at a time."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -28,6 +29,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_caches() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ssdplan.profiler.model.ELSEWHERE_BYTES", 1 << 16)
+        yield
 
 
 def measure(layers: MadeLayers, weights: MadeWeights, sizes: tuple[int, ...], seconds: float) -> ModelCosts:
@@ -73,6 +81,29 @@ def test_known_times_and_bytes(measured: Measured) -> None:
             assert timing.saved_activation_bytes == mlp
     # By hand: ids, labels and attention mask of int64, and the made mask of fp32.
     assert costs.context_bytes == {rows: rows * LENGTH * (3 * 8 + 4) for rows in (1, 2)}
+
+
+def test_a_layer_that_caches_do_not_hold_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = {"forward": 0.004, "loss": 0.004, "backward": 0.009}
+    forgotten = []
+
+    class Cached(MadeLayers):
+        def _run(self, what: str, *given: Any) -> None:
+            super()._run(what, *given)
+            if forgotten:
+                time.sleep(longer[what])
+                forgotten.clear()
+
+    monkeypatch.setattr("ssdplan.profiler.model._Bench.forget", lambda bench: forgotten.append(bench))
+    costs = measure(Cached(), MadeWeights(), sizes=(1,), seconds=1.0)
+    for entry in costs.classes:
+        (timing,) = entry.timings
+        known = FORWARD_SECONDS[entry.name]
+        assert known <= timing.forward_seconds < known * 1.3 + 0.002, "what is cold is not counted"
+        assert longer["forward"] * 0.9 < timing.forward_cold_seconds < longer["forward"] + 0.003
+        assert longer["backward"] * 0.9 < timing.backward_cold_seconds < longer["backward"] + 0.005
+        assert timing.forward_stage_seconds(3) == timing.forward_cold_seconds + 3 * timing.forward_seconds
+        assert timing.backward_stage_seconds(3) == timing.backward_cold_seconds + 3 * timing.backward_seconds
 
 
 def test_bytes_are_the_most_of_padded_and_shared_rows() -> None:
