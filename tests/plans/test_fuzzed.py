@@ -67,6 +67,12 @@ def test_any_bytes_are_a_document_or_refused(tmp_path_factory, kind, content):
     refused_or_read(tmp_path_factory.getbasetemp() / "fuzzed.json", content, kind)
 
 
+def operations(plan: Plan) -> float:
+    """About as many as its schedule has: what a person could write may take days to expand."""
+    elements = sum(state.elements for state in plan.model.states)
+    return 16 * len(plan.model.layers) * plan.decision.micro_batches + elements / plan.decision.update_chunk_elements
+
+
 def refused_or_read(path: Path, content: bytes, kind: type[Plan] | type[Profile]) -> None:
     """The document is read and survives a round trip, or is refused with one line."""
     path.write_bytes(content)
@@ -77,7 +83,7 @@ def refused_or_read(path: Path, content: bytes, kind: type[Plan] | type[Profile]
         return
     found.save(path)
     assert kind.load(path) == found
-    if isinstance(found, Plan):
+    if isinstance(found, Plan) and operations(found) < 20_000:
         try:
             build_schedule(found.model, found.decision)
         except SsdplanError as error:
