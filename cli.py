@@ -26,7 +26,7 @@ from ssdplan.plans.errors import (
 
 INTERRUPTED = 130
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "doctor": (doctor, "look whether this machine and a directory are fit for training, and say what mends the rest"),
+    "doctor": (doctor, "look whether this machine and a directory are fit, and say what mends what is not"),
     "profile": (profile, "measure this machine and a model -> profile.json"),
     "solve": (solve, "find the best plan for a profile, or for a machine one does not have -> plan.json"),
     "show": (show, "what a plan decides and predicts, what a profile measured"),
@@ -81,6 +81,15 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+class _Listing(argparse.HelpFormatter):
+    """Every command beside what it does: argparse forgets the indent of their names, so the longest stands alone."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if action.nargs == argparse.PARSER:
+            self._action_max_length += self._indent_increment
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors as the other commands' errors: one line, exit code 2."""
 
@@ -90,7 +99,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ssdplan", description="Train language models in SSD, DRAM and GPU memory, by a plan.")
+    parser = _Parser(
+        prog="ssdplan",
+        description="Train language models in SSD, DRAM and GPU memory, by a plan.",
+        formatter_class=_Listing,
+    )
     parser.add_argument("--version", action="version", version=f"ssdplan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (module, about) in COMMANDS.items():

@@ -34,19 +34,9 @@ def test_a_configuration_trains_as_options_do_and_so_does_what_the_run_keeps(hom
     (tmp_path / "elsewhere").mkdir()
     done = ssdplan("run", "../mine.yaml", "--lr", "1e-3", cwd=tmp_path / "elsewhere")
     first = tmp_path / "first"
-    options = [
-        "--eval-data",
-        home / "held-out.txt",
-        "--steps",
-        4,
-        "--lr-schedule",
-        "linear",
-        "--no-pack",
-        "--lr",
-        "1e-3",
-    ]
     ssdplan(
-        "run", "plan.json", "--data", "text.txt", *options, "--lr", "1e-3", "--warmup-steps", 0.25, "--snapshot-every", 2,
+        "run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--steps", 4, "--lr", "1e-3",
+        "--lr-schedule", "linear", "--warmup-steps", 0.25, "--snapshot-every", 2, "--no-pack",
         "--out", tmp_path / "second", cwd=home,
     )  # fmt: skip
     assert weights(first) == weights(tmp_path / "second")
