@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -59,7 +60,13 @@ def test_paths_are_relative_to_the_file_and_names_are_names(tmp_path, monkeypatc
     assert read_configuration(Path("config.yaml"), run.add_options)["data"] == Path("/home/someone/text.txt")
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n...\n"])
+def test_the_configuration_in_the_document_is_one(tmp_path):
+    document = Path(__file__).parents[2] / "docs" / "configuration.md"
+    (shown,) = re.findall(r"```yaml\n(.*?)```", document.read_text(), re.DOTALL)
+    assert read(tmp_path, shown).keys() >= {"plan", "data", "steps", "out", "volume"}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n...\n", "\ufeff", "\r\n"])
 def test_a_configuration_may_say_nothing(tmp_path, text):
     assert read(tmp_path, text) == {}
 

@@ -1,9 +1,6 @@
 """`ssdplan run config.yaml` and `ssdplan doctor` as a user runs them."""
 
 import json
-import shlex
-
-import pytest
 
 from tests.e2e.test_commands import home, refused, ssdplan
 
@@ -28,8 +25,8 @@ def weights(path) -> bytes:
 
 
 def test_a_configuration_trains_as_options_do_and_so_does_what_the_run_keeps(home, tmp_path):
-    """By a configuration with an option over it, by options alone, by the configuration that the run kept, and by the
-    options that it printed: the same bits."""
+    """By a configuration with an option over it, by options alone, and by the configuration that the run kept: the same
+    bits."""
     (tmp_path / "mine.yaml").write_text(CONFIG.format(plan=home / "plan.json", home=home))
     (tmp_path / "elsewhere").mkdir()
     done = ssdplan("run", "../mine.yaml", "--lr", "1e-3", cwd=tmp_path / "elsewhere")
@@ -45,13 +42,7 @@ def test_a_configuration_trains_as_options_do_and_so_does_what_the_run_keeps(hom
     ssdplan("run", first / "config.yaml", "--out", tmp_path / "third", cwd=tmp_path)
     assert weights(first) == weights(tmp_path / "third")
     told, default = done.stderr.split("as told\n", 1)[1].split("and by default\n", 1)
-    rest = "\n".join(line for line in default.splitlines() if line.startswith("  --"))
-    assert "--lr 0.001 " in told and "--beta1 0.9 " in rest and "--no-pack" in told
-    words = shlex.split(f"{told} {rest}")
-    words[words.index("--out") + 1] = str(tmp_path / "fourth")
-    ssdplan("run", home / "plan.json", *words, cwd=tmp_path)
-    assert weights(first) == weights(tmp_path / "fourth")
-
+    assert "--lr 0.001 " in told and "--no-pack" in told and "--beta1 0.9 " in default
     again = ssdplan("run", "mine.yaml", "--resume", first, "--lr", "1e-3", "--steps", 6, cwd=tmp_path, expect=8)
     assert "learning_rate.steps was 4 and is 6" in again.stderr, "linear: another schedule"
     assert "has 4 behind it" in refused("run", "mine.yaml", "--resume", first, "--steps", 3, cwd=tmp_path, code=2)
@@ -86,9 +77,8 @@ def test_the_doctor_says_whether_a_run_can_work(home, tmp_path):
     assert "Not a directory" in ssdplan("doctor", home / "plan.json", cwd=home, expect=2).stdout
 
 
-@pytest.mark.parametrize("directory", ["/proc", "/sys/kernel"])
-def test_the_doctor_ends_with_the_code_of_a_run(home, tmp_path, directory):
+def test_the_doctor_ends_with_the_code_of_a_run(home, tmp_path):
     """Where a run would fail, by the doctor's word and by a run's."""
-    run = ["run", "plan.json", "--data", "text.txt", "--steps", 1, "--out", tmp_path / "run", "--volume", directory]
-    refused(*run, cwd=home, code=6)
-    assert "ssdplan cannot run here" in ssdplan("doctor", directory, cwd=home, expect=6).stdout
+    run = ["run", "plan.json", "--data", "text.txt", "--steps", 1, "--out", tmp_path / "run"]
+    refused(*run, "--volume", "/proc", cwd=home, code=6)
+    assert "ssdplan cannot run here" in ssdplan("doctor", "/proc", cwd=home, expect=6).stdout
