@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ssdplan import __version__
 from ssdplan.commands import bench, compare, completion, data, doctor, export, profile, run, show, solve, volume
@@ -91,7 +92,15 @@ class _Listing(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors as the other commands' errors: one line, exit code 2."""
+    """Errors as the other commands' errors: one line, exit code 2; for an unknown option the nearest is named."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            near = [flag for word in unknown for flag in get_close_matches(word.split("=")[0], known, 1)]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)

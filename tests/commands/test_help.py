@@ -55,3 +55,22 @@ def test_help_loads_nothing_heavy() -> None:
         f"assert not {HEAVY!r} & set(sys.modules), {HEAVY!r} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--sed", "3"], "ssdplan run: error: unrecognized arguments: --sed; did you mean --seed?"),
+        (["run", "--warmup=3"], "did you mean --warmup-steps?"),
+        (["data", "preview", "--data=a", "--model=b", "--colour"], "did you mean --color? (see ssdplan data preview"),
+        (["show", "a", "b"], "unrecognized arguments: b (see ssdplan show --help)"),
+        (["--directory"], "COMMAND"),
+    ],
+)
+def test_the_option_that_was_meant_is_named(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and says in said.err and len(said.err.splitlines()) == 1 and not said.out
