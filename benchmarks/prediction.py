@@ -1,10 +1,10 @@
 """How close predictions are, and how close steps come to the machine's own limit: a table over configurations.
 
-For each model it profiles, then for each configuration solves from that profile and runs a few steps at once, so that
-every prediction was made before its run, on a profile of the same hour. The limit of a step is what cannot be hidden:
-compute and update seconds together (they share the cores) as measured in that run, or the bytes of the ssd over its
-mixed bandwidth as profiled, whichever is longer. Only the commands of ssdplan do the work; what it writes lies in one
-folder, which goes when it ends.
+For each configuration it profiles, solves from that profile and runs a few steps at once, so that every prediction was
+made before its run, on a profile of the same minutes: the drive of a shared machine does not keep its pace for longer.
+The limit of a step is what cannot be hidden: compute and update seconds together (they share the cores) as measured in
+that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is longer. Only the commands of
+ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
     python benchmarks/prediction.py --work DIR [--only small] [--steps 6] [--json FILE]
 """
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 class Bench:
-    """One shape: its model, data and profile."""
+    """One shape: its model and data."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.shape, self.folder = SHAPES[name], folder / name
@@ -128,11 +128,11 @@ class Bench:
                "--out", self.model)  # fmt: skip
         words = random.Random(1)
         self.data.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
-        command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length", shape.sequence,
-                "--micro-batch-sizes", 1, "-o", self.folder / "profile.json")  # fmt: skip
 
     def run(self, case: Case, steps: int) -> Row:
         plan_path, out = self.folder / "plan.json", self.folder / "run"
+        command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length",
+                self.shape.sequence, "--micro-batch-sizes", 1, "-o", self.folder / "profile.json")  # fmt: skip
         command("solve", self.folder / "profile.json", "--host-memory", case.host, "--micro-batches",
                 case.micro_batches, *case.options, "-o", plan_path)  # fmt: skip
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)

@@ -78,6 +78,16 @@ def require_writable(path: Path) -> None:
         raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with -o")
 
 
+def directory(text: str) -> Path:
+    """One that is there, or that may be made."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a file, not a directory; what is not meant for it goes before it"
+        )
+    return path
+
+
 def nbytes(text: str) -> int:
     try:
         return parse_bytes(text)

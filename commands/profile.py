@@ -19,6 +19,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--precision", choices=["bf16", "fp16", "fp32"], default="bf16", help="of the parameters in compute"
     )
+    what.add_argument(
+        "--freeze",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="do not train the parameters whose names match, such as 'model.layers.[0-3].*' or '*.mlp.*'; repeatable "
+        "[all are trained]",
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
     machine.add_argument(
@@ -50,7 +58,7 @@ def call(options: argparse.Namespace) -> int:
 
     of.require_writable(options.output)
     device = open_device(options.device)
-    model = open_model(find_model(options.model), DTYPES[options.precision])
+    model = open_model(find_model(options.model), DTYPES[options.precision], freeze=options.freeze)
     line = ProgressLine("profile")
     weights = Weights(model)
     try:

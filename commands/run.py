@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.live import FIRST_STEPS, Pace, live_line
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes, format_seconds
@@ -154,6 +155,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stall-abort", type=of.positive, metavar="SECONDS", help="end the run when none ends for so long [never]"
     )
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "--tensorboard",
+        nargs="?",
+        type=of.directory,
+        const=True,
+        metavar="DIR",
+        help="also write what metrics.jsonl has as events for TensorBoard [RUN/tensorboard]",
+    )
+    output.add_argument(
+        "--wandb", metavar="PROJECT", help="also send it to Weights & Biases; ENTITY/PROJECT for a team's"
+    )
     output.add_argument("--json", action="store_true", help="print the report as JSON")
 
     mark_defaults(parser)
@@ -228,12 +240,18 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     from ssdplan.executor.model import open_model
     from ssdplan.executor.optimizer import AdamW
     from ssdplan.executor.recipe import Recipe, Watch
+    from ssdplan.executor.reporting import Reports
     from ssdplan.executor.run_directory import PLAN
     from ssdplan.executor.scaling import LossScale
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
     from ssdplan.plans.report import describe_report
 
+    events: Path | None = None
+    if options.tensorboard:
+        events = Path("tensorboard") if options.tensorboard is True else options.tensorboard.absolute()
+    reports = Reports(events, options.wandb)
+    reports.require_packages()
     from .configuration import configuration
 
     if not (options.model or plan.model.path):
@@ -286,13 +304,23 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
         stall_abort_seconds=options.stall_abort,
     )
 
+    pace = Pace(options.steps)
+    places = options.volume or (kept.directory.volumes if kept else [out])
+    # Of other drives than those that were profiled no rating is known.
+    rated = plan.machine if len(places) == len(plan.machine.volumes) else None
+
     def step(metrics: "StepMetrics") -> None:
-        left = (options.steps - metrics.step) * metrics.step_seconds
-        eta = f"  {format_seconds(left)} left" if left else ""
-        line.say(
-            f"run: step {metrics.step}/{options.steps}  loss {metrics.loss:.4f}"
-            f"  {metrics.tokens_per_second:.0f} tokens/s{eta}"
+        words = live_line(
+            step=metrics.step,
+            steps=options.steps,
+            loss=metrics.loss,
+            skipped=metrics.skipped,
+            tokens_per_second=metrics.tokens_per_second,
+            left_seconds=pace.left(metrics.step, metrics.step_seconds),
+            written_bytes=metrics.ssd_written_bytes,
+            machine=rated,
         )
+        line.say(f"run: {words}", seldom=metrics.step < options.steps and pace.told > FIRST_STEPS)
 
     def evaluation(number: int, loss: float) -> None:
         line.note(f"held-out loss after {number} steps: {loss:.4f}")
@@ -306,7 +334,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     try:
         result = train(
             plan,
-            open_model(model, DTYPES[plan.decision.precision]),
+            open_model(model, DTYPES[plan.decision.precision], freeze=plan.model.freeze),
             open_device(plan.machine.device),
             data=options.data,
             out=out,
@@ -315,6 +343,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
             volumes=options.volume or (),
             watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
             advisor=Replanner(plan),
+            reports=reports,
             options=as_kept(options, _NOT_KEPT),
             configuration=configuration(
                 as_kept(options, (*_NOT_KEPT, "json")), PLAN, [str(place.absolute()) for place in places]

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from ssdplan.plans.profile import Profile
 from . import options as of
 
 if TYPE_CHECKING:
+    from ssdplan.plans.curves import Curves
+    from ssdplan.plans.curves_text import Standing
     from ssdplan.plans.overlay import Overlay
     from ssdplan.plans.schedule import Graph, Schedule
     from ssdplan.plans.timeline import Timeline
@@ -23,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "document", type=Path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
     )
     drawn = parser.add_argument_group("also written")
-    drawn.add_argument("--plots", type=Path, metavar="DIR", help="plots (PNG) of the plan [none]")
+    drawn.add_argument("--plots", type=Path, metavar="DIR", help="plots (PNG) of the plan or run [none]")
     drawn.add_argument("--html", type=Path, metavar="FILE", help="one page to look at in a browser [none]")
     drawn.add_argument("--trace", type=Path, metavar="FILE", help="the plan's step as a Chrome trace [none]")
     output = parser.add_argument_group("output")
@@ -32,6 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     from ssdplan.plans.build import build_schedule
+    from ssdplan.plans.curves_text import describe_curves
     from ssdplan.plans.overlay import describe_overlay
     from ssdplan.plans.profile_text import describe_profile
     from ssdplan.plans.report import describe_report, report_json
@@ -47,16 +51,39 @@ def call(options: argparse.Namespace) -> int:
     schedule = build_schedule(document.model, document.decision)
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
+    curves = _curves(path) if path.is_dir() else None
     if report and options.json:
         print(report_json(report, overlay))
     else:
         text = describe_plan(document, schedule)
         text += f"\n{describe_report(report)}\n" if report else ""
         text += f"\n{describe_overlay(overlay)}" if overlay else ""
+        text += f"\n{describe_curves(curves, document, _standing(path, curves))}" if curves else ""
         of.print_document(document, text, options.json)
     if options.plots or options.html or options.trace:
-        _draw(options, document, schedule, overlay)
+        _draw(options, document, schedule, overlay, curves)
     return 0
+
+
+def _curves(run: Path) -> "Curves | None":
+    """What the run's metrics say so far; None where it has none, or is none that is known by its run.json."""
+    from ssdplan.plans.curves import Curves, read_curves
+
+    if not (run / "run.json").exists():
+        return None
+    metrics = run / "metrics.jsonl"
+    return read_curves(metrics) if metrics.exists() else Curves()
+
+
+def _standing(run: Path, curves: "Curves") -> "Standing":
+    from ssdplan.executor.run_directory import MODEL, RUN, Run
+    from ssdplan.plans.curves_text import Standing
+
+    kept = Run.load(run / RUN)
+    steps = kept.options.get("steps")
+    asked = int(steps) if isinstance(steps, str) and steps.isdecimal() and len(steps) < 20 else curves.last
+    done = curves.last >= asked > 0 and (run / MODEL).is_dir()
+    return Standing(str(run), max(asked, curves.last), done, kept.snapshots, time.time())
 
 
 def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None":
@@ -77,18 +104,25 @@ def _predicted(plan: Plan, graph: "Graph") -> "Timeline":
     return simulate(graph, plan.model, plan.machine, plan.decision.micro_batch_size)
 
 
-def _draw(options: argparse.Namespace, plan: Plan, schedule: "Schedule", overlay: "Overlay | None") -> None:
+def _draw(
+    options: argparse.Namespace, plan: Plan, schedule: "Schedule", overlay: "Overlay | None", curves: "Curves | None"
+) -> None:
     """The files that `show` writes besides what it prints."""
     timeline = _predicted(plan, schedule.steady)
     if options.plots:
         from ssdplan.plans.plots import write_plots
 
-        for plot in write_plots(plan, schedule, timeline, options.plots):
+        written = write_plots(plan, schedule, timeline, options.plots)
+        if curves:
+            from ssdplan.plans.curves_plot import write_curves_plot
+
+            written.append(write_curves_plot(curves, plan, options.plots))
+        for plot in written:
             print(f"written to {plot}", file=sys.stderr)
     if options.html:
         from ssdplan.plans.page import write_page
 
-        write_page(plan, schedule, timeline, options.html, overlay=overlay)
+        write_page(plan, schedule, timeline, options.html, overlay=overlay, curves=curves)
         print(f"written to {options.html}; open it in a browser", file=sys.stderr)
     if options.trace:
         from ssdplan.plans.trace import write_trace

@@ -19,6 +19,8 @@ from . import columns
 
 SUFFIXES = (".txt", ".jsonl", ".parquet", ".arrow")
 _READ_BYTES = 1 << 18
+_ROW_BYTES = 1 << 28
+"""A line of so many is no row of a .jsonl file, and may be all of another file."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPLIT = re.compile(r"(train|test|valid|validation|dev|eval)(?![a-z])", re.IGNORECASE)
 
@@ -170,9 +172,15 @@ def rows(file: Path, wanted: Iterable[str]) -> Iterator[Row]:
 
 
 def json_rows(file: Path) -> Iterator[Row]:
-    """A row a line; empty lines are none. Raises UsageError for what is not a JSON object."""
+    """A row a line; empty lines are none. Raises UsageError for what is not a JSON object, or is endless."""
     with file.open("rb") as stream:
-        for line, data in enumerate(stream, start=1):
+        line = 0
+        while data := stream.readline(_ROW_BYTES):
+            line += 1
+            if len(data) == _ROW_BYTES:
+                raise UsageError(
+                    f"{file}:{line}: the row has {_ROW_BYTES >> 20} MiB or more; each line must be one JSON object"
+                )
             if line == 1:
                 data = data.removeprefix(codecs.BOM_UTF8)
             if data.strip():

@@ -18,8 +18,10 @@ from .moving import Snapshotted
 from .records import Records
 from .resume import Kept, reopened
 from .run_directory import MODEL, RUN, RunDirectory
+from .snapshots import weights_fingerprint
 from .states import saved_entries
 from .store import Store
+from .weights import Weights
 
 Progress = Callable[[float, str], None]
 
@@ -64,15 +66,22 @@ def _source(kept: Kept) -> Path:
 
 def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
     dtype = DTYPES[kept.plan.decision.precision]
-    model = open_model(source, dtype)
+    model = open_model(source, dtype, freeze=kept.plan.model.freeze)
     if model.fingerprint != kept.plan.model.fingerprint:
         raise MismatchError(f"{source}: is another model than {kept.plan.model.name}, which the run trained")
+    assert kept.snapshot is not None
+    if model.frozen_states and weights_fingerprint(source) != kept.snapshot.origin.weights:
+        raise MismatchError(
+            f"{source}: has other weights than the model that the run trained, whose frozen parameters are still its "
+            "own; name that one by --model"
+        )
     schedule = build_schedule(kept.plan.model, kept.plan.decision)
     records = Records.of(schedule, snapshots=True)
     store = Store.open(kept.volumes, records.records)
     try:
         held = Snapshotted(schedule, records.places(schedule), store)
-        tensors = _told(held.tensors(model, dtype), sum(state.elements for state in model.states), progress)
+        elements = sum(state.elements for state in model.states)
+        tensors = _told(held.tensors(model, Weights(model), dtype), elements, progress)
         export_model(to, source=source, entries=saved_entries(model, dtype), tensors=tensors)
     finally:
         store.close()

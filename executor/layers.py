@@ -210,7 +210,7 @@ class Layers:
         """
         assert layer != self._head, "the head runs in backward or loss"
         with torch.no_grad():
-            parameters = self._parameters(layer, weights, trained=False)
+            parameters = self._parameters(layer, weights, training=False)
             self._seed_generators(layer, micro_batch)
             if layer == 0:
                 assert hidden is None
@@ -235,14 +235,15 @@ class Layers:
         """Recomputes a layer for one micro-batch and runs its backward.
 
         hidden: the layer's input (None for the embedding). out_gradient: of the layer's output (None for the head,
-        which computes the loss). in_gradient: where the gradient of the input goes (None for the embedding).
-        gradients: one fp32 1-D tensor for each of the layer's states, to which this micro-batch's is added, tensor by
-        tensor, each in one addition (in one a chunk in the head). fresh: those of them that begin with this
-        micro-batch, whatever is in them; none unless given. Errors: MismatchError where a tensor has no part in the
-        loss.
+        which computes the loss). in_gradient: where the gradient of the input goes; None where nobody wants it, and it
+        is not computed. gradients: one fp32 1-D tensor for each of the layer's states that are trained, to which this
+        micro-batch's is added, tensor by tensor, each in one addition (in one a chunk in the head); of frozen
+        parameters none is computed. fresh: those of them that begin with this micro-batch, whatever is in them; none
+        unless given. Errors: MismatchError where a tensor has no part in the loss.
         """
+        assert gradients or in_gradient is not None, "a backward that nobody wants anything of"
         with torch.enable_grad():
-            parameters = self._parameters(layer, weights, trained=True)
+            parameters = self._parameters(layer, weights, training=True)
             pending = self._accumulate_into(layer, parameters, gradients, fresh or [False] * len(gradients))
             self._seed_generators(layer, micro_batch)
             if layer == 0:
@@ -250,27 +251,29 @@ class Layers:
                 result = self._embed(micro_batch, parameters, record=False)
                 result.backward(self._view(out_gradient, micro_batch))
             elif layer == self._head:
-                assert hidden is not None and in_gradient is not None and out_gradient is None
+                assert hidden is not None and out_gradient is None
                 self._losses[micro_batch] = self._add_up(
                     self._chunk_backward(micro_batch, chunk, parameters, hidden, in_gradient)
                     for chunk in self._chunks(micro_batch)
                 )
-                self._finiteness.look("backward", layer, micro_batch, self._view(in_gradient, micro_batch))
+                if in_gradient is not None:
+                    self._finiteness.look("backward", layer, micro_batch, self._view(in_gradient, micro_batch))
             else:
-                assert hidden is not None and in_gradient is not None and out_gradient is not None
-                leaf = self._view(hidden, micro_batch).requires_grad_()
+                assert hidden is not None and out_gradient is not None
+                leaf = self._view(hidden, micro_batch).requires_grad_(in_gradient is not None)
                 result = self._block(layer, micro_batch, parameters, leaf)
                 result.backward(self._view(out_gradient, micro_batch))
-                assert leaf.grad is not None
-                handed_on = self._view(in_gradient, micro_batch).copy_(leaf.grad)
-                self._finiteness.look("backward", layer, micro_batch, handed_on)
+                if in_gradient is not None:
+                    assert leaf.grad is not None
+                    handed_on = self._view(in_gradient, micro_batch).copy_(leaf.grad)
+                    self._finiteness.look("backward", layer, micro_batch, handed_on)
         if pending:
             raise MismatchError(f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient")
 
     def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
         """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""
         with torch.no_grad():
-            parameters = self._parameters(self._head, weights, trained=False)
+            parameters = self._parameters(self._head, weights, training=False)
             self._seed_generators(self._head, micro_batch)
             self._losses[micro_batch] = self._add_up(
                 self._chunk_loss(micro_batch, chunk, parameters, self._tokens(hidden, chunk))
@@ -289,8 +292,8 @@ class Layers:
         assert flat.dtype == self._model.dtype and flat.dim() == 1
         return flat.data[: rows * length * self._model.hidden_size].view(shape)
 
-    def _parameters(self, layer: int, weights: Sequence[torch.Tensor], *, trained: bool) -> dict[str, torch.Tensor]:
-        """A layer's parameters by name: views of its flat weights, leaves of autograd if `trained`."""
+    def _parameters(self, layer: int, weights: Sequence[torch.Tensor], *, training: bool) -> dict[str, torch.Tensor]:
+        """A layer's parameters by name: views of its flat weights; in `training` leaves of autograd, but the frozen."""
         states = self._model.layers[layer].states
         assert len(weights) == len(states), f"{self._model.layers[layer].name} has {len(states)} states"
         parameters = {}
@@ -298,7 +301,7 @@ class Layers:
             assert flat.dtype == self._model.dtype and flat.numel() >= self._model.states[index].elements
             for tensor in self._model.states[index].tensors:
                 view = flat.data[tensor.offset : tensor.offset + tensor.elements].view(tensor.shape)
-                parameters[tensor.name] = view.requires_grad_() if trained else view
+                parameters[tensor.name] = view.requires_grad_(training and not self._model.states[index].frozen)
         return parameters
 
     def _accumulate_into(
@@ -313,9 +316,9 @@ class Layers:
 
         Returns the names that still wait for theirs; it empties during the backward.
         """
-        states = self._model.layers[layer].states
+        states = self._model.trained(layer)
         assert len(gradients) == len(states)
-        pending = set(parameters)
+        pending = {name for name, parameter in parameters.items() if parameter.requires_grad}
         for index, flat, begins in zip(states, gradients, fresh, strict=True):
             assert flat.dtype == torch.float32
             end = 0
@@ -403,14 +406,15 @@ class Layers:
         chunk: _Chunk,
         parameters: dict[str, torch.Tensor],
         hidden: torch.Tensor,
-        in_gradient: torch.Tensor,
+        in_gradient: torch.Tensor | None,
     ) -> torch.Tensor:
         """Loss and gradients of a chunk: the parameters' are added where they belong, the hidden state's written."""
-        leaf = self._tokens(hidden, chunk).requires_grad_()
+        leaf = self._tokens(hidden, chunk).requires_grad_(in_gradient is not None)
         loss = self._chunk_loss(micro_batch, chunk, parameters, leaf)
         (loss * self._loss_scale).backward()
-        assert leaf.grad is not None
-        self._tokens(in_gradient, chunk).copy_(leaf.grad)
+        if in_gradient is not None:
+            assert leaf.grad is not None
+            self._tokens(in_gradient, chunk).copy_(leaf.grad)
         return loss.detach()
 
     def _chunk_loss(

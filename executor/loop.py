@@ -54,6 +54,8 @@ class Loop:
     """Of the steady steps under `plan`."""
     timeline: Timeline | None = None
     """Of the last step; None when none was left."""
+    written_before: int = 0
+    """Bytes of states that the run had written to ssd before this session."""
     _after_flush: bool = field(default=True, init=False)
     """Whether the step to come finishes no delayed updates, and so is no steady one."""
 
@@ -112,6 +114,7 @@ class Loop:
             process_peak_bytes=process.peak_resident_bytes(),
             loss_scale=scaling.scale if scaling else 1.0,
             skipped=bool(overflow),
+            ssd_written_bytes=self.written_before + now_written,
         )
         self.history.losses.append(loss)
         better = self.calibrator.take(self.timeline) if self.calibrator and not self._after_flush else None
@@ -139,11 +142,13 @@ class Loop:
     def _move(self, better: Plan, steps: int) -> None:
         """Go on with another plan, if there is room for its store beside this one's."""
         start = time.perf_counter()
+        store = self.session.store
         earlier = self.sessions.move(better, partial(self.keeper.describe, steps) if self.keeper else None)
         self._after_flush = True
         if earlier is None:
             return
         seconds = time.perf_counter() - start
+        self.written_before += store.bytes_written if store else 0
         self.plan, self.measured = better, []
         if self.keeper:
             self.keeper.kept(steps, SnapshotCost(seconds, self.session.traffic()[1], 0.0))

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,9 @@ from typing import Any, Self
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
 from ssdplan.plans.plan import Prediction
+
+Line = Mapping[str, Any]
+"""A line of metrics.jsonl: `step`, and numbers by name; None is a number that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class StepMetrics:
     """Of fp16; the gradient norm is without it."""
     skipped: bool = False
     """The gradients overflowed in fp16, so nothing was updated."""
+    ssd_written_bytes: int = 0
+    """Of states, by the whole run until now: when they were loaded, in steps and between them. What a kill undid is
+    not in it, nor is the filling of a new store."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,9 @@ class MetricsFile:
     """metrics.jsonl, appended line by line. JSON has no number that is not finite: null stands for it. Raises
     DiskFullError or IoFailure; a line that was cut off then, or by a crash, is dropped by `cut_back`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, also: Callable[[Line], None] = lambda line: None) -> None:
+        """`also` gets each line once it is written."""
+        self._path, self._also = path, also
         with _told(path):
             self._file = path.open("ab", buffering=0)
             flush_directory(path.parent)
@@ -93,6 +100,7 @@ class MetricsFile:
         with _told(self._path):
             while left:
                 left = left[self._file.write(left) or 0 :]
+        self._also(finite)
 
     def __enter__(self) -> Self:
         return self
@@ -101,13 +109,41 @@ class MetricsFile:
         self._file.close()
 
 
-@dataclass(frozen=True)
+@dataclass
 class History:
     """What metrics.jsonl says of the steps that a run has behind it."""
 
     losses: list[float] = field(default_factory=list)
     """Of every step, the first one's first."""
     eval_losses: dict[int, float] = field(default_factory=dict)
+    ssd_written_bytes: int = 0
+    """By the last of these steps."""
+
+
+_GROUPS = {
+    "train": ("loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens"),
+    "held_out": ("eval_loss",),
+    "speed": ("tokens_per_second", "step_seconds"),
+    "ssd": ("ssd_read_bytes", "ssd_write_bytes", "ssd_written_bytes"),
+    "memory": ("host_peak_bytes", "device_peak_bytes", "process_peak_bytes"),
+    "snapshot": ("snapshot_seconds", "snapshot_bytes", "flush_seconds"),
+    "resume": ("resume_seconds",),
+}
+_TAGS = {name: f"{group}/{name}" for group, names in _GROUPS.items() for name in names}
+
+
+def tagged(line: Line) -> tuple[int, dict[str, float]]:
+    """A line's step, and its numbers by the names that they have where a `/` parts them into groups: `train/loss`. What
+    is not finite is left out."""
+    return line["step"], {
+        _TAGS[name]: float(value) for name, value in line.items() if name != "step" and value is not None
+    }
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """The lines of a metrics.jsonl that `cut_back` has read."""
+    with _told(path), path.open("rb") as file:
+        yield from map(json.loads, file)
 
 
 def cut_back(path: Path, step: int) -> History:
@@ -129,6 +165,7 @@ def cut_back(path: Path, step: int) -> History:
             if fields["step"] != len(history.losses) + 1:
                 break
             history.losses.append(math.nan if fields["loss"] is None else fields["loss"])
+            history.ssd_written_bytes = fields.get("ssd_written_bytes", 0)
         elif "eval_loss" in fields:
             history.eval_losses[fields["step"]] = fields["eval_loss"]
         kept += len(line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ssdplan.executor.checkpoint import Checkpoint, weight_files
+from ssdplan.executor.freezing import frozen_parameters
 from ssdplan.executor.inspection import Anatomy, Refusal, inspect
 from ssdplan.plans.errors import MismatchError, UsageError
 
 STATE_ALIGNMENT = 2048  # elements; state lengths are multiples of it
 TENSOR_ALIGNMENT = 64  # elements; each tensor starts at a multiple of it within its state, gaps are zero
+
+FROZEN = ".frozen"
+"""How the name of a frozen state ends, and that of a class of frozen blocks."""
 
 # Fields of a configuration that change neither what a model computes nor its tensors.
 _VOLATILE_FIELDS = frozenset(
@@ -76,16 +80,21 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """Tensors that are stored and moved as one flat array of `elements`, padded to STATE_ALIGNMENT."""
+    """Tensors that are stored and moved as one flat array of `elements`, padded to STATE_ALIGNMENT.
+
+    `frozen`: they are not trained; the name says so too.
+    """
 
     name: str
     elements: int
     tensors: tuple[TensorSpec, ...]
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A unit of streaming; `states` index the model's states, its own first, then the tied one."""
+    """A unit of streaming; `states` index the model's states, its own first, then the tied one; each is trained whole
+    or frozen whole, so there may be two of a kind."""
 
     name: str
     layer_class: str
@@ -98,6 +107,7 @@ class StreamedModel:
 
     `layers` are the embedding, block.0 to block.L-1 and the head. `module` has its parameters on the meta device and
     its buffers real. `max_sequence_length` is the longest sequence that the model computes exactly, None if any.
+    `freeze` are the patterns that it was opened with.
     """
 
     path: Path
@@ -113,6 +123,21 @@ class StreamedModel:
     module: PreTrainedModel
     anatomy: Anatomy
     max_sequence_length: int | None
+    freeze: tuple[str, ...] = ()
+
+    @property
+    def frozen_states(self) -> tuple[int, ...]:
+        """Indices of the states that are not trained."""
+        return tuple(index for index, state in enumerate(self.states) if state.frozen)
+
+    def trained(self, layer: int) -> tuple[int, ...]:
+        """The states of a layer that are trained."""
+        return tuple(index for index in self.layers[layer].states if not self.states[index].frozen)
+
+    @property
+    def first_trained(self) -> int:
+        """The lowest layer that trains anything; none below it runs backward."""
+        return next(layer for layer in range(len(self.layers)) if self.trained(layer))
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -146,10 +171,12 @@ class StreamedModel:
         return _persistent_buffers(self.module)
 
 
-def open_model(path: Path, dtype: torch.dtype) -> StreamedModel:
+def open_model(path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = ()) -> StreamedModel:
     """Opens a model directory (config.json and safetensors) without memory for weights.
 
-    Errors: UsageError where the directory is not a model's, MismatchError where the model cannot be streamed exactly.
+    Parameters whose names match one of the patterns `freeze` (`freezing.frozen_parameters`) are not to be trained.
+    Errors: UsageError where the directory is not a model's, a pattern matches nothing or all is frozen; MismatchError
+    where the model cannot be streamed exactly.
     """
     path = Path(path)
     config = _read_config(path)
@@ -158,7 +185,7 @@ def open_model(path: Path, dtype: torch.dtype) -> StreamedModel:
     _refuse_experts(module)
     anatomy = inspect(module)
     _load_persistent_buffers(module, path)
-    layers, states = _lay_out(module, anatomy)
+    layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
     return StreamedModel(
         path=path,
         name=path.resolve().name,
@@ -173,6 +200,7 @@ def open_model(path: Path, dtype: torch.dtype) -> StreamedModel:
         module=module,
         anatomy=anatomy,
         max_sequence_length=_max_sequence_length(module, anatomy),
+        freeze=tuple(freeze),
     )
 
 
@@ -265,17 +293,22 @@ def _load_persistent_buffers(module: PreTrainedModel, path: Path) -> None:
         checkpoint.read(entries[0], buffer)
 
 
-def _lay_out(module: PreTrainedModel, anatomy: Anatomy) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
+def _lay_out(
+    module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]
+) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
+    """A layer's parameters are one state, or two where some of them are `frozen` and some are not."""
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     tied = anatomy.before & anatomy.after
     states: list[StateSpec] = []
 
     def state(name: str, members: Iterable[str]) -> tuple[int, ...]:
-        spec = _state(name, [(member, shapes[member]) for member in shapes if member in set(members)])
-        if spec is None:
-            return ()
-        states.append(spec)
-        return (len(states) - 1,)
+        mine = set(members)
+        first = len(states)
+        for some, is_frozen in ((mine - frozen, False), (mine & frozen, True)):
+            named = [(member, shapes[member]) for member in shapes if member in some]
+            if named:
+                states.append(_state(f"{name}{FROZEN}" if is_frozen else name, named, is_frozen))
+        return tuple(range(first, len(states)))
 
     embedding = state("embedding", anatomy.before - tied)
     blocks = []
@@ -284,30 +317,29 @@ def _lay_out(module: PreTrainedModel, anatomy: Anatomy) -> tuple[tuple[LayerSpec
         blocks.append(state(f"block.{index}", [name for name in shapes if name.startswith(prefix)]))
     head = state("head", anatomy.after - tied)
     shared = state("tied", tied)
-    classes = _block_classes(module, anatomy)
+    classes = _block_classes(module, anatomy, frozen)
     layers = [LayerSpec("embedding", "embedding", embedding + shared)]
     layers += [LayerSpec(f"block.{i}", classes[i], own) for i, own in enumerate(blocks)]
     layers.append(LayerSpec("head", "head", head + shared))
     return tuple(layers), tuple(states)
 
 
-def _state(name: str, members: list[tuple[str, tuple[int, ...]]]) -> StateSpec | None:
+def _state(name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool) -> StateSpec:
     tensors: list[TensorSpec] = []
     offset = 0
     for member, shape in members:
         tensors.append(TensorSpec(member, shape, offset))
         offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
-    if not tensors:
-        return None
-    return StateSpec(name, _round_up(offset, STATE_ALIGNMENT), tuple(tensors))
+    return StateSpec(name, _round_up(offset, STATE_ALIGNMENT), tuple(tensors), frozen)
 
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _block_classes(module: PreTrainedModel, anatomy: Anatomy) -> list[str]:
-    """One name a block; blocks of one class have the same tensors, the same kind and the same kind of arguments."""
+def _block_classes(module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]) -> list[str]:
+    """One name a block; blocks of one class have the same tensors, the same kind and the same kind of arguments, and
+    the same of their tensors are frozen."""
     config = module.config.get_text_config(decoder=True)
     blocks: Any = module.get_submodule(anatomy.blocks_path)
     kinds: list[Any] = [None] * len(blocks)
@@ -324,7 +356,21 @@ def _block_classes(module: PreTrainedModel, anatomy: Anatomy) -> list[str]:
         )
         keys.append((type(block).__name__, kind, shapes, tuple(map(str, leaves)), treespec_dumps(structure)))
     distinct = list(dict.fromkeys(keys))
-    return ["block" if len(distinct) == 1 else f"block.{distinct.index(key)}" for key in keys]
+    names = ["block" if len(distinct) == 1 else f"block.{distinct.index(key)}" for key in keys]
+    prefixes = [f"{anatomy.blocks_path}.{index}." for index in range(len(blocks))]
+    members = [{name for name, _ in block.named_parameters()} for block in blocks]
+    without = [
+        frozenset(name for name in mine if prefix + name in frozen)
+        for prefix, mine in zip(prefixes, members, strict=True)
+    ]
+    partly = list(dict.fromkeys(some for some, mine in zip(without, members, strict=True) if some and some != mine))
+
+    def suffix(some: frozenset[str], mine: set[str]) -> str:
+        if not some or some == mine:
+            return FROZEN if some else ""
+        return ".partly" if len(partly) == 1 else f".partly.{partly.index(some)}"
+
+    return [name + suffix(some, mine) for name, some, mine in zip(names, without, members, strict=True)]
 
 
 def _max_sequence_length(module: PreTrainedModel, anatomy: Anatomy) -> int | None:

@@ -2,8 +2,8 @@
 
 Owns the way: all of them go through the other plan's store, made beside the first, so that the host arena of the one is
 gone before the other's is made. Only masters and moments travel. Parameters are the masters rounded, which is how every
-update leaves them; no update may be pending. A snapshot goes the same way, to the plan that goes on with it, and out of
-the run as a model.
+update leaves them; no update may be pending. What is frozen stays in the model's own files, and is read from there
+again (`States.load`). A snapshot goes the same way, to the plan that goes on with it, and out of the run as a model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +17,9 @@ from ssdplan.plans.schedule import Home, Region, Schedule
 
 from .model import StreamedModel
 from .records import Records
-from .states import Holding
+from .states import Holding, optimizer_bytes_of
 from .store import Store
+from .weights import Weights
 
 Progress = Callable[[float, str], None]
 
@@ -45,13 +46,18 @@ class Snapshotted:
         self.store.read(self.places[region], region.nbytes, scratch.data_ptr())
         return scratch[: region.nbytes]
 
-    def tensors(self, model: StreamedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, model: StreamedModel, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time, the
-        masters rounded to `dtype`. A piece is gone when the next is asked for."""
-        scratch = _scratch(max(home.optimizer.nbytes for home in self.schedule.homes))
-        for home, states in _held(self, scratch):
+        masters rounded to `dtype`, and so what is frozen, from `weights`. A piece is gone when the next is asked for.
+        """
+        scratch = _scratch(max(max(optimizer_bytes_of(home), home.parameters.nbytes) for home in self.schedule.homes))
+        for home in self.schedule.homes:
             count = home.stop - home.start
-            values = states[: 4 * count].view(torch.float32).to(dtype)
+            if home.optimizer is None:
+                values = scratch[: home.parameters.nbytes].view(dtype)
+                weights.read(home.state, values, home.start)
+            else:
+                values = self.get(home.optimizer, scratch)[: 4 * count].view(torch.float32).to(dtype)
             for tensor in model.states[home.state].tensors:
                 start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
                 if start < stop:
@@ -66,13 +72,15 @@ def stage(source: Source, schedule: Schedule, records: Records, store: Store, pr
     Takes the longest home of each schedule in host memory, once.
     """
     places = records.places(schedule)
-    scratch = _scratch(max(home.optimizer.nbytes for home in source.schedule.homes))
-    staged = _scratch(max(home.optimizer.nbytes for home in schedule.homes))
-    total = sum(home.stop - home.start for home in schedule.homes)
+    scratch = _scratch(max(map(optimizer_bytes_of, source.schedule.homes)))
+    staged = _scratch(max(map(optimizer_bytes_of, schedule.homes)))
+    total = sum(home.stop - home.start for home in schedule.homes if home.optimizer)
     done = 0
     held = _held(source, scratch)
     home_of, states = next(held)
     for home in schedule.homes:
+        if home.optimizer is None:
+            continue
         target = staged[: home.optimizer.nbytes]
         at = home.start
         while at < home.stop:
@@ -89,13 +97,14 @@ def stage(source: Source, schedule: Schedule, records: Records, store: Store, pr
 
 def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Callable[[float], None]) -> None:
     """Bring what was staged in `target`'s store, or is its last snapshot, home: optimizer states to host where they
-    live there, and parameters, in `dtype`, from their masters. Takes the longest home in host memory."""
+    live there, and parameters, in `dtype`, from their masters; nothing of what is frozen. Takes the longest home in
+    host memory."""
     places = records.places(target.schedule)
-    homes = target.schedule.homes
-    scratch = _scratch(max(home.optimizer.nbytes + home.parameters.nbytes for home in homes))
+    homes = [home for home in target.schedule.homes if home.optimizer]
+    scratch = _scratch(max(optimizer_bytes_of(home) + home.parameters.nbytes for home in homes))
     total, done = sum(home.stop - home.start for home in homes), 0
     for home in homes:
-        assert target.store is not None
+        assert target.store is not None and home.optimizer is not None
         states, rest = scratch[: home.optimizer.nbytes], scratch[home.optimizer.nbytes :]
         target.store.read(places[home.optimizer], home.optimizer.nbytes, states.data_ptr())
         if target.memory.tier(home.optimizer) == "host":
@@ -108,9 +117,11 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Call
 
 
 def _held(source: Source, scratch: torch.Tensor) -> Iterator[tuple[Home, torch.Tensor]]:
-    """Each home with its optimizer states, in the order of states and elements, which all schedules share."""
+    """Each home that is trained with its optimizer states, in the order of states and elements, which all schedules
+    share."""
     for home in source.schedule.homes:
-        yield home, source.get(home.optimizer, scratch)
+        if home.optimizer:
+            yield home, source.get(home.optimizer, scratch)
 
 
 def _forms(home: Home, states: torch.Tensor) -> Iterator[torch.Tensor]:

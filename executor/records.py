@@ -1,6 +1,7 @@
 """Records: a schedule's states as the records of a tensor store.
 
-Owns which states a crash must not lose (the optimizer states, from which everything else follows), where those that
+Owns which states a crash must not lose (the optimizer states, from which everything else follows, but what is frozen,
+which is durable in the model's own files), where those that
 stay on host go in a snapshot, and where reads and writes begin and end, which is where the store may cut.
 """
 
@@ -55,7 +56,7 @@ class Records:
         on_host = tuple(
             (home.optimizer, places[home.optimizer.buffer] + home.optimizer.start)
             for home in schedule.homes
-            if home.optimizer.buffer in places
+            if home.optimizer and home.optimizer.buffer in places
         )
         return cls(tuple(records), on_host)
 
@@ -80,6 +81,8 @@ class Records:
         """The store's address of each home's optimizer states in a snapshot, those that live on host included."""
         places = dict(self.on_host)
         for home in schedule.homes:
+            if home.optimizer is None:
+                continue
             buffer = schedule.buffers[home.optimizer.buffer]
             if buffer.tier == "ssd":
                 places[home.optimizer] = buffer.offset + home.optimizer.start

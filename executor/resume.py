@@ -73,9 +73,23 @@ class Kept:
             raise UsageError(f"--steps {recipe.steps}: the run has {snapshot.step} behind it")
         if recipe.steps == snapshot.step and (path / MODEL).exists():
             raise UsageError(f"{path}: its {snapshot.step} steps are done; to go on, give --steps a larger number")
+        before, now = ({state.name for state in each.model.states if state.frozen} for each in (self.plan, plan))
+        patterns = (self.plan.model.freeze, plan.model.freeze)
+        other = patterns[0] != patterns[1] and self.plan.model.fingerprint != plan.model.fingerprint
+        if before != now or other:
+            was, is_now = (" ".join(each) or "nothing" for each in patterns)
+            raise MismatchError(
+                f"{path}: the run froze {was}, and this plan freezes {is_now}, another set of parameters; a run keeps "
+                "what it freezes: go on with a plan of the same --freeze, or export the model and train that anew"
+            )
         ours, theirs = ([(state.name, state.elements) for state in each.model.states] for each in (self.plan, plan))
         if ours != theirs or self.plan.decision.optimizer_states != plan.decision.optimizer_states:
             raise MismatchError(f"{path}: its states are not laid out as those of this plan; it cannot go on with it")
+        if now and snapshot.origin.weights != origin.weights:
+            raise MismatchError(
+                f"{path}: the model's weights changed, and what the run froze is still in its files; go on with the "
+                "model that was trained (--model)"
+            )
         differences = snapshot.origin.differences(origin)
         rows = plan.decision.micro_batches * plan.decision.micro_batch_size
         if snapshot.samples != snapshot.step * rows:

@@ -47,6 +47,8 @@ class Run(Document):
     """Volumes that it is moving away from, on which a crash leaves what must be cleared."""
     stores: tuple[str, ...] = ()
     """The identities of the stores that it may have made, the latest last: others on a volume are not its own."""
+    wandb: str | None = None
+    """Which run it is at Weights & Biases; None as long as it is none."""
 
 
 class RunDirectory:
@@ -113,6 +115,7 @@ class RunDirectory:
         volumes: Sequence[Path] | None = None,
         left: Sequence[Path] | None = None,
         stores: Sequence[str] | None = None,
+        wandb: str | None = None,
     ) -> None:
         """Write run.json with other values of these fields."""
         changed: dict[str, object] = {}
@@ -126,6 +129,8 @@ class RunDirectory:
             changed["left"] = tuple(str(place.absolute()) for place in left)
         if stores is not None:
             changed["stores"] = tuple(stores)
+        if wandb is not None:
+            changed["wandb"] = wandb
         self.run = self.run.model_copy(update=changed)
         _save(self.run, self.path / RUN)
 

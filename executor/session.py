@@ -322,7 +322,7 @@ def _session(
     evaluated: bool,
 ) -> Iterator[Session]:
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
-    the states are in the store."""
+    the states are in the store, but for what is frozen, which the model's own files have."""
     dtype = DTYPES[plan.decision.precision]
     with contextlib.ExitStack() as stack:
         memory = Memory(schedule, device)
@@ -340,9 +340,9 @@ def _session(
         if held:
             words = "moving states to where the plan keeps them"
             settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
-        else:
+        if from_checkpoint := model.frozen_states if held else range(len(model.states)):
             weights = Weights(model)
-            states.load(weights, watch.loading)
+            states.load(weights, from_checkpoint, watch.loading)
             weights.close()
             del weights
         compact()

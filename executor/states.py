@@ -1,10 +1,11 @@
 """States in and out: fills a schedule's homes from a checkpoint, and reads parameters back from them.
 
-Owns the layout of a home (master, first moment, second moment; the low-precision copy beside). It moves one home at a
-time, which is no longer than one update takes, and never holds a whole state.
+Owns the layout of a home (master, first moment, second moment; the low-precision copy beside, which is all that there
+is of what is frozen). It moves one home at a time, which is no longer than one update takes, and never holds a whole
+state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,25 +58,29 @@ class States:
         self._homes: dict[int, list[Home]] = {}
         for home in schedule.homes:
             self._homes.setdefault(home.state, []).append(home)
-        self._scratch_bytes = max(home.optimizer.nbytes + home.parameters.nbytes for home in schedule.homes)
+        self._scratch_bytes = max(optimizer_bytes_of(home) + home.parameters.nbytes for home in schedule.homes)
 
-    def load(self, weights: Weights, progress: Progress) -> None:
-        """Write every state to its homes: masters from the checkpoint, moments zero, parameters the masters rounded."""
-        done, total = 0, sum(state.elements for state in self._model.states)
+    def load(self, weights: Weights, chosen: Collection[int], progress: Progress) -> None:
+        """Write the states `chosen` to their homes: masters from the checkpoint, moments zero, parameters the masters
+        rounded; of frozen ones the parameters alone, rounded from the checkpoint."""
+        done, total = 0, sum(self._model.states[index].elements for index in chosen)
         scratch = self._scratch()
-        for index, state in enumerate(self._model.states):
+        for index in chosen:
             for home in self._homes[index]:
                 count = home.stop - home.start
-                states = scratch[: home.optimizer.nbytes].view(torch.float32)
-                values = states[:count]
-                weights.read(index, values, home.start)
-                states[count:].zero_()  # moments: zero in every format
-                self._holding.put(home.optimizer, scratch[: home.optimizer.nbytes])
-                parameters = scratch[home.optimizer.nbytes :][: home.parameters.nbytes]
-                parameters.view(self._dtype).copy_(values)
+                parameters = scratch[optimizer_bytes_of(home) :][: home.parameters.nbytes]
+                if home.optimizer is None:
+                    weights.read(index, parameters.view(self._dtype), home.start)
+                else:
+                    states = scratch[: home.optimizer.nbytes].view(torch.float32)
+                    values = states[:count]
+                    weights.read(index, values, home.start)
+                    states[count:].zero_()  # moments: zero in every format
+                    self._holding.put(home.optimizer, scratch[: home.optimizer.nbytes])
+                    parameters.view(self._dtype).copy_(values)
                 self._holding.put(home.parameters, parameters)
                 done += count
-                progress(done / total, f"loading {state.name}")
+                progress(done / total, f"loading {self._model.states[index].name}")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, piece) of all that the model saves, in `entries` order: the elements of a tensor in order, flat, one
@@ -97,6 +102,11 @@ class States:
     def _scratch(self) -> torch.Tensor:
         """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""
         return torch.from_dlpack(native.Arena(self._scratch_bytes, lock=False))
+
+
+def optimizer_bytes_of(home: Home) -> int:
+    """Of a home's optimizer states; a frozen one has none."""
+    return home.optimizer.nbytes if home.optimizer else 0
 
 
 def saved_entries(model: StreamedModel, dtype: torch.dtype) -> list[TensorEntry]:

@@ -29,6 +29,7 @@ from .metrics import Compared, History, MetricsFile, compare, cut_back, write_re
 from .model import StreamedModel
 from .recipe import Recipe, Watch
 from .records import Records
+from .reporting import Reports
 from .resume import Kept
 from .run_directory import METRICS, MODEL, SCHEMA, OptionValue, Run, RunDirectory
 from .scaling import LossScale
@@ -60,6 +61,7 @@ def train(
     volumes: Sequence[Path] = (),
     watch: Watch | None = None,
     advisor: Advisor | None = None,
+    reports: Reports | None = None,
     options: Mapping[str, OptionValue] | None = None,
     configuration: str = "",
     resume: Kept | None = None,
@@ -68,10 +70,10 @@ def train(
     """Replay `plan` for `recipe.steps` steps. `out` must not exist or be empty; the store lies in it unless `volumes`.
 
     With an `advisor` the first steps are compared with the plan's figures (`calibration.Calibrator`); `recipe.replan`
-    needs one. `options` are what the command line would need to do the same, for run.json, and `configuration` is the
-    text of a file that says so to people. With `resume`, that run goes on in its own directory `out`, to the same bits
-    under any plan, as long as model, data, recipe and batch are the same; `anyway`: even if they are not. `volumes` are
-    then where its store is, or is to be.
+    needs one. `reports`: where its metrics go besides metrics.jsonl. `options` are what the command line would need to
+    do the same, for run.json, and `configuration` is the text of a file that says so to people. With `resume`, that run
+    goes on in its own directory `out`, to the same bits under any plan, as long as model, data, recipe and batch are
+    the same; `anyway`: even if they are not. `volumes` are then where its store is, or is to be.
     Raises MismatchError when plan and model do not belong together or the run is another, and the errors of data,
     memory and store; what was made before the first step of a new run is removed then. KeyboardInterrupt after a
     snapshot, if the run takes any, when SIGINT or SIGTERM asked for the end.
@@ -103,11 +105,15 @@ def train(
         records = Records.of(schedule, snapshots=recipe.snapshots)
         look_ahead(plan, model, run.path, volumes, 0 if resume else store_bytes_of(records, recipe), watch)
         evaluated, places = texts.evaluated, volumes or run.volumes
-        sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
         history = History()
         if resume and resume.snapshot:
             resume.tidy()
             history = cut_back(run.path / METRICS, resume.step)
+        reporting = stack.enter_context(
+            (reports or Reports()).open(run, len(history.losses), resumed=resume is not None, note=watch.note)
+        )
+        sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
+        if resume and resume.snapshot:
             sessions.resume(resume, plan, schedule, records)
         elif resume:
             watch.note("the run was stopped before its first snapshot, so it begins again")
@@ -115,7 +121,7 @@ def train(
             sessions.begin(plan, schedule, records, again=True)
         else:
             sessions.begin(plan, schedule, records)
-        metrics_file = stack.enter_context(MetricsFile(run.path / METRICS))
+        metrics_file = stack.enter_context(MetricsFile(run.path / METRICS, reporting.write))
         if resume:
             metrics_file.write_resumed(resume.step, time.perf_counter() - began)
         scaling = recipe.loss_scale if plan.decision.precision == "fp16" else None
@@ -144,6 +150,7 @@ def train(
             keeper,
             interruption,
             calibrator,
+            written_before=history.ssd_written_bytes,
         )
         try:
             loop.run()

@@ -6,7 +6,7 @@ docs/papers.md holds it to the papers' own figures.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 
 from ssdplan.plans.pools import Pool, by_class, one_size, page_lock_waste, powers_of_two
@@ -61,6 +61,8 @@ class Tensors:
     """The token table and the head's projection, which take a buffer each also where they are tied."""
     block: tuple[int, ...]
     """The matrices of one block."""
+    frozen: int = 0
+    """Of the parameters, those without a gradient."""
 
     @property
     def largest(self) -> int:
@@ -90,9 +92,10 @@ def tensors_of_model(model: Model) -> Tensors:
     and an unknown architecture has the fewest of all that are known; so the baseline comes out small, not large.
     """
     element = ELEMENT_BYTES[model.precision]
+    frozen = sum(state.elements for state in model.states if state.frozen)
     for shape in MODELS:
         if (shape.architecture, shape.parameters) == (model.architecture, model.parameters):
-            return tensors_of_shape(shape, element)
+            return replace(tensors_of_shape(shape, element), frozen=frozen)
     matrices = {shape.architecture: len(tensors_of_shape(shape).block) for shape in MODELS}
     count = matrices.get(model.architecture, min(matrices.values()))
     blocks = model.layers[1:-1]
@@ -104,6 +107,7 @@ def tensors_of_model(model: Model) -> Tensors:
         element_bytes=element,
         ends=(model.vocab_size * model.hidden_size,) * 2,
         block=(elements // count,) * count,
+        frozen=frozen,
     )
 
 
@@ -153,7 +157,7 @@ def zero_infinity_memory(
     if ways.one_size_buffers:
         slots = sum(each.slots for each in streamed)
         streamed = [Pool("parameters", one_size(streamed) // slots, slots)]
-    held = tensors.parameters if ways.full_gradient_buffer else 2 * tensors.largest_layer
+    held = tensors.parameters - tensors.frozen if ways.full_gradient_buffer else 2 * tensors.largest_layer
     gradients = [pool("gradients", held, FP32)]
     optimizer = [
         pool("optimizer states", tensors.largest, FP32, OPTIMIZER_BUFFERS),
@@ -223,7 +227,7 @@ def horizontal_traffic(
     parameters_on_host: bool = False,
     optimizer_bytes: int = FP32,
 ) -> StepTraffic:
-    """What ZeRO-Infinity moves in a step of `micro_batches` (GreedySnake 1 and 3.3, MemAscend III-D).
+    """What ZeRO-Infinity moves in a step of `micro_batches` that trains all (GreedySnake 1, 3.3, MemAscend III-D).
 
     Each micro-batch takes all parameters to the device twice, and back and forth the fp32 sum of all gradients, which
     the first only brings. Optimizer states live on ssd, parameters too unless they stay on host; checkpoints on host.
@@ -276,7 +280,7 @@ def _all_on_ssd(form: Linear) -> float:
 def horizontal_seconds(
     model: Model, machine: Machine, *, micro_batch_size: int, micro_batches: int, parameters_on_host: bool = False
 ) -> float:
-    """The least seconds of a step of ZeRO-Infinity's schedule, whatever overlaps.
+    """The least seconds of a step of ZeRO-Infinity's schedule that trains the whole model, whatever overlaps.
 
     A pass takes at least the time of each resource. The update can only begin with the last micro-batch's backward, and
     the next step waits for it (GreedySnake 3.3). Without fill and drain, as the linear program's optimum.

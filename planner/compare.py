@@ -17,7 +17,7 @@ from ssdplan.plans.units import format_bytes
 
 from .baseline import Ways, tensors_of_model, zero_infinity_memory
 from .fit import UNLIMITED, Branch, Candidate, Fitter, Needs, Sketch, Solved
-from .memory import device_alone_bytes
+from .memory import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
 from .program import DIGITS, FixedChoices, Limits, solve_program
 from .shortened import step_seconds
 from .traffic import checkpoint_bytes
@@ -160,9 +160,7 @@ class _Comparison:
     def _on_device(self) -> Compared:
         size, n = self.candidate.micro_batch_size, self.candidate.micro_batches
         nbytes = device_alone_bytes(self.model, size, self.decision.optimizer_states)
-        timings = [self.model.timing(layer.layer_class, size) for layer in self.model.layers]
-        forward = sum(timing.forward_seconds for timing in timings[:-1])  # the head's backward is all of its work
-        seconds = n * (forward + sum(timing.backward_seconds for timing in timings))
+        seconds = n * compute_seconds(self.model, size)
         needs = _needs([f"{format_bytes(nbytes)} of device memory"] if nbytes > self.budget.device else [])
         return Compared(
             kind="schedule",
@@ -283,22 +281,18 @@ class _Comparison:
         )
 
     @property
-    def _elements(self) -> int:
-        return sum(state.elements for state in self.model.states)
-
-    @property
     def _parameter_bytes(self) -> int:
-        return ELEMENT_BYTES[self.model.precision] * self._elements
+        return ELEMENT_BYTES[self.model.precision] * sum(state.elements for state in self.model.states)
 
     @property
     def _optimizer_bytes(self) -> int:
-        return OPTIMIZER_BYTES[self.fixed.optimizer_states] * self._elements
+        return OPTIMIZER_BYTES[self.fixed.optimizer_states] * trained_elements(self.model)
 
     @property
     def _checkpoint_bytes(self) -> int:
         """Of all micro-batches."""
         each = checkpoint_bytes(self.model, self.candidate.micro_batch_size)
-        return (len(self.model.layers) - 2) * self.candidate.micro_batches * each
+        return checkpoint_layers(self.model) * self.candidate.micro_batches * each
 
 
 def _share(left: float, nbytes: float, given: float | None) -> tuple[float, float]:

@@ -134,7 +134,7 @@ class Fitter:
 
     def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
-        largest = max(state.elements for state in model.states)
+        largest = max(state.elements for state in model.states if not state.frozen)
         each = OPTIMIZER_BYTES[fixed.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
         affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
         smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)

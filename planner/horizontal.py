@@ -22,6 +22,8 @@ def stages(
     for group in groups:
         if group.role != "head":
             made.append(_forward(model, group, micro_batch_size, n))
+        if not group.backward:
+            continue
         for first, last, times in ((True, n == 1, 1), (False, False, n - 2), (False, True, 1 if n > 1 else 0)):
             if times > 0:
                 each = OPTIMIZER_BYTES[optimizer_states]
@@ -47,7 +49,7 @@ def ssd_bytes(
 def _accumulated_elements(groups: tuple[LayerGroup, ...], n: int) -> int:
     """Elements whose sum of gradients has a place on host: all, or with one micro-batch those that two layers use."""
     return sum(
-        group.count * use.elements for group in groups for use in group.uses if use.own and (n > 1 or use.shared)
+        group.count * use.elements for group in groups for use in group.uses if use.updated and (n > 1 or use.shared)
     )
 
 
@@ -77,6 +79,8 @@ def _backward(
     for name, nbytes in _checkpoint_on_ssd(checkpoint).items():
         read[name] = read.get(name, 0.0) + nbytes
     for use in group.uses:
+        if use.frozen:
+            continue
         names, size = StateVariables(use.state_class), use.elements
         d2h += GRADIENT_BYTES * size
         if not first or (use.own and use.shared):  # the head has begun the sum of what it shares

@@ -55,9 +55,7 @@ class Peaks:
 def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks:
     """The peaks of a run of `schedule`, evaluation included. `decision` is the one it was built from."""
     size = decision.micro_batch_size
-    # Every layer runs forward in an evaluation, if not in a step, and backward in a step.
-    timings = [model.timing(name, size) for name in {layer.layer_class for layer in model.layers}]
-    workspace = max(max(timing.forward_workspace_bytes, timing.backward_workspace_bytes) for timing in timings)
+    workspace = workspace_bytes(model, size)
     stay: dict[int, int] = {}
     for buffer in schedule.buffers:
         if buffer.tier == "host" and not buffer.pool:
@@ -72,11 +70,37 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         ssd=schedule.arenas["ssd"],
         kept=kept_bytes(schedule),
         loading=max(
-            home.optimizer.nbytes + home.parameters.nbytes + STORED_BYTES * min(home.stop - home.start, PIECE_ELEMENTS)
+            (home.optimizer.nbytes if home.optimizer else 0)
+            + home.parameters.nbytes
+            + STORED_BYTES * min(home.stop - home.start, PIECE_ELEMENTS)
             for home in schedule.homes
         ),
         residents=sum(-(-nbytes // PAGE) * PAGE for nbytes in stay.values()),
     )
+
+
+def workspace_bytes(model: Model, micro_batch_size: int) -> int:
+    """The most that compute of a layer takes: each runs forward in an evaluation, if not in a step, and those that are
+    not below all that is trained run backward."""
+    lowest = model.first_trained
+    forwards = {layer.layer_class for layer in model.layers}
+    backwards = {layer.layer_class for layer in model.layers[lowest:]}
+    return max(
+        *(model.timing(name, micro_batch_size).forward_workspace_bytes for name in forwards),
+        *(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards),
+    )
+
+
+def compute_seconds(model: Model, micro_batch_size: int) -> float:
+    """All forwards and backwards of one micro-batch, one after the other. The head's backward is all of its work."""
+    timings = [model.timing(layer.layer_class, micro_batch_size) for layer in model.layers]
+    forward = sum(timing.forward_seconds for timing in timings[:-1])
+    return forward + sum(timing.backward_seconds for timing in timings[model.first_trained :])
+
+
+def checkpoint_layers(model: Model) -> int:
+    """How many layers' inputs are kept: those of the blocks that run backward."""
+    return max(len(model.layers) - 1 - max(model.first_trained, 1), 0)
 
 
 def kept_bytes(schedule: Schedule) -> int:
@@ -97,9 +121,14 @@ def process_peak_bytes(peaks: Peaks, machine: Machine, micro_batches: int) -> in
 def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: OptimizerStates) -> int:
     """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
     checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
-    elements = sum(state.elements for state in model.states)
-    each = ELEMENT_BYTES[model.precision] + OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES
-    timings = [model.timing(entry.name, micro_batch_size) for entry in model.classes]
-    workspace = max(timing.backward_workspace_bytes for timing in timings)
-    checkpoints = (len(model.layers) - 2) * checkpoint_bytes(model, micro_batch_size)
-    return each * elements + checkpoints + workspace + model.context_bytes[micro_batch_size]
+    parameters = ELEMENT_BYTES[model.precision] * sum(state.elements for state in model.states)
+    updated = (OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES) * trained_elements(model)
+    backwards = {layer.layer_class for layer in model.layers[model.first_trained :]}
+    workspace = max(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards)
+    checkpoints = checkpoint_layers(model) * checkpoint_bytes(model, micro_batch_size)
+    return parameters + updated + checkpoints + workspace + model.context_bytes[micro_batch_size]
+
+
+def trained_elements(model: Model) -> int:
+    """Elements that have optimizer states."""
+    return sum(state.elements for state in model.states if not state.frozen)

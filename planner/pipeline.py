@@ -12,6 +12,7 @@ from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Model
 from ssdplan.plans.schedule import PAGE, TIERS, Schedule, Tier
 
+from .memory import workspace_bytes
 from .traffic import checkpoint_bytes
 
 HIDDEN, TRANSIT = "hidden states", "parameters in transit"
@@ -58,8 +59,7 @@ class Pipelines:
         roles = {role for _, role in self._at(MEASURED[0], 0.0)} | {role for _, role in self._at(MEASURED[1], 0.0)}
         others = sum(host(role, 0.0) for role in roles - {HIDDEN, TRANSIT})
         device = sum(self._linear(n, 0.0, "device", role) * (scale if role == HIDDEN else 1.0) for role in roles)
-        timings = [self.model.timing(entry.name, micro_batch_size) for entry in self.model.classes]
-        workspace = max(max(t.forward_workspace_bytes, t.backward_workspace_bytes) for t in timings)
+        workspace = workspace_bytes(self.model, micro_batch_size)
         return Pipeline(
             constant=others + scale * kept,
             parameters=host(TRANSIT, 0.0),

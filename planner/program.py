@@ -6,6 +6,8 @@ Alpha and all residencies are variables of one program, so it is never worse tha
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import not_
 from typing import Literal
 
 from ssdplan.plans.homes import GRADIENT_BYTES
@@ -208,7 +210,11 @@ class _Program:
     ) -> None:
         self.machine, self.fixed = machine, fixed
         groups, forms = layer_groups(model), _FORMS[fixed.schedule]
-        self.blocks = {use.state_class for group in groups if group.role == "block" for use in group.uses}
+        turning = [group.role == "block" and group.backward for group in groups]
+        classes = [{use.state_class for use in group.uses} for group in groups]
+        self.turning = set().union(*compress(classes, turning)).difference(*compress(classes, map(not_, turning)))
+        """Classes of blocks' states that run backward, and so can be kept from forward to backward."""
+        self.frozen = frozenset(state.state_class for state in model.states if state.frozen)
         self.keeps = fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
         every = forms.stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
@@ -241,6 +247,8 @@ class _Program:
             names = StateVariables(name)
             anywhere = (*names.optimizer, *names.parameters, *names.gradient)
             self.bounds |= dict.fromkeys(anywhere, (0.0, 1.0)) | (self._kept_bounds(names) if self.keeps else {})
+            if name in self.frozen:
+                self.bounds |= dict.fromkeys(names.of_updates & self.bounds.keys(), (0.0, 0.0))
         for number, (seconds, scale) in enumerate(zip(least, scales, strict=True)):
             self.bounds[_seconds_of(number)] = (seconds / scale, None)
         self.seconds: Linear = {
@@ -300,6 +308,10 @@ class _Program:
             names = StateVariables(name)
             whole, later = names.device
             there: tuple[dict[str, float], dict[str, float]] = ({whole: 1.0, later: -1.0}, {later: 1.0})
+            if name in self.frozen:
+                anywhere = (*names.parameters[:2], *((whole,) if self.keeps else ()))
+                rows.append(Row(dict.fromkeys(anywhere, 1.0) | {"": -1.0}, "=="))
+                continue
             for four, (prompt, delayed) in (
                 (names.optimizer, ({}, {})),
                 (names.parameters, there if self.keeps else ({}, {})),
@@ -311,7 +323,7 @@ class _Program:
 
     def _kept_bounds(self, names: StateVariables) -> dict[str, tuple[float, float]]:
         """How much of a class's parameters the device may keep: only blocks have a turn to keep them across."""
-        turns = self.fixed.schedule == "vertical" and names.state_class in self.blocks
+        turns = self.fixed.schedule == "vertical" and names.state_class in self.turning
         device, turn = (0.0, 1.0), (0.0, 1.0 if turns else 0.0)
         if self.fixed.kept is not None:
             whole, across = self.fixed.kept.get(names.state_class, (0.0, 0.0))
@@ -338,7 +350,8 @@ class _Program:
             else:
                 whole, across = self.fixed.kept.get(name, (0.0, 0.0))
                 share = across / (1.0 - whole) if whole < 1.0 else 0.0
-                rows.append(Row({later: 1.0, ALPHA: -whole}, "=="))
+                if name not in self.frozen:
+                    rows.append(Row({later: 1.0, ALPHA: -whole}, "=="))
                 rows.append(Row({saved: 1.0, prompt: -share, delayed: -share}, "=="))
         return rows
 
@@ -346,7 +359,7 @@ class _Program:
         rows = []
         for name in self.classes:
             names = StateVariables(name)
-            if self.fixed.optimizer is not None:
+            if self.fixed.optimizer is not None and name not in self.frozen:
                 rows.append(Row({names.optimizer[0]: 1.0, names.optimizer[2]: 1.0, "": -self.fixed.optimizer}, "=="))
             if self.fixed.unified_memory:
                 rows.append(Row({names.parameters[0]: 1.0, names.parameters[2]: 1.0}, "=="))
@@ -362,7 +375,9 @@ class _Program:
         """A layer's delayed gradients take the place of its own resident checkpoints, at most."""
         rows = []
         for group in groups:
-            scale = GRADIENT_BYTES * sum(use.elements for use in group.uses)
+            scale = GRADIENT_BYTES * sum(use.elements for use in group.uses if not use.frozen)
+            if not scale:
+                continue
             terms: dict[str, float] = {CHECKPOINT_HOST: -checkpoints / scale} if group.role == "block" else {}
             for use in group.uses:
                 reclaimed = StateVariables(use.state_class).gradient[0]
@@ -389,17 +404,19 @@ class _Program:
         placement, reclaimed = {}, {}
         for name in self.classes:
             names = StateVariables(name)
-            optimizer = _four(found, names.optimizer, alpha, self.fixed.optimizer)
+            frozen = name in self.frozen
+            late = 0.0 if frozen else alpha
+            optimizer = (0.0,) * 4 if frozen else _four(found, names.optimizer, alpha, self.fixed.optimizer)
             device, turn = (round(found.get(variable, 0.0), DIGITS) for variable in (names.device[0], names.turn[0]))
             if self.fixed.kept is not None:
                 device, turn = self.fixed.kept.get(name, (0.0, 0.0))
-            elsewhere = dict(zip(names.parameters, (1.0 - alpha, 0.0, alpha, 0.0), strict=True))
+            elsewhere = dict(zip(names.parameters, (1.0 - late, 0.0, late, 0.0), strict=True))
             if device < 1.0:  # a placement's fractions are of what the device does not keep
                 elsewhere = {variable: found[variable] / (1.0 - device) for variable in names.parameters}
             on_host = 0.0 if self.fixed.unified_memory else self.fixed.parameters
-            parameters = _four(elsewhere, names.parameters, alpha, on_host)
-            taken = min(round(found[names.gradient[0]], DIGITS), alpha)
-            host = min(max(taken, round(found[names.gradient[0]] + found[names.gradient[1]], DIGITS)), alpha)
+            parameters = _four(elsewhere, names.parameters, late, on_host)
+            taken = min(round(found[names.gradient[0]], DIGITS), late)
+            host = min(max(taken, round(found[names.gradient[0]] + found[names.gradient[1]], DIGITS)), late)
             placement[name] = Placement(
                 optimizer_prompt_host=optimizer[0],
                 optimizer_prompt_ssd=optimizer[1],
@@ -410,7 +427,7 @@ class _Program:
                 parameters_delayed_host=parameters[2],
                 parameters_delayed_ssd=parameters[3],
                 delayed_gradient_host=host,
-                delayed_gradient_ssd=alpha - host,
+                delayed_gradient_ssd=late - host,
                 parameters_device=device,
                 parameters_turn=min(turn, 1.0 - device),
             )

@@ -16,7 +16,7 @@ from ssdplan.plans.wear import TB, YEAR_DAYS, lifetime, wear
 
 from .critical import DRAIN, FILL, NO_WORK, loads
 from .fit import Fitter, Solved
-from .memory import device_alone_bytes
+from .memory import checkpoint_layers, device_alone_bytes, trained_elements
 from .program import Bound, ProgramResult, program_bound, solve_program
 from .traffic import checkpoint_bytes
 
@@ -222,7 +222,8 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
 def _share_of(plan: Plan, what: str) -> str:
     """How much of all states' parameters or optimizer states stays on host."""
     kept = 0.0
-    for state in plan.model.states:
+    states = [state for state in plan.model.states if what == "parameters" or not state.frozen]
+    for state in states:
         place = plan.decision.placement[state.state_class]
         share = (
             place.parameters_prompt_host + place.parameters_delayed_host
@@ -232,7 +233,7 @@ def _share_of(plan: Plan, what: str) -> str:
         if what == "parameters" and plan.decision.unified_memory:
             share = place.parameters_device
         kept += share * state.elements
-    return _percent(kept / sum(state.elements for state in plan.model.states))
+    return _percent(kept / sum(state.elements for state in states))
 
 
 def _offloading(plan: Plan) -> str:
@@ -284,12 +285,12 @@ def _wear(plan: Plan) -> str:
 
 
 def _state_bytes(plan: Plan) -> int:
-    elements = sum(state.elements for state in plan.model.states)
-    return elements * (ELEMENT_BYTES[plan.decision.precision] + OPTIMIZER_BYTES[plan.decision.optimizer_states])
+    parameters = ELEMENT_BYTES[plan.decision.precision] * sum(state.elements for state in plan.model.states)
+    return parameters + OPTIMIZER_BYTES[plan.decision.optimizer_states] * trained_elements(plan.model)
 
 
 def _checkpoint_bytes(plan: Plan) -> int:
-    blocks = len(plan.model.layers) - 2
+    blocks = checkpoint_layers(plan.model)
     kept = plan.decision.micro_batches if plan.decision.schedule == "vertical" else 1
     return blocks * kept * checkpoint_bytes(plan.model, plan.decision.micro_batch_size)
 

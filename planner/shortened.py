@@ -20,8 +20,8 @@ LENGTHS = {"vertical": (2, 4), "horizontal": (4, 6)}
 """Schedule -> blocks kept at either end of the two models between which a step's seconds are a straight line."""
 COUNTS = (2, 4)
 """Of the horizontal schedule's micro-batches, those that are simulated when there are more: the others are alike."""
-EIGHTHS, OF_EIGHTHS = 8, (4, 8)
-"""What the device keeps of blocks is counted in eighths, in two models that have them."""
+QUARTERS, OF_QUARTERS = 4, (2, 4)
+"""What the device keeps of blocks is counted in quarters, in two models that have them."""
 
 
 def shortened(model: Model, ends: int = ENDS) -> Model:
@@ -55,8 +55,8 @@ def step_seconds(model: Model, machine: Machine, decision: Decision, build: Buil
     Once a pipeline is full every further block takes as long as the one before, and so does every further micro-batch
     of the horizontal schedule: two short models give the line, and two small numbers of micro-batches another. It is
     exact where one resource is the slowest, and a few percent short where two are about as slow as each other, for then
-    a pipeline takes long to fill. Of parameters that the device keeps it takes the nearest eighth of the blocks. Models
-    that are not much longer than the longer of the two, or have several kinds of blocks, are simulated whole.
+    a pipeline takes long to fill. Of parameters that the device keeps it takes the nearest quarter of the blocks.
+    Models that are not much longer than the longer of the two, or have several kinds of blocks, are simulated whole.
     """
     n = decision.micro_batches
     if decision.schedule == "vertical" or n <= COUNTS[1]:
@@ -72,22 +72,22 @@ def _by_length(model: Model, machine: Machine, decision: Decision, build: Build)
         return simulate(build(model, decision).steady, model, machine, decision.micro_batch_size).seconds
 
     keeps = any(p.parameters_device or p.parameters_turn for p in decision.placement.values())
-    lengths = OF_EIGHTHS if keeps else LENGTHS[decision.schedule]
+    lengths = OF_QUARTERS if keeps else LENGTHS[decision.schedule]
     short, longer = (shortened(model, ends) for ends in lengths)
     kinds = {(layer.layer_class, tuple(model.states[i].elements for i in layer.states)) for layer in model.layers[1:-1]}
     if len(kinds) > 1 or len(longer.layers) == len(model.layers):
         return simulated(model, decision)
-    alike = _in_eighths(decision)
+    alike = _in_quarters(decision)
     high, low = simulated(longer, alike), simulated(short, alike)  # one of them is often built already
     per_layer = (high - low) / (len(longer.layers) - len(short.layers))
     return high + per_layer * (len(model.layers) - len(longer.layers))
 
 
-def _in_eighths(decision: Decision) -> Decision:
-    """`decision` with shares of the blocks that models of any multiple of eight blocks have."""
+def _in_quarters(decision: Decision) -> Decision:
+    """`decision` with shares of the blocks that models of any multiple of four blocks have."""
     placement = {}
     for name, p in decision.placement.items():
-        device = round(EIGHTHS * p.parameters_device) / EIGHTHS
-        turn = min(round(EIGHTHS * p.parameters_turn) / EIGHTHS, 1.0 - device)
+        device = round(QUARTERS * p.parameters_device) / QUARTERS
+        turn = min(round(QUARTERS * p.parameters_turn) / QUARTERS, 1.0 - device)
         placement[name] = p.model_copy(update={"parameters_device": device, "parameters_turn": turn})
     return decision.model_copy(update={"placement": placement})

@@ -21,7 +21,7 @@ from ssdplan.plans.timeline import Timeline
 from .compare import compare
 from .critical import find_causes, loads
 from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
-from .memory import process_peak_bytes
+from .memory import compute_seconds, process_peak_bytes
 from .program import Bound, FixedChoices, ProgramResult, program_bound
 from .reasons import explain, gather
 from .sensitivity import scaled_compute, sensitivities
@@ -365,12 +365,7 @@ class _Search:
 
     def _compute_seconds(self, candidate: Candidate) -> float:
         """All forwards and backwards of a step, one after the other."""
-        head = len(self.model.layers) - 1
-        total = 0.0
-        for number, layer in enumerate(self.model.layers):
-            timing = self.model.timing(layer.layer_class, candidate.micro_batch_size)
-            total += timing.backward_seconds + (timing.forward_seconds if number < head else 0.0)
-        return total * candidate.micro_batches
+        return compute_seconds(self.model, candidate.micro_batch_size) * candidate.micro_batches
 
 
 # What the user asked for.
@@ -441,7 +436,8 @@ def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, tuple[float
     device, turn = (residency.get(name, 0.0) for name in ("device", "turn"))
     if device + turn > 1.0:
         raise UsageError(f"residency device={device:g},turn={turn:g}: more than all parameters")
-    blocks = {model.states[index].state_class for layer in model.layers[1:-1] for index in layer.states}
+    first = max(model.first_trained, 1)
+    blocks = {model.states[index].state_class for layer in model.layers[first:-1] for index in layer.states}
     kept = {}
     for name, count in Counter(state.state_class for state in model.states).items():
         whole = round(device * count)

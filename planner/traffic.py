@@ -1,11 +1,12 @@
 """Traffic: what each layer's stages move and compute, as linear forms in the fractions that the program chooses.
 
 Owns the traffic of a stage (GreedySnake sections 3 and 4), refined to what the graph does: the head has no
-forward stage, states may be tied, the stack of blocks has ends. It knows no rates.
+forward stage, states may be tied or frozen, the stack of blocks has ends. It knows no rates.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ssdplan.plans.profile import ELEMENT_BYTES, Model, OptimizerStates
@@ -56,6 +57,11 @@ class StateVariables:
         """Parameters that stay on the device from forward to backward, and what of them would be read from ssd."""
         return self.name("parameters turn"), self.name("parameters turn ssd")
 
+    @property
+    def of_updates(self) -> frozenset[str]:
+        """Those that say where something of an update is, which frozen states have none of."""
+        return frozenset((*self.optimizer, *self.parameters[2:], *self.gradient, self.device[1]))
+
     def _four(self, what: str) -> tuple[str, str, str, str]:
         sides = ("prompt host", "prompt ssd", "delayed host", "delayed ssd")
         first, second, third, fourth = (self.name(f"{what} {side}") for side in sides)
@@ -92,6 +98,13 @@ class _Use:
     """The layer is the first that uses the state: it owns its updates."""
     shared: bool
     """Another layer uses it too."""
+    frozen: bool
+    """It has parameters only, which nothing updates."""
+
+    @property
+    def updated(self) -> bool:
+        """The layer is the one that updates the state."""
+        return self.own and not self.frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +115,12 @@ class LayerGroup:
     role: str
     """embedding, block or head."""
     uses: tuple[_Use, ...]
+    backward: bool
+    """It is not below all layers that are trained."""
+    lowest: bool
+    """Of those the first, which hands no gradient down."""
     keeps_output: bool
-    """Its output is a checkpoint, not only the head's input."""
+    """Its output is a checkpoint, not only the next layer's input."""
     head_share: float
     """The part of the head's delayed updates that runs during its forward."""
     count: int = field(default=1)
@@ -117,27 +134,43 @@ def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
         for index in layer.states:
             first.setdefault(index, number)
             times[index] = times.get(index, 0) + 1
-    last = len(model.layers) - 1
+    last, lowest = len(model.layers) - 1, model.first_trained
     spread = min(DELAYED_USES_AHEAD, last - 1)
-    counts: dict[LayerGroup, int] = {}
+    states = model.states
+    counts: dict[tuple[Any, ...], int] = {}
     for number, layer in enumerate(model.layers):
-        group = LayerGroup(
-            layer_class=layer.layer_class,
-            role="embedding" if number == 0 else "head" if number == last else "block",
-            uses=tuple(
-                _Use(
-                    model.states[index].state_class,
-                    model.states[index].elements,
+        key = (  # of plain values: a group for every layer takes long to make
+            layer.layer_class,
+            "embedding" if number == 0 else "head" if number == last else "block",
+            tuple(
+                (
+                    states[index].state_class,
+                    states[index].elements,
                     first[index] == number,
                     times[index] > 1,
+                    states[index].frozen,
                 )
                 for index in layer.states
             ),
-            keeps_output=number < last - 1,
-            head_share=1 / spread if last - spread <= number < last else 0.0,
+            number >= lowest,
+            number == lowest,
+            lowest <= number + 1 < last,
+            1 / spread if last - spread <= number < last else 0.0,
         )
-        counts[group] = counts.get(group, 0) + 1
-    return tuple(replace(group, count=count) for group, count in counts.items())
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        LayerGroup(
+            layer_class=layer_class,
+            role=role,
+            uses=tuple(_Use(*use) for use in uses),
+            backward=backward,
+            lowest=lowest_trained,
+            keeps_output=keeps_output,
+            head_share=head_share,
+            count=count,
+        )
+        for (layer_class, role, uses, backward, lowest_trained, keeps_output, head_share), count in counts.items()
+    )
 
 
 def checkpoint_bytes(model: Model, micro_batch_size: int) -> int:
@@ -157,7 +190,8 @@ def stages(
         timing = model.timing(group.layer_class, micro_batch_size)
         if group.role != "head":
             made.append(_forward(model, group, head, micro_batch_size, n, each, n * timing.forward_seconds))
-        made.append(_backward(model, group, micro_batch_size, n, each, n * timing.backward_seconds))
+        if group.backward:
+            made.append(_backward(model, group, micro_batch_size, n, each, n * timing.backward_seconds))
     return tuple(made)
 
 
@@ -172,12 +206,14 @@ def host_bytes(
             if use.own:
                 names = StateVariables(use.state_class)
                 size = group.count * use.elements
-                for name in (names.optimizer[0], names.optimizer[2]):
-                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
                 for name in (names.parameters[0], names.parameters[2]):
                     _add(total, name, element * size)
+                if use.frozen:
+                    continue
+                for name in (names.optimizer[0], names.optimizer[2]):
+                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
                 _add(total, names.gradient[1], GRADIENT_BYTES * size)
-        if group.role == "block":
+        if group.role == "block" and group.backward:
             _add(total, CHECKPOINT_HOST, group.count * n * checkpoint_bytes(model, micro_batch_size))
     return total
 
@@ -193,12 +229,14 @@ def ssd_bytes(
             if use.own:
                 names = StateVariables(use.state_class)
                 size = group.count * use.elements
-                for name in (names.optimizer[1], names.optimizer[3]):
-                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
                 for name in (names.parameters[1], names.parameters[3]):
                     _add(total, name, element * size)
+                if use.frozen:
+                    continue
+                for name in (names.optimizer[1], names.optimizer[3]):
+                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
                 _add(total, names.gradient[2], GRADIENT_BYTES * size)
-        if group.role == "block":
+        if group.role == "block" and group.backward:
             _add_checkpoints_on_ssd(total, group.count * n * checkpoint_bytes(model, micro_batch_size))
     return total
 
@@ -251,9 +289,9 @@ def _forward(
         _add(read, names.parameters[1], element * size)
         _add(h2d, "", element * size)
         _add(h2d, names.device[0], -element * size)
-    delayed = [(use, 1.0) for use in group.uses if use.own]
+    delayed = [(use, 1.0) for use in group.uses if use.updated]
     if group.head_share:
-        delayed += [(use, group.head_share) for use in head.uses if use.own]
+        delayed += [(use, group.head_share) for use in head.uses if use.updated]
     for use, share in delayed:
         names, size = StateVariables(use.state_class), share * use.elements
         _add(read, names.optimizer[3], optimizer_bytes * size)
@@ -286,7 +324,7 @@ def _backward(
     write: dict[str, float] = {}
     updates: dict[str, float] = {}
     h2d: dict[str, float] = {"": float((n - 1) * checkpoint)}  # inter-layer gradients; for the head, its input
-    d2h: dict[str, float] = {"": 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
+    d2h: dict[str, float] = {"": 0.0 if group.lowest else float((n - 1) * checkpoint)}
     for use in group.uses:
         names, size = StateVariables(use.state_class), use.elements
         _add(read, names.parameters[1], element * size)
@@ -296,6 +334,8 @@ def _backward(
         _add(h2d, "", element * size)
         for kept in (names.device[0], names.turn[0]):
             _add(h2d, kept, -element * size)
+        if use.frozen:
+            continue
         _add(d2h, "", GRADIENT_BYTES * size)
         if use.own:
             _add(read, names.optimizer[1], optimizer_bytes * size)

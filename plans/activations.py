@@ -17,16 +17,22 @@ class Activations:
 
     def __init__(self, emission: Emission, *, kept: int, checkpoints: bool) -> None:
         """`kept`: the number of micro-batches whose checkpoints are kept at once, those of the last ones;
-        `checkpoints`: whether there are any, that is, whether there will be a backward."""
+        `checkpoints`: whether there are any, that is, whether there will be a backward. Layers below the lowest that
+        is trained run none, and so their inputs are no checkpoints."""
         self._emission, self._kept = emission, kept
         model, decision = emission.model, emission.decision
         rows = decision.micro_batch_size * decision.sequence_length
         self._bytes = -(-rows * model.hidden_size * emission.parameter_bytes // PAGE) * PAGE
         self._host_bytes = min(round(decision.checkpoint_host * self._bytes / PAGE) * PAGE, self._bytes)
-        self._blocks = range(1, len(model.layers) - 1) if checkpoints else range(0)
+        head = len(model.layers) - 1
+        self._blocks = range(min(max(model.first_trained, 1), head), head) if checkpoints else range(0)
         count = len(self._blocks) * kept
         self._resident = spread(list(range(count)), round(decision.checkpoint_host * count))
         """With unified memory, the checkpoints on host: each is layer by layer a number for each micro-batch kept."""
+
+    def is_kept(self, layer: int) -> bool:
+        """Whether the layer's input is kept as a checkpoint."""
+        return layer in self._blocks
 
     def output(self, stage: int, micro_batch: int, to_layer: int) -> Region:
         """Where a stage's forward leaves its output for `to_layer`."""

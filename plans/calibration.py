@@ -315,23 +315,20 @@ def _describe(plan: Plan, figure: Figure, times: float) -> str:
 def _choices(plan: Plan) -> list[tuple[str, float]]:
     """The fractions that a solve decides, over all elements."""
     decision = plan.decision
-    total = sum(state.elements for state in plan.model.states)
 
-    def share(parts: Iterable[str]) -> float:
-        return (
-            sum(
-                state.elements * sum(getattr(decision.placement[state.state_class], part) for part in parts)
-                for state in plan.model.states
-            )
-            / total
-        )
+    def share(parts: Iterable[str], *, of_updates: bool = False) -> float:
+        states = [state for state in plan.model.states if not (of_updates and state.frozen)]
+        return sum(
+            state.elements * sum(getattr(decision.placement[state.state_class], part) for part in parts)
+            for state in states
+        ) / sum(state.elements for state in states)
 
     return [
         ("delay ratio", decision.delay_ratio),
-        ("optimizer states on host", share(("optimizer_prompt_host", "optimizer_delayed_host"))),
+        ("optimizer states on host", share(("optimizer_prompt_host", "optimizer_delayed_host"), of_updates=True)),
         ("parameters on host", share(("parameters_prompt_host", "parameters_delayed_host"))),
         ("parameters kept for compute", share(("parameters_device",))),
         ("parameters kept across the turn", share(("parameters_turn",))),
-        ("delayed gradients on host", share(("delayed_gradient_host",))),
+        ("delayed gradients on host", share(("delayed_gradient_host",), of_updates=True)),
         ("checkpoints on host", decision.checkpoint_host),
     ]

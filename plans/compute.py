@@ -30,10 +30,10 @@ class Compute:
         *,
         first: bool,
     ) -> None:
-        """`first`: the step's first backward of this layer, so of each state's gradient it begins the sum, unless a
-        layer above, which shares the state, has begun it."""
+        """The lowest layer has no `in_gradient`. `first`: the step's first backward of this layer, so of each state's
+        gradient it begins the sum, unless a layer above, which shares the state, has begun it."""
         emission = self._emission
-        states = emission.model.layers[layer].states
+        states = emission.model.trained(layer)
         gradients = tuple(self._updates.gradient(stage, state) for state in states)
         emission.emit(
             Backward(

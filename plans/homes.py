@@ -2,8 +2,9 @@
 
 Owns the rounding of fractions to whole ranges and to whole states. A state's elements are in the order prompt then
 delayed; within each, each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd.
-Parameters that stay on the device are there whole, because compute wants a state's weights side by side. A home is a
-range in which none of these changes, no longer than one update op takes.
+Parameters that stay on the device are there whole, because compute wants a state's weights side by side. Frozen states
+have parameters only, and no delayed part. A home is a range in which none of these changes, no longer than one update
+op takes.
 """
 
 import itertools
@@ -74,8 +75,8 @@ def kept_on_device(model: Model, decision: Decision) -> Kept:
         device.update(spread(states, round(placement.parameters_device * len(states))))
         rest = [state for state in states if state not in device]
         turn.update(spread(rest, min(round(placement.parameters_turn * len(states)), len(rest))))
-    ends = {0, len(model.layers) - 1}
-    assert not any(ends & set(model.uses(state)) for state in turn), "only blocks' parameters stay across the turn"
+    turning = set(range(max(model.first_trained, 1), len(model.layers) - 1))
+    assert all(set(model.uses(state)) <= turning for state in turn), "only blocks with a backward have a turn"
     return Kept(frozenset(device), frozenset(turn))
 
 
@@ -97,8 +98,8 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     optimizer_bytes = OPTIMIZER_BYTES[decision.optimizer_states]
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
-        delayed_start = _share((1.0 - decision.delay_ratio, decision.delay_ratio), state.elements)
-
+        delayed = 0.0 if state.frozen else decision.delay_ratio
+        delayed_start = _share((1.0 - delayed, delayed), state.elements)
         p = decision.placement[state.state_class]
         lengths = (delayed_start, state.elements - delayed_start)
         optimizer = _host_ends(
@@ -129,7 +130,9 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             ("optimizer", optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
             ("parameters", parameter_bytes, in_parameters),
         ]
-        regions = {role: _lay(pieces, state.name, role, each, tiers, buffers) for role, each, tiers in sides}
+        regions: dict[str, list[Region]] = {
+            role: _lay(pieces, state.name, role, each, tiers, buffers) for role, each, tiers in sides[state.frozen :]
+        }
         waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
         in_waiting = [_tier(start, delayed_start, gradient) for start, _ in waiting]
         gradients = dict(
@@ -139,12 +142,11 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
                 strict=True,
             )
         )
-        for piece, home_optimizer, home_parameters in zip(
-            pieces, regions["optimizer"], regions["parameters"], strict=True
-        ):
+        for number, (piece, home_parameters) in enumerate(zip(pieces, regions["parameters"], strict=True)):
             start, stop = piece
-            delayed = start >= delayed_start
-            homes.append(Home(index, start, stop, delayed, home_optimizer, home_parameters, gradients.get(piece)))
+            home_optimizer = None if state.frozen else regions["optimizer"][number]
+            late = start >= delayed_start
+            homes.append(Home(index, start, stop, late, home_optimizer, home_parameters, gradients.get(piece)))
     return tuple(homes)
 
 

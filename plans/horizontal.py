@@ -3,7 +3,8 @@
 Owns the order of operations of ZeRO-Infinity's gradient accumulation (GreedySnake section 3.3): every micro-batch
 brings all parameters to the device twice, and hidden states never leave it but as checkpoints. The sum of a state's
 gradients waits on host, in fp32, from one micro-batch to the next. Stages are numbered from 0 through all
-micro-batches: of each, the forwards of embedding and blocks, then the backwards of head, blocks and embedding.
+micro-batches: of each, the forwards of embedding and blocks, then the backwards of head and blocks down to the lowest
+layer that is trained, the embedding unless it is frozen.
 """
 
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ PIECES = 8
 
 def train(emission: Emission) -> None:
     """All micro-batches, each forward then backward, and the updates behind the last one's backward."""
-    head = len(emission.model.layers) - 1
-    _Horizontal(emission, [*range(head), *range(head, -1, -1)], forwards=head).train()
+    head, lowest = len(emission.model.layers) - 1, emission.model.first_trained
+    _Horizontal(emission, [*range(head), *range(head, lowest - 1, -1)], forwards=head).train()
 
 
 def evaluate(emission: Emission) -> None:
@@ -43,8 +44,7 @@ class _Horizontal:
         self.head = len(emission.model.layers) - 1
         self.n = emission.decision.micro_batches
         self.stages = self.n * len(layer_of)
-        whole = max(state.elements for state in emission.model.states) * emission.parameter_bytes
-        self.parameters = Parameters(emission, read_bytes=whole)  # nothing needs the beginning of one before its end
+        self.parameters = Parameters(emission, pieces=_whole)
         self.activations = Activations(emission, kept=1, checkpoints=forwards < len(layer_of))
         self.updates = Updates(emission, self.parameters)
         self.compute = Compute(emission, self.parameters, self.updates)
@@ -126,12 +126,12 @@ class _Horizontal:
     def _backward(self, stage: int) -> None:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)
         hidden, self.hidden = self.checkpoint or self.hidden, None
-        into = None if layer == 0 else self.activations.in_gradient(stage, micro_batch)
+        into = None if layer == self.layer_of[-1] else self.activations.in_gradient(stage, micro_batch)
         self.compute.backward(stage, layer, micro_batch, hidden, self.gradient, into, first=micro_batch == 0)
         self.gradient = into
 
     def _keep_checkpoint(self, stage: int) -> None:
-        if self._layer(stage) + 1 < self.head:
+        if self.activations.is_kept(self._layer(stage) + 1):
             assert self.hidden is not None
             self.activations.keep(self.hidden, stage, self._micro_batch(stage), self._layer(stage) + 1)
 
@@ -162,7 +162,7 @@ class _Horizontal:
         """Bring to the device what a backward adds to, unless it begins the sum."""
         if stage < self.stages and not self._is_forward(stage):
             layer = self._layer(stage)
-            for state in self.emission.model.layers[layer].states:
+            for state in self.emission.model.trained(layer):
                 if self._micro_batch(stage) > 0 or self.emission.model.uses(state)[-1] != layer:
                     for piece in self._moves(
                         "h2d", state, self._accumulated(state), self.updates.gradient(stage, state)
@@ -175,7 +175,7 @@ class _Horizontal:
         if self._is_forward(stage):
             return
         layer = self._layer(stage)
-        for state in self.emission.model.layers[layer].states:
+        for state in self.emission.model.trained(layer):
             if self._micro_batch(stage) == self.n - 1 and self.emission.model.uses(state)[0] == layer:
                 yield from self.updates.finish(stage, state)
             else:
@@ -186,3 +186,8 @@ class _Horizontal:
         what = f"gradient of {self.emission.name(state)}"
         for part in parts(source.nbytes, -(-source.nbytes // (PIECES * PAGE)) * PAGE):
             yield partial(self.emission.move, kind, cut(source, part), cut(target, part), what)
+
+
+def _whole(nbytes: int) -> list[tuple[int, int]]:
+    """Parameters are read in one transfer: nothing needs their beginning before their end."""
+    return [(0, nbytes)]

@@ -19,7 +19,8 @@ class Placement(Part):
     """Where the states of one class live, as fractions of their elements (prompt or delayed, host or ssd).
 
     optimizer_* and parameters_* on host and ssd each sum to 1; their delayed parts sum to the plan's delay ratio, as do
-    the two delayed_gradient_* fractions. parameters_device and parameters_turn are fractions of the class's states,
+    the two delayed_gradient_* fractions. Frozen states have no update: all their parameters are prompt, and all other
+    fractions but the device's are 0. parameters_device and parameters_turn are fractions of the class's states,
     each kept whole or not at all; parameters_* on host and ssd speak of the states that are not kept for the whole run.
     """
 
@@ -38,6 +39,16 @@ class Placement(Part):
     parameters_turn: Fraction = 0.0
     """The fraction of the class's states, all of them blocks', whose parameters stay on the device from the forward to
     the same layer's backward."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is of states without optimizer states."""
+        return not (
+            self.optimizer_prompt_host
+            or self.optimizer_prompt_ssd
+            or self.optimizer_delayed_host
+            or self.optimizer_delayed_ssd
+        )
 
 
 class Decision(Part):
@@ -71,10 +82,10 @@ class Decision(Part):
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
-        alpha = self.delay_ratio
         for name, p in self.placement.items():
+            alpha, states = (0.0, 0.0) if p.frozen else (self.delay_ratio, 1.0)
             rows = {
-                "optimizer_prompt_*": (p.optimizer_prompt_host + p.optimizer_prompt_ssd, 1 - alpha),
+                "optimizer_prompt_*": (p.optimizer_prompt_host + p.optimizer_prompt_ssd, states - alpha),
                 "optimizer_delayed_*": (p.optimizer_delayed_host + p.optimizer_delayed_ssd, alpha),
                 "parameters_prompt_*": (p.parameters_prompt_host + p.parameters_prompt_ssd, 1 - alpha),
                 "parameters_delayed_*": (p.parameters_delayed_host + p.parameters_delayed_ssd, alpha),
@@ -82,7 +93,8 @@ class Decision(Part):
             }
             for row, (total, wanted) in rows.items():
                 if abs(total - wanted) > TOLERANCE:
-                    raise ValueError(f"placement.{name}.{row} sum to {total:g}, not {wanted:g} (delay_ratio {alpha:g})")
+                    why = "its states are frozen" if p.frozen else f"delay_ratio {alpha:g}"
+                    raise ValueError(f"placement.{name}.{row} sum to {total:g}, not {wanted:g} ({why})")
             if p.parameters_device + p.parameters_turn > 1 + TOLERANCE:
                 kept = p.parameters_device + p.parameters_turn
                 raise ValueError(f"placement.{name}.parameters_device and parameters_turn sum to {kept:g}, more than 1")
@@ -96,9 +108,9 @@ class Decision(Part):
                     f"placement.{name}: with unified_memory a state's parameters stay whole (parameters_device) or "
                     "live on ssd; set parameters_prompt_host and parameters_delayed_host to 0"
                 )
-        if self.schedule == "horizontal" and alpha:
+        if self.schedule == "horizontal" and self.delay_ratio:
             raise ValueError(
-                f"delay_ratio = {alpha:g}: the horizontal schedule updates everything in its own step; "
+                f"delay_ratio = {self.delay_ratio:g}: the horizontal schedule updates everything in its own step; "
                 "set it to 0, or schedule to vertical"
             )
         if self.update_chunk_elements % 2048:
@@ -251,13 +263,18 @@ class Plan(Document):
             raise ValueError("decision.sequence_length differs from the one the model was profiled at")
         if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
             raise ValueError("decision.micro_batch_size was not profiled")
-        ends = {0, len(self.model.layers) - 1}
+        for state in self.model.states:
+            placement = self.decision.placement[state.state_class]
+            if placement.frozen != state.frozen:
+                has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
+                raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
+        turning = range(max(self.model.first_trained, 1), len(self.model.layers) - 1)
         for index, state in enumerate(self.model.states):
             turn = self.decision.placement[state.state_class].parameters_turn
-            if turn and ends & set(self.model.uses(index)):
+            if turn and not set(self.model.uses(index)) <= set(turning):
                 raise ValueError(
                     f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
-                    "of blocks alone; set it to 0"
+                    "of blocks alone that run backward; set it to 0"
                 )
         reason = needs_all_gradients(self.decision.precision, self.decision.clip_grad_norm)
         if reason and self.decision.delay_ratio != 1.0:

@@ -101,6 +101,8 @@ class State(Part):
     state_class: Name
     elements: Count
     """Padded to a multiple of 2048."""
+    frozen: bool = False
+    """Its parameters stay what they are: no gradient, no optimizer states, no update. All states of a class agree."""
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
@@ -163,6 +165,8 @@ class Model(Part):
     """Tokens whose logits the head makes at a time; None: a whole micro-batch's. A run keeps to it."""
     workspace_margin: Fraction = 0.0
     """What estimated workspaces were raised by for the allocator's fragmentation; measured ones have it in them."""
+    freeze: tuple[Name, ...] = ()
+    """The patterns of parameter names that froze its frozen states; a run opens the model by them."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -175,6 +179,12 @@ class Model(Part):
         used = {index for layer in self.layers for index in layer.states}
         if used != set(range(len(self.states))):
             raise ValueError("a state belongs to no layer")
+        if all(state.frozen for state in self.states):
+            raise ValueError("every state is frozen, so there is nothing to train")
+        frozen = {state.state_class for state in self.states if state.frozen}
+        for state in self.states:
+            if not state.frozen and state.state_class in frozen:
+                raise ValueError(f"state {state.name} is not frozen, and others of its class {state.state_class} are")
         for layer in self.layers[1:-1]:
             if any(len(self.uses(index)) != 1 for index in layer.states):
                 raise ValueError(f"block {layer.name} shares a state with another layer")
@@ -188,6 +198,15 @@ class Model(Part):
     def uses(self, state: int) -> tuple[int, ...]:
         """The layers that use a state, in order; two for tied embeddings."""
         return tuple(index for index, layer in enumerate(self.layers) if state in layer.states)
+
+    def trained(self, layer: int) -> tuple[int, ...]:
+        """The states of a layer that are trained."""
+        return tuple(index for index in self.layers[layer].states if not self.states[index].frozen)
+
+    @property
+    def first_trained(self) -> int:
+        """The lowest layer that trains anything. No gradient is wanted below it, so no layer there runs backward."""
+        return next(index for index in range(len(self.layers)) if self.trained(index))
 
     def timing(self, layer_class: str, micro_batch_size: int) -> Timing:
         """The measurement of a class at a micro-batch size. Raises KeyError when it was not measured."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from .layout import NAME_COLUMNS, Row, clean, facts, page, short, table, wrapped
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
-from .quantities import count, duration, estimated, number, rate, times
+from .quantities import count, duration, estimated, number, percent, rate, times
 from .units import format_bytes
 
 
@@ -63,16 +63,19 @@ def _volumes(volumes: Sequence[Volume]) -> list[str]:
 def _model(model: Model) -> list[str]:
     element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
-    whole = elements * (element + OPTIMIZER_BYTES["fp32"])
+    trained = sum(state.elements for state in model.states if not state.frozen)
+    whole = elements * element + trained * OPTIMIZER_BYTES["fp32"]
+    share = f", {percent(1 - trained / elements)} of them frozen" if trained < elements else ""
     chunk = model.head_chunk_tokens
     return facts(
         ("architecture", short(model.architecture, 60)),
         ("directory", short(model.path, 70) if model.path else "none, a what-if"),
-        ("parameters", f"{model.parameters:,} in {model.precision}"),
+        ("parameters", f"{model.parameters:,} in {model.precision}{share}"),
+        *([("frozen", short(" ".join(model.freeze), 70))] if model.freeze else []),
         ("hidden size", f"{model.hidden_size:,}; vocabulary {model.vocab_size:,}"),
         ("sequence length", f"{model.sequence_length:,} tokens"),
         ("logits", "of a whole micro-batch at once" if chunk is None else f"of {chunk:,} tokens at a time"),
-        ("training state", f"{format_bytes(whole)}, and {format_bytes(elements * GRADIENT_BYTES)} of fp32 gradients"),
+        ("training state", f"{format_bytes(whole)}, and {format_bytes(trained * GRADIENT_BYTES)} of fp32 gradients"),
     )
 
 
@@ -83,7 +86,9 @@ def _layers(model: Model) -> list[str]:
     rows: list[Row] = []
     for entry in model.classes:
         if entry.name in first:
-            elements = sum(model.states[index].elements for index in first[entry.name].states)
+            states = [model.states[index] for index in first[entry.name].states]
+            elements = sum(state.elements for state in states)
+            trained = sum(state.elements for state in states if not state.frozen)
             shared = any(len(model.uses(index)) > 1 for index in first[entry.name].states)
             rows.append(
                 (
@@ -91,7 +96,7 @@ def _layers(model: Model) -> list[str]:
                     f"{counts[entry.name]:,}",
                     f"{elements:,}",
                     format_bytes(elements * element),
-                    format_bytes(elements * OPTIMIZER_BYTES["fp32"]),
+                    format_bytes(trained * OPTIMIZER_BYTES["fp32"]) if trained else "frozen",
                     "tied" if shared else "",
                 )
             )

@@ -42,6 +42,11 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def loss_figure(value: float) -> str:
+    """A loss with the digits that people compare: `2.3456`; `1e+30`."""
+    return f"{value:.4f}" if not abs(value) >= 1e5 else f"{value:.4g}"
+
+
 def count(value: int) -> str:
     """A large count in words: `1.34 billion`."""
     for words, scale in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):

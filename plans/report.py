@@ -8,6 +8,9 @@ from .errors import UsageError
 from .overlay import Overlay
 from .units import format_bytes, format_seconds
 
+MOST_HELD_OUT = 4
+"""Evaluations that fit on a line."""
+
 
 def report_json(path: Path, overlay: Overlay | None) -> str:
     """A report.json as it is; with an overlay, that is one more field, `overlay`. Raises UsageError for no report."""
@@ -27,8 +30,11 @@ def describe_report(path: Path) -> str:
             lines += ["", f"  training loss  {report['losses'][0]:.4f} first, {report['losses'][-1]:.4f} last"]
         held_out = list(report["eval_losses"].items())
         if held_out:
-            each = ", ".join(f"{loss:.4f} after {step}" for step, loss in held_out)
-            lines += [f"  held-out loss  {each} steps"]
+            shown = held_out if len(held_out) <= MOST_HELD_OUT else [held_out[0], *held_out[1 - MOST_HELD_OUT :]]
+            each = [f"{loss:.4f} after {step}" for step, loss in shown]
+            if len(shown) < len(held_out):
+                each.insert(1, "...")
+            lines += [f"  held-out loss  {', '.join(each)} steps"]
         return "\n".join(lines)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not a run's report: {error}") from error

@@ -160,8 +160,8 @@ class Forward(Op):
 
 @record
 class Backward(Op):
-    """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, zeroing those in
-    `fresh` first."""
+    """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, one for each of the
+    layer's states that are trained, zeroing those in `fresh` first. The lowest one has no `in_gradient`."""
 
     layer: int
     layer_class: str
@@ -233,14 +233,17 @@ class Update(Op):
 
 @record
 class Home:
-    """Where elements [start, stop) of a state live between uses: the unit of an update, of loading and of export."""
+    """Where elements [start, stop) of a state live between uses: the unit of an update, of loading and of export.
+
+    One of a frozen state has parameters only, which no operation writes.
+    """
 
     state: int
     start: int
     stop: int
     delayed: bool
-    optimizer: Region
-    """Master, first moment, second moment, each contiguous: `homes.OPTIMIZER_BYTES` an element."""
+    optimizer: Region | None
+    """Master, first moment, second moment, each contiguous: `homes.OPTIMIZER_BYTES` an element. None: frozen."""
     parameters: Region
     """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None

@@ -4,7 +4,9 @@ Owns where parameters lie on their way, and that those which stay on the device 
 are asked for stage by stage, and what is there already costs nothing. Where memory is unified the way ends on host.
 """
 
-from .emission import Emission, When, cut, parts
+from collections.abc import Callable, Sequence
+
+from .emission import Emission, When, cut
 from .homes import GRAIN, Span, kept_on_device, parameter_spans
 from .schedule import Home, Region
 
@@ -12,9 +14,9 @@ from .schedule import Home, Region
 class Parameters:
     """Parameters in transit: ssd to host, host to device."""
 
-    def __init__(self, emission: Emission, *, read_bytes: int) -> None:
-        """`read_bytes`: the most that one read moves."""
-        self._emission, self._read_bytes = emission, read_bytes
+    def __init__(self, emission: Emission, *, pieces: Callable[[int], Sequence[tuple[int, int]]]) -> None:
+        """`pieces`: the ranges in which so many bytes are read."""
+        self._emission, self._pieces = emission, pieces
         self._spans = parameter_spans(emission.homes, emission.buffers)
         self._turn = kept_on_device(emission.model, emission.decision).turn
         self._weights: dict[tuple[int, int], tuple[Region, ...]] = {}
@@ -36,7 +38,7 @@ class Parameters:
                 if span.tier == "ssd":
                     when = When.NOT_PENDING if made_by_update and span.delayed else When.ALWAYS
                     target = self._staged(stage, state, span)
-                    for part in parts(span.region.nbytes, self._read_bytes):
+                    for part in self._pieces(span.region.nbytes):
                         emission.move("read", cut(span.region, part), cut(target, part), emission.name(state), when)
 
     def upload(self, stage: int, layer: int, pieces: range, of: int) -> None:

@@ -24,6 +24,7 @@ from .plan import (
     needs_all_gradients,
 )
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
+from .profile import Model
 from .quantities import (
     RESOURCE_LABELS,
     amount,
@@ -67,7 +68,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         title,
         [bound, *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
         ("Why", _reasons(plan.reasons)),
-        ("What it decides", _decision(plan.decision)),
+        ("What it decides", [*_decision(plan.decision), *_frozen(model)]),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan)),
         ("The least budgets that this batch would still fit, each alone", _least(plan)),
@@ -123,6 +124,18 @@ def _decision(decision: Decision) -> list[str]:
         *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
         ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
     )
+
+
+def _frozen(model: Model) -> list[str]:
+    """What of the model is not trained, if anything."""
+    frozen = sum(state.elements for state in model.states if state.frozen)
+    if not frozen:
+        return []
+    share = percent(frozen / sum(state.elements for state in model.states))
+    patterns = f" ({short(clean(' '.join(model.freeze)), 40)})" if model.freeze else ""
+    lowest = model.layers[model.first_trained].name
+    below = f"; nothing below {short(lowest, 20)} runs backward" if model.first_trained else ""
+    return facts(("frozen", f"{share} of all elements{patterns}{below}"))
 
 
 def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:

@@ -111,6 +111,7 @@ class Updates:
 
     def _load_optimizer(self, home: Home, when: When) -> Region:
         emission = self._emission
+        assert home.optimizer is not None, "an update of a frozen state"
         if emission.tier(home.optimizer) != "ssd":
             return home.optimizer
         chunk = self._chunk(
@@ -121,6 +122,7 @@ class Updates:
 
     def _update(self, home: Home, optimizer: Region, gradient: Region, parameters: Region, when: When) -> None:
         """Update a home, and send on what lives on ssd or on the device."""
+        assert home.optimizer is not None
         emission = self._emission
         emission.emit(
             Update(

@@ -6,15 +6,18 @@ failure is a defect of ours, never of the user's, so it is an AssertionError tha
 
 from collections.abc import Iterator
 
-from .schedule import Graph, Op, Region, Schedule, Tier, Transfer
+from .schedule import Graph, Op, Region, Schedule, Tier, Transfer, Update
 
 
 def verify(schedule: Schedule, budgets: dict[Tier, int] | None = None) -> None:
     """Check places, budgets and every graph. Raises AssertionError naming the op or buffer at fault.
 
     For each graph: waits point backwards; whatever overlaps in memory and is written by one of two ops is ordered by
-    waits; every op reads bytes that were last written as the buffer it names.
+    waits; every op reads bytes that were last written as the buffer it names; nothing writes, or has an update of, what
+    is frozen.
     """
+    frozen = {home.parameters.buffer for home in schedule.homes if home.optimizer is None}
+    trained = {(home.state, home.start, home.stop) for home in schedule.homes if home.optimizer is not None}
     for buffer in schedule.buffers:
         end = buffer.offset + buffer.nbytes
         assert 0 <= buffer.zone <= buffer.offset and end <= schedule.arenas[buffer.tier], f"{buffer.name} has no place"
@@ -22,6 +25,11 @@ def verify(schedule: Schedule, budgets: dict[Tier, int] | None = None) -> None:
         assert schedule.arenas[tier] <= most, f"the {tier} arena of {schedule.arenas[tier]} bytes exceeds {most}"
     for graph in (schedule.first, schedule.steady, schedule.flush, schedule.evaluate):
         _verify_order(schedule, graph)
+        for op in graph.ops:
+            written = next((region.buffer for region in op.writes if region.buffer in frozen), None)
+            assert written is None, f"{graph.name}: {op} writes {schedule.buffers[written or 0].name}, which is frozen"
+            if isinstance(op, Update):
+                assert (op.state, op.start, op.stop) in trained, f"{graph.name}: {op} is of no home that is trained"
         _verify_contents(schedule, graph)
 
 

@@ -1,7 +1,8 @@
 """The vertical schedule: emits a step's operations, all micro-batches of a layer before the next layer.
 
 Owns the order of operations (GreedySnake sections 4.2 to 4.4) and thereby how long every buffer lives. Stages are
-numbered from 0: the forwards of embedding and blocks, then the backwards of head, blocks and embedding. The awkward
+numbered from 0: the forwards of embedding and blocks, then the backwards of head and blocks down to the lowest layer
+that is trained, the embedding unless it is frozen. The awkward
 boundaries (the micro-batch that never leaves the device, tied states, the first step) hide inside the verbs.
 """
 
@@ -12,18 +13,20 @@ from .activations import Activations
 from .compute import Compute
 from .emission import Emission, cut, parts
 from .homes import GRADIENT_BYTES
-from .schedule import Region
+from .schedule import PAGE, Region
 from .streaming import Parameters
 from .updates import Piece, Updates
 
-READ_BYTES = 16 << 20
-"""The most that one transfer of parameters moves, so that what needs its beginning need not wait for its end."""
+READ_BYTES, READ_PIECES = 16 << 20, 32
+"""Parameters are read in transfers of so many bytes, so that what needs their beginning need not wait for their end; a
+state that would take many more than so many of them in larger ones, for finer ones hide nothing more."""
 
 
 def train(emission: Emission) -> None:
-    """Forward of embedding and blocks, backward of head, blocks and embedding, updates behind them."""
-    head = len(emission.model.layers) - 1
-    _Vertical(emission, [*range(head), *range(head, -1, -1)], forwards=head).train()
+    """Forward of embedding and blocks, backward of head, blocks and embedding as far down as anything is trained,
+    updates behind them."""
+    head, lowest = len(emission.model.layers) - 1, emission.model.first_trained
+    _Vertical(emission, [*range(head), *range(head, lowest - 1, -1)], forwards=head).train()
 
 
 def evaluate(emission: Emission) -> None:
@@ -41,7 +44,7 @@ class _Vertical:
         self.stages = len(layer_of)
         self.head = len(emission.model.layers) - 1
         self.n = emission.decision.micro_batches
-        self.parameters = Parameters(emission, read_bytes=READ_BYTES)
+        self.parameters = Parameters(emission, pieces=_transfers)
         self.activations = Activations(emission, kept=self.n, checkpoints=forwards < self.stages)
         self.updates = Updates(emission, self.parameters)
         self.compute = Compute(emission, self.parameters, self.updates)
@@ -170,14 +173,15 @@ class _Vertical:
     def _backward(self, stage: int, position: int) -> None:
         micro_batch, layer = self._micro_batch(stage, position), self.layer_of[stage]
         hidden, out_gradient = self._inputs(stage, micro_batch)
-        in_gradient = None if layer == 0 else self.activations.in_gradient(stage, micro_batch)
+        last = stage + 1 == self.stages
+        in_gradient = None if last else self.activations.in_gradient(stage, micro_batch)
         if in_gradient:
             self.passed[stage, micro_batch] = in_gradient
         self.compute.backward(stage, layer, micro_batch, hidden, out_gradient, in_gradient, first=position == 0)
 
     def _keep_output(self, stage: int, position: int) -> Piece:
         """Moves a forward's output to host: for the next stage unless it is the boundary's, and as a checkpoint."""
-        checkpoint = self.forwards < self.stages and stage + 1 < self.head
+        checkpoint = self.activations.is_kept(stage + 1)
         if stage == self.head or (not checkpoint and position == self.n - 1):
             return _nothing
         micro_batch = self._micro_batch(stage, position)
@@ -205,13 +209,13 @@ class _Vertical:
 
     def _after_backward(self, stage: int) -> Iterator[Piece]:
         """What follows a layer's last backward, in pieces."""
-        for state in self.emission.model.layers[self.layer_of[stage]].states:
+        for state in self.emission.model.trained(self.layer_of[stage]):
             if self.emission.model.uses(state)[0] == self.layer_of[stage]:
                 yield from self.updates.finish(stage, state)
             else:
                 gradient, target = self.updates.gradient(stage, state), self._partial_gradient(state)
                 what = f"gradient of {self.emission.name(state)}"
-                for part in parts(gradient.nbytes, READ_BYTES):
+                for part in _transfers(gradient.nbytes):
                     yield partial(self.emission.move, "d2h", cut(gradient, part), cut(target, part), what)
 
     def _partial_gradient(self, state: int) -> Region:
@@ -225,13 +229,18 @@ class _Vertical:
 
     def _restore_partial_gradients(self, stage: int) -> None:
         """Bring back to the device what the head has left of tied gradients, for the embedding to add to."""
-        for state in self.emission.model.layers[0].states:
+        for state in self.emission.model.trained(0):
             if self.emission.model.uses(state)[-1] != 0:
                 source, target = self._partial_gradient(state), self.updates.gradient(stage, state)
                 what = f"gradient of {self.emission.name(state)}"
-                for part in parts(source.nbytes, READ_BYTES):
+                for part in _transfers(source.nbytes):
                     self.emission.move("h2d", cut(source, part), cut(target, part), what)
 
 
 def _nothing() -> None:
     """What a compute op leaves when the next one takes it from the device."""
+
+
+def _transfers(nbytes: int) -> list[tuple[int, int]]:
+    """The ranges in which so many bytes of parameters, or of a gradient, are moved."""
+    return parts(nbytes, max(READ_BYTES, -(-nbytes // (READ_PIECES * PAGE)) * PAGE))

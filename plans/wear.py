@@ -1,6 +1,7 @@
 """Wear: how long a machine's drives last under a plan that trains without a pause.
 
-Owns the arithmetic from bytes written a step to years; ratings come from the profile, for no drive tells its own.
+Owns the arithmetic from bytes written to years and to shares of a rating. Ratings come from the profile, for no drive
+tells its own.
 """
 
 from dataclasses import dataclass
@@ -27,17 +28,33 @@ def wear(machine: Machine, ssd_write_bytes: int, step_seconds: float) -> Wear:
     """The wear of steps that write `ssd_write_bytes` each. A store's stripes are dealt in proportion to the bandwidth
     of reading and writing by turns, so the drive that wears out first counts."""
     bytes_a_day = ssd_write_bytes / step_seconds * DAY_SECONDS
-    speeds = [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in machine.volumes]
     first: Volume | None = None
     least: float | None = None
-    for volume, speed in zip(machine.volumes, speeds, strict=True):
-        written = bytes_a_day * speed / sum(speeds)
+    for volume, share in zip(machine.volumes, _shares(machine), strict=True):
+        written = bytes_a_day * share
         if volume.endurance_bytes is not None and written > 0:
             days = volume.endurance_bytes / written
             if least is None or days < least:
                 first, least = volume, days
     unrated = sum(volume.endurance_bytes is None for volume in machine.volumes)
     return Wear(bytes_a_day, least, first, unrated)
+
+
+def share_of_rating(machine: Machine, written_bytes: float) -> float | None:
+    """How much of its rating `written_bytes` to all drives together use up, of the drive that they wear most; None when
+    no rating is known."""
+    used = [
+        written_bytes * share / volume.endurance_bytes
+        for volume, share in zip(machine.volumes, _shares(machine), strict=True)
+        if volume.endurance_bytes
+    ]
+    return max(used, default=None)
+
+
+def _shares(machine: Machine) -> list[float]:
+    """Of what is written to a store, the share that each volume gets."""
+    speeds = [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in machine.volumes]
+    return [speed / sum(speeds) for speed in speeds]
 
 
 def lifetime(days: float) -> str:

@@ -73,7 +73,8 @@ def measure_model(
     progress: Progress,
     beside: Callable[[Callable[[], float]], None] | None = None,
 ) -> ModelCosts:
-    """Measure the first layer of each class at each micro-batch size, and what a micro-batch keeps for a step.
+    """Measure one layer of each class at each micro-batch size, and what a micro-batch keeps for a step. A class whose
+    layers are below all that is trained runs no backward, and none is measured: it takes 0 seconds and bytes.
 
     Times are of rows of one sequence without padding, as long texts have them when they are packed; bytes are the most
     that rows with padding, and rows that two sequences share, take: both need a mask more, so they bound all. `limits`
@@ -82,9 +83,7 @@ def measure_model(
     whoever measures what else that costs; it returns its seconds. Errors: MemoryBudgetError where no size is left.
     """
     sizes = sorted(micro_batch_sizes)
-    classes: dict[str, int] = {}
-    for index, layer in enumerate(model.layers):
-        classes.setdefault(layer.layer_class, index)
+    classes = _representatives(model)
     bench = _Bench(model, layers, make_micro_batch, weights, device, sequence_length, sizes)
     context = bench.begin()
     spaces = _measure_spaces(bench, classes, sizes, portion(progress, 0.0, 0.4))
@@ -97,9 +96,9 @@ def measure_model(
     times = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 1.0))
     if beside is not None:
         block = model.layers[FIRST_BLOCK].layer_class
-        both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in (False, True)]
-        bench.load(FIRST_BLOCK)
-        beside(lambda: sum(bench.seconds(FIRST_BLOCK, figure, 1) for figure in both))
+        both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
+        bench.load(classes[block])
+        beside(lambda: sum(bench.seconds(classes[block], figure, 1) for figure in both))
     notes = [f"micro-batch size {size} does not fit into {device.name}" for size in sizes if size not in fitting]
     if trouble := _trouble(times):
         notes.append(f"{model.name}: {trouble}")
@@ -108,7 +107,7 @@ def measure_model(
         return Timing(
             micro_batch_size=size,
             forward_seconds=times[Figure(name, size, backward=False)].median,
-            backward_seconds=times[Figure(name, size, backward=True)].median,
+            backward_seconds=backward.median if (backward := times.get(Figure(name, size, backward=True))) else 0.0,
             forward_workspace_bytes=spaces[name, size].forward_workspace,
             backward_workspace_bytes=spaces[name, size].backward_workspace,
             saved_activation_bytes=spaces[name, size].saved_activations,
@@ -119,6 +118,18 @@ def measure_model(
         context_bytes={size: context[size] for size in fitting},
         notes=notes,
     )
+
+
+def _representatives(model: Model) -> dict[str, int]:
+    """Of each layer class, in order, the layer that is measured: the first that hands a gradient down as it runs
+    backward, else one that runs backward, else the first."""
+    lowest = model.first_trained
+    members: dict[str, list[int]] = {}
+    for index, layer in enumerate(model.layers):
+        members.setdefault(layer.layer_class, []).append(index)
+    return {
+        name: min(mine, key=lambda index: (index <= lowest, index < lowest, index)) for name, mine in members.items()
+    }
 
 
 def saved_activation_bytes(work: Callable[[], Result]) -> tuple[Result, int]:
@@ -173,7 +184,12 @@ def _measure_times(
             return first
         return bench.seconds(layer, figure, min(RUNS_A_SAMPLE, math.ceil(SAMPLE_SECONDS / first)))
 
-    figures = [Figure(name, size, backward) for name in classes for size in sizes for backward in (False, True)]
+    figures = [
+        Figure(name, size, backward)
+        for name, layer in classes.items()
+        for size in sizes
+        for backward in bench.directions(layer)
+    ]
     return repeat({f: partial(seconds, f) for f in figures}, limits, progress, "seconds of the layers")
 
 
@@ -219,6 +235,8 @@ class _Bench:
         self._largest = max(sizes) * sequence_length * model.hidden_size
         elements = max(sum(model.states[state].elements for state in layer.states) for layer in model.layers)
         self._flat_weights = device.allocate(elements * model.dtype.itemsize).view(model.dtype)
+        trained = [model.trained(layer) for layer in range(len(model.layers))]
+        elements = max(sum(model.states[state].elements for state in states) for states in trained)
         self._flat_gradients = device.allocate(elements * 4).view(torch.float32).zero_()
         self._hidden, self._out, self._out_gradient, self._in_gradient = (self._array(seed) for seed in range(4))
         self._loaded: int | None = None
@@ -280,9 +298,17 @@ class _Bench:
                 self._weights.read(state, staged)
                 self._device.copy_h2d(place.view(torch.uint8), staged.view(torch.uint8))
             self._layer_weights.append(place)
+            start = stop
+        start = 0
+        for state in self._model.trained(layer):
+            stop = start + self._model.states[state].elements
             self._layer_gradients.append(self._flat_gradients[start:stop])
             start = stop
         self._loaded = layer
+
+    def directions(self, layer: int) -> tuple[bool, ...]:
+        """Whether backward, for each direction in which a layer runs."""
+        return (False, True) if layer >= self._model.first_trained else (False,)
 
     def forward(self, layer: int, micro_batch: int) -> None:
         """A layer's forward; the head's yields the loss."""
@@ -300,7 +326,7 @@ class _Bench:
             self._layer_weights,
             self._hidden if layer else None,
             self._out_gradient if layer != self._head else None,
-            self._in_gradient if layer else None,
+            self._in_gradient if layer > self._model.first_trained else None,
             self._layer_gradients,
         )
 
@@ -311,9 +337,11 @@ class _Bench:
         for kind in range(1, 3 if self._shares else 2):
             micro_batch = kind * len(self._sizes) + self._sizes.index(size)
             _, forward = self._device.peak_bytes(partial(self.forward, layer, micro_batch))
-            (_, saved), backward = self._device.peak_bytes(
-                partial(saved_activation_bytes, partial(self.backward, layer, micro_batch))
-            )
+            backward = saved = 0
+            if True in self.directions(layer):
+                (_, saved), backward = self._device.peak_bytes(
+                    partial(saved_activation_bytes, partial(self.backward, layer, micro_batch))
+                )
             found.append((forward, backward, saved))
         return Space(*(max(figures) for figures in zip(*found, strict=True)))
 

@@ -31,6 +31,10 @@ DTYPES: dict[torch.dtype, document.Precision] = {
 }
 
 
+FROZEN, FORWARD = ".frozen", ".forward"
+"""How the names of classes of frozen states end: of those that a backward uses, and of those that none does."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileLimits:
     """How long each part may repeat its measurements, in seconds."""
@@ -144,7 +148,7 @@ def profile(
             sequence_length=sequence_length,
             context_bytes=costs.context_bytes,
             states=tuple(
-                document.State(name=state.name, state_class=state_class, elements=state.elements)
+                document.State(name=state.name, state_class=state_class, elements=state.elements, frozen=state.frozen)
                 for state, state_class in zip(model.states, state_classes(model), strict=True)
             ),
             layers=tuple(
@@ -153,6 +157,7 @@ def profile(
             ),
             classes=costs.classes,
             head_chunk_tokens=chunk,
+            freeze=model.freeze,
         ),
         notes=tuple(notes + costs.notes),
     )
@@ -167,21 +172,25 @@ def _process_bytes() -> int:
 
 def state_classes(model: Model) -> list[str]:
     """For each state the class that shares a placement: `embedding`, `head`, `tied` for what both use, and for a
-    block's states its layer class."""
+    block's states its layer class. Of frozen states those are told apart that a backward uses (`.frozen`) and those
+    that only forwards use (`.forward`)."""
     last = len(model.layers) - 1
     classes = []
-    for state in range(len(model.states)):
+    for state, spec in enumerate(model.states):
         users = [index for index, layer in enumerate(model.layers) if state in layer.states]
         match users:
             case [0]:
-                classes.append("embedding")
+                name = "embedding"
             case [index] if index == last:
-                classes.append("head")
+                name = "head"
             case [index]:
-                classes.append(model.layers[index].layer_class)
+                name = model.layers[index].layer_class
             case _:
-                assert users == [0, last], f"state {model.states[state].name} belongs to layers {users}"
-                classes.append("tied")
+                assert users == [0, last], f"state {spec.name} belongs to layers {users}"
+                name = "tied"
+        if spec.frozen:
+            name = name.removesuffix(FROZEN) + (FROZEN if users[-1] >= model.first_trained else FORWARD)
+        classes.append(name)
     return classes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -81,21 +81,26 @@ def train(
     dtype: torch.dtype = torch.float32,
     norms: list[float] | None = None,
     scaling: Scaling | None = None,
+    frozen: Collection[str] = (),
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Trains the model in `path` on `steps` (the micro-batches of each); its losses and its final state dict.
 
     The weights, the optimizer and its states are in fp32; with another `dtype` forward and backward run in a model of
     that dtype, which gets a copy of the weights before each step, and its gradients go to the fp32 weights summed over
     micro-batches in fp32. `norms` takes the norm of all gradients of each step, before clipping. With `scaling` the
-    loss is scaled, and a step that overflows is skipped, by torch's GradScaler.
+    loss is scaled, and a step that overflows is skipped, by torch's GradScaler. Of parameters `frozen`, by name, torch
+    is told that they require no gradient.
     """
     model = load(path, dtype).train()
     masters = {name: p.detach().float().clone().requires_grad_() for name, p in load(path).named_parameters()}
     parameters = dict(model.named_parameters())
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    trained = [name for name in masters if name not in frozen]
     decaying = set(masters if optimizer.decay_all else Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     groups = [
-        {"params": [p for name, p in masters.items() if name in decaying], "weight_decay": optimizer.weight_decay},
-        {"params": [p for name, p in masters.items() if name not in decaying], "weight_decay": 0.0},
+        {"params": [masters[name] for name in trained if name in decaying], "weight_decay": optimizer.weight_decay},
+        {"params": [masters[name] for name in trained if name not in decaying], "weight_decay": 0.0},
     ]
     update = torch.optim.AdamW([g for g in groups if g["params"]], optimizer.lr, optimizer.betas, optimizer.eps)
     given = scaling or Scaling(1.0, 1)
@@ -120,12 +125,12 @@ def train(
             )
             scaler.scale(out.loss).backward()
             total += float(out.loss.detach())
-            for name, parameter in parameters.items():
-                gradient = parameter.grad.float()
+            for name in trained:
+                gradient = parameters[name].grad.float()
                 masters[name].grad = gradient if masters[name].grad is None else masters[name].grad + gradient
         most = float("inf") if optimizer.clip_grad_norm is None else optimizer.clip_grad_norm
         scaler.unscale_(update)
-        norm = torch.nn.utils.clip_grad_norm_(masters.values(), most)
+        norm = torch.nn.utils.clip_grad_norm_([masters[name] for name in trained], most)
         if norms is not None:
             norms.append(float(norm))
         scale = scaler.get_scale()

@@ -11,6 +11,7 @@ from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 
+from ssdplan.plans.curves import Curves
 from ssdplan.plans.overlay import Overlay
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Schedule
@@ -22,25 +23,38 @@ from .colours import style_of_colours
 from .comparison import comparison
 from .data import page_data
 from .html import Markup, element, joined
+from .training import training
 
 SCRIPTS = ("data.js", "drawings.js", "input.js")
 """One script on the page, in this order."""
 
 
 def write_page(
-    plan: Plan, schedule: Schedule, timeline: Timeline, path: Path, *, overlay: Overlay | None = None
+    plan: Plan,
+    schedule: Schedule,
+    timeline: Timeline,
+    path: Path,
+    *,
+    overlay: Overlay | None = None,
+    curves: Curves | None = None,
 ) -> None:
     """Write the page of `plan` to `path`. Raises OSError when it cannot be written.
 
     `schedule` is the plan's, `timeline` a step of it as predicted. With `overlay`, a run's, its two timelines take that
-    one's place, one above the other.
+    one's place, one above the other. With `curves`, a run's, its losses and its speed come first.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(make_page(plan, schedule, timeline, overlay), encoding="utf-8")
+    temporary.write_text(make_page(plan, schedule, timeline, overlay, curves), encoding="utf-8")
     temporary.replace(path)
 
 
-def make_page(plan: Plan, schedule: Schedule, timeline: Timeline, overlay: Overlay | None = None) -> str:
+def make_page(
+    plan: Plan,
+    schedule: Schedule,
+    timeline: Timeline,
+    overlay: Overlay | None = None,
+    curves: Curves | None = None,
+) -> str:
     """The HTML of `write_page`."""
     title = f"{plan.model.name} on {plan.machine.name}"
     style = style_of_colours() + _asset("page.css")
@@ -64,6 +78,7 @@ def make_page(plan: Plan, schedule: Schedule, timeline: Timeline, overlay: Overl
         sections.opening(plan, overlay),
         element(
             "main",
+            training(curves, plan) if curves else "",
             sections.reasons(plan),
             sections.step(timelines),
             comparison(overlay) if overlay else "",

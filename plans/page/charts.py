@@ -107,10 +107,10 @@ def _key(kind: str) -> Markup:
 
 def _axes(x: Scale, y: Scale, low: int, high: int, top: float) -> list[Markup]:
     parts = []
-    for speed in _ticks(0.0, top, 5):
+    for speed in ticks(0.0, top, 5):
         parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(speed), y2=y(speed), class_="grid"))
         parts.append(element("text", number(speed), x=LEFT - 8, y=y(speed) + 4, class_="end"))
-    for n in _ticks(low, high, 8):
+    for n in ticks(low, high, 8):
         if n == round(n):
             parts.append(element("line", x1=x(n), x2=x(n), y1=y(0), y2=y(0) + 4, class_="axis"))
             parts.append(element("text", f"{n:,.0f}", x=x(n), y=y(0) + 17, class_="middle"))
@@ -150,7 +150,7 @@ def _lines(entries: Sequence[Alternative], x: Scale, y: Scale, colour: str) -> l
     return parts
 
 
-def _ticks(low: float, high: float, most: int) -> list[float]:
+def ticks(low: float, high: float, most: int) -> list[float]:
     """Round numbers from `low` to `high`, about `most` of them."""
     step = 1.0
     while (high - low) / step > most:

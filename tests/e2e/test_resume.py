@@ -130,3 +130,42 @@ def test_wrong_usage_is_named(rows, tmp_path):
         (out / "run.json").write_text(json.dumps({**kept, **change}))
         error = refused("run", "--resume", out, "--steps", 2, cwd=rows, code=2)
         assert says in error and "run.json" in error
+
+
+def test_a_part_of_a_model_is_trained_stopped_and_exported(rows, tmp_path):
+    """From --freeze to a model of which that part has the bits that it had; another --freeze is refused."""
+    from safetensors.torch import load_file
+
+    freeze = ["--freeze", "model.layers.[01].*", "--freeze", "*.2.mlp.*", "--freeze", "*embed_tokens*"]
+    shape = ["--model", rows / "model", "--sequence-length", 32, "--micro-batch-sizes", 1, "--precision", "fp32"]
+    profile = ssdplan("profile", *shape, *freeze, "-o", "p.json", cwd=tmp_path)
+    assert "of them frozen" in profile.stdout and "model.layers.[01].* *.2.mlp.* *embed_tokens*" in profile.stdout
+    said = refused("profile", *shape, "--freeze", "layers.9.*", "-o", "q.json", cwd=tmp_path, code=2)
+    assert "--freeze layers.9.*: matches no parameter of model; near it are model.layers." in said
+    assert "nothing to train" in refused("profile", *shape, "--freeze", "*", "-o", "q.json", cwd=tmp_path, code=2)
+
+    residency = ["--residency", "optimizer=0.5,parameters=0", "--delay-ratio", 0.4]
+    solve = ["solve", "p.json", "--host-memory", "64MiB", "--global-batch", 4]
+    plan = ssdplan(*solve, *residency, "-o", "plan.json", cwd=tmp_path)
+    assert "nothing below block.2 runs backward" in plan.stdout
+    train = ["--data", rows / "rows.jsonl", "--lr", "3e-3", "--seed", 3]
+    ssdplan("run", "plan.json", *train, "--out", "whole", "--steps", 6, cwd=tmp_path)
+    ssdplan("run", "plan.json", *train, "--out", "run", "--steps", 4, "--snapshot-every", 2, cwd=tmp_path)
+    ssdplan("export", "run", "--to", "halfway", cwd=tmp_path)
+    ssdplan(*solve, "--delay-ratio", 1, "-o", "other.json", cwd=tmp_path)
+    unfrozen = ["profile", *shape, "--freeze", "*embed_tokens*", "-o", "q.json"]
+    ssdplan(*unfrozen, cwd=tmp_path)
+    ssdplan("solve", "q.json", "--host-memory", "64MiB", "--global-batch", 4, "-o", "wrong.json", cwd=tmp_path)
+    said = refused("run", "wrong.json", "--resume", "run", "--steps", 6, "--resume-anyway", cwd=tmp_path, code=8)
+    assert "the run froze model.layers.[01].* *.2.mlp.* *embed_tokens*, and this plan freezes *embed_tokens*" in said
+    ssdplan("run", "other.json", "--resume", "run", "--steps", 6, cwd=tmp_path)
+    names = ("whole/model", "run/model", "halfway")
+    whole, resumed, halfway = (load_file(tmp_path / name / "model.safetensors") for name in names)
+    start = load_file(rows / "model" / "model.safetensors")
+    for name, tensor in start.items():
+        frozen = "embed_tokens" in name or ".layers.0." in name or ".layers.1." in name or ".2.mlp." in name
+        assert whole[name].equal(resumed[name]), name
+        assert all(found[name].equal(tensor) == frozen for found in (whole, halfway)), name
+    report = json.loads((tmp_path / "whole" / "report.json").read_text())
+    exact = {row["quantity"]: row["relative_error"] for row in report["predictions"]}
+    assert exact["ssd_read_bytes"] == exact["ssd_write_bytes"] == exact["host_arena_bytes"] == 0.0

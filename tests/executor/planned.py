@@ -17,6 +17,7 @@ from ssdplan.plans.profile import (
     Timing,
     Volume,
 )
+from ssdplan.profiler.profile import state_classes
 from tests.plans.decided import decide
 
 GIB = 1 << 30
@@ -24,9 +25,6 @@ GIB = 1 << 30
 
 def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: int, precision: Precision) -> Model:
     """The plan's view of a model, with timings that were never measured."""
-
-    def state_class(name: str) -> str:
-        return "block" if name.startswith("block") else name
 
     timing = Timing(
         micro_batch_size=micro_batch_size,
@@ -49,13 +47,14 @@ def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: in
         sequence_length=sequence_length,
         context_bytes={micro_batch_size: 0},
         states=tuple(
-            State(name=state.name, state_class=state_class(state.name), elements=state.elements)
-            for state in model.states
+            State(name=state.name, state_class=state_class, elements=state.elements, frozen=state.frozen)
+            for state, state_class in zip(model.states, state_classes(model), strict=True)
         ),
         layers=tuple(
             Layer(name=layer.name, layer_class=layer.layer_class, states=layer.states) for layer in model.layers
         ),
         classes=tuple(LayerClass(name=name, timings=(timing,)) for name in classes),
+        freeze=model.freeze,
     )
 
 

@@ -3,6 +3,8 @@
 Every figure follows from the arguments by simple arithmetic, so a test can say what it expects. It never touches disk.
 """
 
+from collections.abc import Sequence
+
 from ssdplan.plans.profile import (
     ELEMENT_BYTES,
     Layer,
@@ -163,3 +165,32 @@ def made_profile(
             micro_batch_sizes=micro_batch_sizes,
         ),
     )
+
+
+def with_frozen(model: Model, shares: Sequence[float]) -> Model:
+    """`model` with a share of each of its states frozen: 1 all of it, 0 none, and between them it becomes two states,
+    the trained one first. Classes follow as the profiler makes them; timings are of whole layers and stay."""
+    states: list[State] = []
+    parts: list[tuple[int, ...]] = []
+    for state, share in zip(model.states, shares, strict=True):
+        frozen = round(share * state.elements / 2048) * 2048
+        mine = []
+        for elements, is_frozen in ((state.elements - frozen, False), (frozen, True)):
+            if elements:
+                mine.append(len(states))
+                name = f"{state.name}.frozen" if is_frozen else state.name
+                states.append(state.model_copy(update={"name": name, "elements": elements, "frozen": is_frozen}))
+        parts.append(tuple(mine))
+    layers = [
+        layer.model_copy(update={"states": tuple(part for index in layer.states for part in parts[index])})
+        for layer in model.layers
+    ]
+    first = min(
+        number for number, layer in enumerate(layers) if not all(states[index].frozen for index in layer.states)
+    )
+    used = {index: number for number, layer in enumerate(layers) for index in layer.states}
+    for index, state in enumerate(states):
+        if state.frozen:
+            suffix = "frozen" if used[index] >= first else "forward"
+            states[index] = state.model_copy(update={"state_class": f"{state.state_class}.{suffix}"})
+    return Model(**{**dict(model), "states": tuple(states), "layers": tuple(layers)})

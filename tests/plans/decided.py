@@ -25,7 +25,7 @@ def decide(
     clip_grad_norm: float | None = None,
     unified: bool = False,
 ) -> Decision:
-    """The same fractions on host for every class, prompt and delayed part alike.
+    """The same fractions on host for every class, prompt and delayed part alike; of frozen ones, of parameters alone.
 
     `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
     states, those kept there from forward to backward. `unified`: compute works on host memory, where parameters are
@@ -33,8 +33,10 @@ def decide(
     """
     assert not (unified and parameters)
     prompt = 1.0 - alpha
-    ends = {*model.layers[0].states, *model.layers[-1].states}
-    at_ends = {model.states[index].state_class for index in ends}
+    turning = range(max(model.first_trained, 1), len(model.layers) - 1)
+    without_turn = {
+        state.state_class for index, state in enumerate(model.states) if not set(model.uses(index)) <= set(turning)
+    }
     placement = Placement(
         optimizer_prompt_host=prompt * optimizer,
         optimizer_prompt_ssd=prompt * (1 - optimizer),
@@ -48,6 +50,14 @@ def decide(
         delayed_gradient_ssd=alpha * (1 - gradient),
         parameters_device=on_device,
     )
+    frozen = Placement(
+        **dict.fromkeys(Placement.model_fields, 0.0)
+        | {
+            "parameters_prompt_host": parameters,
+            "parameters_prompt_ssd": 1 - parameters,
+            "parameters_device": on_device,
+        }
+    )
     return Decision(
         schedule=schedule,
         optimizer="adamw",
@@ -59,8 +69,8 @@ def decide(
         sequence_length=model.sequence_length,
         delay_ratio=alpha,
         placement={
-            state.state_class: placement.model_copy(
-                update={"parameters_turn": 0.0 if state.state_class in at_ends else across_turn}
+            state.state_class: (frozen if state.frozen else placement).model_copy(
+                update={"parameters_turn": 0.0 if state.state_class in without_turn else across_turn}
             )
             for state in model.states
         },

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import time
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ import pytest
 
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.curves import Curves
 from ssdplan.plans.documents import Part
 from ssdplan.plans.overlay import Overlay, lay_over, stalls
 from ssdplan.plans.page import make_page, write_page
@@ -304,6 +306,36 @@ def test_a_step_without_operations() -> None:
     assert _Page(page).data()["timelines"][0]["seconds"] == 0
 
 
+def _curves() -> Curves:
+    """Forty steps, the third without a finite loss, evaluated twice."""
+    curves = Curves()
+    for step in range(1, 41):
+        curves.step.append(step)
+        curves.written.append(1000.0 * step)
+        for name, column in curves.columns.items():
+            column.append(math.nan if (name, step) == ("loss", 3) else 4.0 / step if name == "loss" else 256.0)
+    curves.held_out = {0: 4.5, 40: 0.5}
+    return curves
+
+
+def test_a_run_s_curves_are_drawn_where_its_losses_are() -> None:
+    plan, schedule, timeline = _made()
+    page = _Page(make_page(plan, schedule, timeline, None, _curves()))
+    assert "4.0000 first, 0.1000 last; 0.1000 lowest, in step 40" in page.all_text()
+    drawings = {a.get("aria-label"): at for at, (tag, a) in enumerate(page.found) if tag == "svg"}
+    begins, ends = (drawings[f"{what} over 40 steps"] for what in ("Training loss", "Tokens a second"))
+    paths = [a["d"] or "" for tag, a in page.found[begins:ends] if tag == "path"]
+    places = [tuple(map(float, point.split())) for point in paths[0].removeprefix("M").split("L")]
+    assert len(places) == 39 and [x for x, _ in places] == sorted(x for x, _ in places)
+    # The drawing is linear: from two of its points follow all.
+    (x1, y1), (x40, y40) = places[0], places[-1]
+    losses = [4.0 / step for step in range(1, 41) if step != 3]
+    for step, loss, (x, y) in zip([n for n in range(1, 41) if n != 3], losses, places, strict=True):
+        assert x == pytest.approx(x1 + (x40 - x1) * (step - 1) / 39, abs=0.11)
+        assert y == pytest.approx(y1 + (y40 - y1) * (4.0 - loss) / (4.0 - 0.1), abs=0.11)
+    assert make_page(plan, schedule, timeline, None, Curves()) == make_page(plan, schedule, timeline)
+
+
 # In a browser.
 
 needs_chromium = pytest.mark.skipif(browser.find() is None, reason="no Chromium is installed, so no page is opened")
@@ -333,7 +365,7 @@ def _place(page: browser.Browser, canvas: str) -> tuple[float, float, float, flo
 def test_it_draws_at_any_width_in_light_and_dark(tmp_path: Path, width: int, dark: bool) -> None:
     plan, schedule, timeline = _made()
     overlay = lay_over(plan, schedule, timeline, _slower(timeline, 1.25))
-    with _opened(tmp_path, make_page(plan, schedule, timeline, overlay), width=width, dark=dark) as page:
+    with _opened(tmp_path, make_page(plan, schedule, timeline, overlay, _curves()), width=width, dark=dark) as page:
         assert page.complaints == [] and all(url.startswith("file:") for url in page.requests)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         drawn = page.evaluate(

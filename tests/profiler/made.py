@@ -77,6 +77,7 @@ class MadeState:
     name: str
     elements: int
     tensors: tuple[MadeTensor, ...]
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class MadeModel:
     dtype: torch.dtype = torch.float32
     head_is_position_wise: bool = True
     apart: bool = True
+    freeze: tuple[str, ...] = ()
     layers: tuple[MadeLayer, ...] = (
         MadeLayer("embedding", "embedding", (4,)),
         MadeLayer("block.0", "block.0", (0,)),
@@ -115,6 +117,13 @@ class MadeModel:
 
     def keeps_apart(self, sequence_length: int) -> bool:
         return self.apart
+
+    def trained(self, layer: int) -> tuple[int, ...]:
+        return tuple(index for index in self.layers[layer].states if not self.states[index].frozen)
+
+    @property
+    def first_trained(self) -> int:
+        return next(layer for layer in range(len(self.layers)) if self.trained(layer))
 
 
 @dataclass(frozen=True)
@@ -176,9 +185,10 @@ class MadeLayers:
         gradients: Sequence[torch.Tensor],
     ) -> None:
         last = len(self.model.layers) - 1
-        assert (hidden is None) == (in_gradient is None) == (layer == 0)
+        lowest = self.model.first_trained
+        assert layer >= lowest and (hidden is None) == (layer == 0) and (in_gradient is None) == (layer == lowest)
         assert (out_gradient is None) == (layer == last)
-        assert [g.shape for g in gradients] == [w.shape for w in weights]
+        assert [g.numel() for g in gradients] == [self.model.states[s].elements for s in self.model.trained(layer)]
         assert all(g.dtype == torch.float32 for g in gradients)
         self._run("backward", layer, micro_batch, weights, 3)
         if hidden is not None and layer != last:

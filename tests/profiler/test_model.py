@@ -1,7 +1,7 @@
 """What layers cost: known times, bytes counted by hand, sizes that do not fit, and one layer in memory at a time."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -226,3 +226,20 @@ def test_counting_changes_no_gradient() -> None:
     counted = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
     assert len(plain) == len(counted) > 0
     assert all(torch.equal(one, other) for one, other in zip(plain, counted, strict=True))
+
+
+def test_what_is_below_all_that_is_trained_is_measured_forward_only() -> None:
+    """Of blocks of one class one that hands a gradient down; a layer frozen in part has gradients of the rest."""
+    whole = MadeModel()
+    states = tuple(replace(state, frozen=index in (0, 1, 4)) for index, state in enumerate(whole.states))
+    layers = MadeLayers(replace(whole, states=states))
+    assert layers.model.first_trained == 3
+    costs = measure(layers, MadeWeights(), sizes=(1,), seconds=0.01)
+    found = {entry.name: entry.timings[0] for entry in costs.classes}
+    assert {layer for method, layer, _ in layers.calls if method == "backward"} == {3, 4}
+    assert {layer for method, layer, _ in layers.calls if method == "forward"} == {0, 2, 3}
+    for name in ("embedding", "block.1"):
+        assert found[name].backward_seconds == found[name].backward_workspace_bytes == 0
+        assert found[name].saved_activation_bytes == 0 and found[name].forward_seconds > 0
+    for name in ("block.0", "head"):
+        assert found[name].backward_seconds > 0 and found[name].backward_workspace_bytes == 777

@@ -177,3 +177,39 @@ def test_a_sequence_longer_than_the_model_takes(tmp_path: Path) -> None:
             progress=lambda fraction, what: pytest.fail("it is known before anything is measured"),
             limits=QUICK,
         )
+
+
+def test_a_model_that_is_frozen_in_part(tmp_path: Path) -> None:
+    """Frozen blocks are a class of their own, by whether they run backward; what each class costs is measured so."""
+    freeze = ("model.layers.[01].*", "model.layers.3.*", "model.embed_tokens.*", "model.layers.4.mlp.*")
+    directory = make_model("llama", tmp_path / "model", layers=6)
+    model, device = open_model(directory, torch.float32, freeze=freeze), open_device("cpu")
+    found = profile(
+        model,
+        lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
+        MicroBatch,
+        Weights(model),
+        device,
+        [tmp_path],
+        sequence_length=12,
+        micro_batch_sizes=[1],
+        progress=silent,
+        limits=QUICK,
+    ).model
+    assert found.freeze == freeze and found.first_trained == 3
+    assert [layer.layer_class for layer in found.layers[1:-1]] == [
+        "block.frozen", "block.frozen", "block", "block.frozen", "block.partly", "block"
+    ]  # fmt: skip
+    assert {state.name: (state.state_class, state.frozen) for state in found.states} == {
+        "embedding.frozen": ("embedding.forward", True),
+        "block.0.frozen": ("block.forward", True),
+        "block.1.frozen": ("block.forward", True),
+        "block.2": ("block", False),
+        "block.3.frozen": ("block.frozen", True),
+        "block.4": ("block.partly", False),
+        "block.4.frozen": ("block.partly.frozen", True),
+        "block.5": ("block", False),
+        "head": ("head", False),
+    }
+    assert found.timing("embedding", 1).backward_seconds == 0
+    assert all(found.timing(name, 1).backward_seconds > 0 for name in ("block", "block.frozen", "block.partly", "head"))

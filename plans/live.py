@@ -1,0 +1,70 @@
+"""The live line of a run: how far it is, how fast, how long it still takes, and what it has cost the drive.
+
+Owns the estimate of the time that is left, and the words. It prints nothing.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .profile import Machine
+from .quantities import decimal, loss_figure, number, percent
+from .units import format_seconds
+from .wear import share_of_rating
+
+RECENT_STEPS = 25
+FIRST_STEPS = 10
+"""Steps that a log has a line of each of; later ones have one now and then."""
+
+
+class Pace:
+    """How long the steps that are left will take: each the median of the last ones, so that a slow one does not count,
+    and what has passed between steps so far (evaluations, snapshots, a move), spread over all of them."""
+
+    def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`steps`: of the whole run."""
+        self._steps, self._clock = steps, clock
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.told = 0
+        """Steps, in this process."""
+        self._in_steps = 0.0
+        self._began = 0.0
+
+    def left(self, step: int, step_seconds: float) -> float:
+        """Seconds that are left after step `step`, which has just ended and took `step_seconds`. To be told of each."""
+        now = self._clock()
+        if not self.told:
+            self._began = now - step_seconds
+        self.told += 1
+        self._in_steps += step_seconds
+        self._recent.append(step_seconds)
+        between = max(now - self._began - self._in_steps, 0.0) / self.told
+        return (self._steps - step) * (statistics.median(self._recent) + between)
+
+
+def live_line(
+    *,
+    step: int,
+    steps: int,
+    loss: float,
+    skipped: bool,
+    tokens_per_second: float,
+    left_seconds: float,
+    written_bytes: int,
+    machine: Machine | None,
+) -> str:
+    """The line after a step, of at most 100 columns with the title `run`. `machine`: whose drives were written to, worn
+    as far as their rating is used up; None when they are not those that its profile is of."""
+    parts = [
+        f"step {step}/{steps}",
+        "skipped" if skipped else f"loss {loss_figure(loss)}",
+        f"{number(tokens_per_second)} tokens/s",
+    ]
+    if left_seconds:
+        parts.append(f"{format_seconds(left_seconds)} left")
+    if written_bytes:
+        share = share_of_rating(machine, written_bytes) if machine else None
+        worn = "" if share is None else f", {percent(share)} worn"
+        parts.append(f"{decimal(written_bytes)} to ssd{worn}")
+    return "  ".join(parts)

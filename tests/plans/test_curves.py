@@ -1,0 +1,216 @@
+"""A run's curves: read from whatever a run left, thinned without a false figure, shown in text and pictures."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.curves import Curves, read_curves, thinned
+from ssdplan.plans.curves_plot import draw_curves, write_curves_plot
+from ssdplan.plans.curves_text import Standing, describe_curves
+from ssdplan.plans.errors import UsageError
+from tests.planner.made import made_machine, made_model
+from tests.plans.decided import decide
+from tests.plans.planned import planned
+
+MODEL = made_model(blocks=2, hidden=64)
+DECISION = decide(MODEL)
+SCHEDULE = build_schedule(MODEL, DECISION)
+PLAN = planned(MODEL, made_machine(), DECISION, SCHEDULE)
+
+
+def step_line(step: int, loss: float | None, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step, "loss": loss, "grad_norm": 2.0, "lr": 1e-4, "tokens": 128, "step_seconds": 0.5,
+        "tokens_per_second": 256.0, "ssd_read_bytes": 1, "ssd_write_bytes": 1, "host_peak_bytes": 1,
+        "device_peak_bytes": 0, "process_peak_bytes": 1, "loss_scale": 1.0, "skipped": False,
+        "ssd_written_bytes": 1000 * step, **more,
+    }  # fmt: skip
+
+
+def written(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def standing(**more: Any) -> Standing:
+    return Standing(**{"directory": "run", "steps": 100, "done": False, "snapshots": True, "now": time.time(), **more})
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """What a run writes that is killed and goes on from its last snapshot, as if nothing had been cut back."""
+    lines: list[dict[str, Any]] = []
+    behind = snapshot = 0
+    for _ in range(draw(st.integers(1, 4))):
+        if lines:
+            behind = snapshot
+            lines.append({"step": behind, "resume_seconds": 1.5})
+        for _ in range(draw(st.integers(1, 12))):
+            behind += 1
+            loss = draw(st.one_of(st.none(), st.floats(-10, 1e6)))
+            lines.append(step_line(behind, loss, skipped=loss is None))
+            if draw(st.booleans()):
+                snapshot = behind
+                lines.append({"step": behind, "snapshot_seconds": 0.1, "snapshot_bytes": 10, "flush_seconds": 0.0})
+            if draw(st.booleans()):
+                lines.append({"step": behind, "eval_loss": draw(st.floats(0, 10))})
+    return lines
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_a_step_that_was_done_again_counts_once(tmp_path_factory, lines):
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    curves = read_curves(written(path, lines))
+    # Lines taken one by one; one that goes on takes away what is behind it.
+    steps: dict[int, dict[str, Any]] = {}
+    held_out: dict[int, float] = {}
+    snapshots: list[int] = []
+    for line in lines:
+        if "resume_seconds" in line:
+            steps = {step: kept for step, kept in steps.items() if step <= line["step"]}
+            held_out = {step: kept for step, kept in held_out.items() if step <= line["step"]}
+            snapshots = [step for step in snapshots if step <= line["step"]]
+        elif "loss" in line:
+            steps[line["step"]] = line
+        elif "eval_loss" in line:
+            held_out[line["step"]] = line["eval_loss"]
+        else:
+            snapshots.append(line["step"])
+    assert list(curves.steps) == list(steps) == list(range(1, len(steps) + 1))
+    for found, line in zip(curves.of("loss"), steps.values(), strict=True):
+        assert found == line["loss"] or (math.isnan(found) and line["loss"] is None)
+    assert curves.held_out == held_out and [each.step for each in curves.snapshots] == snapshots
+    assert curves.skipped == [step for step, line in steps.items() if line["skipped"]]
+    text = describe_curves(curves, PLAN, standing())
+    assert max(map(len, text.splitlines())) <= 100 and f"{len(steps)} of 100 steps" in text
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    lines = [step_line(1, 3.5), {"step": 1, "eval_loss": 3.25}, step_line(2, 3.0)]
+    whole = written(tmp_path / "metrics.jsonl", lines).read_bytes()
+    begins = whole.rindex(b'{"step": 2')
+    for end in range(begins, len(whole)):
+        (tmp_path / "cut.jsonl").write_bytes(whole[:end])
+        curves = read_curves(tmp_path / "cut.jsonl")
+        assert list(curves.steps) == [1] and curves.held_out == {1: 3.25}, end
+    # What a power cut leaves: room for lines that never came.
+    (tmp_path / "cut.jsonl").write_bytes(whole + b"\0" * 4096)
+    assert read_curves(tmp_path / "cut.jsonl").last == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{", "2: not a line of a run's metrics: not valid JSON"),
+        (b"\xff\xfe", "2: not a line"),
+        (b"[" * 30000, "2: not a line"),
+        (b"[]", "no object"),
+        (b"{}", "no `step`"),
+        (b'{"step": -1, "loss": 1}', "no `step`"),
+        (b'{"step": true, "loss": 1}', "no `step`"),
+        (b'{"step": 2, "loss": "low"}', "2: `loss` is no number"),
+        (b'{"step": 2, "loss": 1, "lr": [1]}', "2: `lr` is no number"),
+        (b'{"step": 2, "eval_loss": ' + b"9" * 400 + b"}", "2: `eval_loss` is out of range"),
+        (b'{"step": 2, "loss": ' + b"9" * 5000 + b"}", "2: not a line"),
+        (b"x" * (1 << 16), "2: longer than any line"),
+    ],
+)
+def test_what_no_run_wrote_is_refused_by_its_line(tmp_path, line, says):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(json.dumps(step_line(1, 2.0)).encode() + b"\n" + line + b"\n")
+    with pytest.raises(UsageError) as refused:
+        read_curves(path)
+    assert str(refused.value).startswith(f"{path}:") and says in str(refused.value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.one_of(st.just(math.nan), st.just(math.inf), st.floats(-1e3, 1e3)), max_size=200), st.integers(1, 40)
+)
+def test_thinned_curves_say_nothing_false(values, most):
+    steps = list(range(1, len(values) + 1))
+    thin = thinned(steps, np.asarray(values, dtype=float), most)
+    finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    assert len(thin.step) == min(most, len(finite))
+    if finite:
+        parts = np.array_split(np.arange(len(finite)), len(thin.step))
+        assert min(thin.low) == min(value for _, value in finite)
+        assert max(thin.high) == max(value for _, value in finite)
+        sizes = [part.size for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        assert (thin.low <= thin.mean + 1e-9).all() and (thin.mean <= thin.high + 1e-9).all()
+        assert (np.diff(thin.step) > 0).all()
+    if len(finite) <= most:
+        assert list(thin.mean) == [value for _, value in finite]
+
+
+def _noisy(count: int) -> Iterator[dict[str, Any]]:
+    for step in range(1, count + 1):
+        yield step_line(step, 4.0 / step**0.1 + 0.1 * math.sin(step * 12.9898))
+
+
+def test_the_text_draws_what_happened(tmp_path):
+    lines = [{"step": 0, "eval_loss": 4.0}, *_noisy(400), {"step": 400, "eval_loss": 2.2}]
+    curves = read_curves(written(tmp_path / "m", lines))
+    text = describe_curves(curves, PLAN, standing(steps=500))
+    first, last, lowest = lines[1]["loss"], lines[400]["loss"], min(line["loss"] for line in lines[1:401])
+    at = next(line["step"] for line in lines[1:401] if line["loss"] == lowest)
+    assert f"{first:.4f} first, {last:.4f} last" in text and f"{lowest:.4f} lowest, in step {at}" in text
+    assert "held-out loss       4.0000 after 0 steps, 2.2000 after 400" in text
+    assert "400 of 500 steps" in text and "256 median" in text and "400 kB" in text
+    drawn = [line.split("|", 1)[1] for line in text.splitlines() if "|" in line][:10]
+    # From the upper left to the lower right: the first column's mark is above the last column's.
+    rows = [max(row for row, line in enumerate(drawn) if line[at : at + 1] not in ("", " ")) for at in (1, 70)]
+    assert rows[0] < rows[1] and drawn[0].startswith("o")
+
+
+def test_a_run_that_stands_still_is_told_how_to_go_on(tmp_path):
+    curves = read_curves(written(tmp_path / "m", [step_line(1, 3.0)]))
+    written_at = curves.written_at
+    assert "ssdplan run --resume run" not in describe_curves(curves, PLAN, standing(now=written_at + 5))
+    assert "is 5 s old" in describe_curves(curves, PLAN, standing(now=written_at + 5))
+    assert "ssdplan run --resume run" in describe_curves(curves, PLAN, standing(now=written_at + 500))
+    lost = describe_curves(curves, PLAN, standing(now=written_at + 500, snapshots=False))
+    assert "no snapshot" in lost and "--resume" not in lost
+    assert "it is done" in describe_curves(curves, PLAN, standing(steps=1, done=True))
+    assert "0 of 100 steps" in describe_curves(Curves(), PLAN, standing())
+
+
+@pytest.mark.parametrize("losses", [[None], [None, None], [2.0], [1e30, -1e30], [5.0] * 3, [math.pi, None, 1e-9]])
+def test_any_losses_are_shown_and_drawn(tmp_path, losses):
+    lines = [step_line(step, loss, tokens_per_second=None) for step, loss in enumerate(losses, start=1)]
+    curves = read_curves(written(tmp_path / "m", lines))
+    text = describe_curves(curves, PLAN, standing())
+    assert max(map(len, text.splitlines())) <= 100 and f"{len(losses)} of 100 steps" in text
+    write_curves_plot(curves, PLAN, tmp_path)
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_the_figures(tmp_path):
+    lines = [*_noisy(50), {"step": 25, "eval_loss": 3.0}, {"step": 50, "eval_loss": 2.5}]
+    curves = read_curves(written(tmp_path / "m", lines))
+    loss, speed, norm, rate = draw_curves(curves, PLAN).axes
+    training, held_out = loss.lines[:2]
+    assert list(training.get_ydata()) == [line["loss"] for line in lines[:50]]
+    assert list(held_out.get_xdata()) == [25, 50] and list(held_out.get_ydata()) == [3.0, 2.5]
+    assert set(speed.lines[0].get_ydata()) == {256.0} and set(norm.lines[0].get_ydata()) == {2.0}
+    assert set(speed.lines[1].get_ydata()) == {PLAN.prediction.tokens_per_second}
+    assert set(rate.lines[0].get_ydata()) == {1e-4}
+
+
+def test_a_long_run_is_quick(tmp_path):
+    curves = written(tmp_path / "m", list(_noisy(50_000)))
+    start = time.process_time()
+    text = describe_curves(read_curves(curves), PLAN, standing(steps=50_000))
+    assert time.process_time() - start < 5
+    assert len(text.splitlines()) < 60
