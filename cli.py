@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ssdplan import __version__
 from ssdplan.commands import bench, compare, completion, data, doctor, export, profile, run, show, solve, volume
@@ -26,7 +27,7 @@ from ssdplan.plans.errors import (
 
 INTERRUPTED = 130
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "doctor": (doctor, "look whether this machine and a directory are fit for training, and say what mends the rest"),
+    "doctor": (doctor, "look whether this machine and a directory are fit, and say what mends what is not"),
     "profile": (profile, "measure this machine and a model -> profile.json"),
     "solve": (solve, "find the best plan for a profile, or for a machine one does not have -> plan.json"),
     "show": (show, "what a plan decides and predicts, what a profile measured"),
@@ -81,8 +82,25 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+class _Listing(argparse.HelpFormatter):
+    """Every command beside what it does: argparse forgets the indent of their names, so the longest stands alone."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if action.nargs == argparse.PARSER:
+            self._action_max_length += self._indent_increment
+
+
 class _Parser(argparse.ArgumentParser):
-    """Errors as the other commands' errors: one line, exit code 2."""
+    """Errors as the other commands' errors: one line, exit code 2; for an unknown option the nearest is named."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            near = [flag for word in unknown for flag in get_close_matches(word.split("=")[0], known, 1)]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -90,7 +108,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ssdplan", description="Train language models in SSD, DRAM and GPU memory, by a plan.")
+    parser = _Parser(
+        prog="ssdplan",
+        description="Train language models in SSD, DRAM and GPU memory, by a plan.",
+        formatter_class=_Listing,
+    )
     parser.add_argument("--version", action="version", version=f"ssdplan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (module, about) in COMMANDS.items():

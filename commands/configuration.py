@@ -109,7 +109,7 @@ def _value(events: "_Events", key: str) -> OptionValue:
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event, where)
     if not isinstance(event, yaml.SequenceStartEvent):
-        raise UsageError(f"{where}: takes a value, not a mapping; all keys stand on the left")
+        raise UsageError(f"{where}: has keys below it; all keys stand on the left, each with its value")
     several: list[str] = []
     while not isinstance(event := events.take(), yaml.SequenceEndEvent):
         where = f"{events.here}: {key}"

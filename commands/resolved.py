@@ -117,7 +117,7 @@ def checked(
     for name, value in values.items():
         if name not in actions:
             near = get_close_matches(name, actions, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "; ssdplan run --help has all options"
             raise UsageError(f"{where(name)}: unknown key{hint}")
         action = actions[name]
         (arguments if action.option_strings else positional).extend(_arguments(action, value, where(name)))

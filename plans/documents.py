@@ -48,7 +48,7 @@ class Document(Part):
             raise UsageError(f"{path}: not a {kind}: not UTF-8 text") from error
         try:
             raw = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # a JSONDecodeError, or a number of thousands of digits
             raise UsageError(f"{path}: not a {kind}: {error}") from error
         try:
             return cls.model_validate(raw)
@@ -79,7 +79,7 @@ class Document(Part):
 def describe(error: ValidationError, model: type[BaseModel]) -> str:
     """The first problem of a failed validation in one line, with the nearest known name for an unknown key."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "(top level)"
+    where = ".".join(_shown(str(part)) for part in first["loc"]) or "(top level)"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         near = get_close_matches(str(first["loc"][-1]), sorted(_field_names(model)), 1)
@@ -89,6 +89,11 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{where}: this field is missing{more}"
     value = repr(first["input"])
     return f"{where} = {value if len(value) < 60 else value[:57] + '...'}: {first['msg']}{more}"
+
+
+def _shown(key: str) -> str:
+    """A key as part of one line; in a hostile document it is anything."""
+    return key if key.isprintable() and 0 < len(key) <= 60 else repr(key[:60])
 
 
 def _field_names(model: type[BaseModel]) -> set[str]:

@@ -7,7 +7,7 @@ Owns these judgements and their words. It asks nothing of the machine: facts in,
 import re
 from collections.abc import Iterator
 
-from ssdplan.plans.errors import MemoryBudgetError, SsdplanError, UsageError
+from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.doctor_storage import judge_place
 from ssdplan.profiler.facts import ENGINE_VARIABLE, Facts
@@ -124,6 +124,9 @@ def _uring(facts: Facts) -> Iterator[Finding]:
     if uring.asked_for not in ("", "auto", "io_uring", "threads"):
         found = f"{ENGINE_VARIABLE}={uring.asked_for} is no engine"
         yield Finding("io_uring", "bad", found, "", f"unset {ENGINE_VARIABLE}", UsageError.exit_code)
+    elif uring.asked_for == "io_uring" and not uring.description:
+        found = f"is not to be had: {uring.problem}; but {ENGINE_VARIABLE}=io_uring allows nothing else"
+        yield Finding("io_uring", "bad", found, "", f"unset {ENGINE_VARIABLE}", IoFailure.exit_code)
     elif uring.description and uring.asked_for == "threads":
         found = f"is to be had, but {ENGINE_VARIABLE}=threads turns it off"
         yield Finding("io_uring", "warn", found, threads, f"unset {ENGINE_VARIABLE}")

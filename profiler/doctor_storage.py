@@ -21,7 +21,7 @@ STATE_BYTES, SNAPSHOT_STATE_BYTES = 14, 38
 WORN_PERCENT, HOT_CELSIUS = 90, 80
 
 _NETWORK = ("nfs", "cifs", "smb", "ceph", "glusterfs", "9p", "lustre", "beegfs", "afs", "gpfs", "fuse", "virtiofs")
-_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "zram")
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _NO_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf")
 _OTHER = "profile and run with --volume DIR, a directory of yours on an SSD, on ext4 or xfs"
 

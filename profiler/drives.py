@@ -84,7 +84,8 @@ def _drive(block: Path) -> Drive:
     told = " ".join(read_words(block / "device" / "model"))
     model = "".join(letter if letter.isprintable() else "?" for letter in told)  # the firmware's words
     way = str(block)
-    lent = "/virtio" in way or "/devices/virtual/" in way or "/vbd-" in way
+    made_up = "/devices/virtual/" in way and "/nvme-subsystem/" not in way  # where NVMe drives of several paths are
+    lent = made_up or "/virtio" in way or "/vbd-" in way
     size = read_words(block / "size")
     return Drive(
         name=block.name,

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -59,7 +60,13 @@ def test_paths_are_relative_to_the_file_and_names_are_names(tmp_path, monkeypatc
     assert read_configuration(Path("config.yaml"), run.add_options)["data"] == Path("/home/someone/text.txt")
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n...\n"])
+def test_the_configuration_in_the_document_is_one(tmp_path):
+    document = Path(__file__).parents[2] / "docs" / "configuration.md"
+    (shown,) = re.findall(r"```yaml\n(.*?)```", document.read_text(), re.DOTALL)
+    assert read(tmp_path, shown).keys() >= {"plan", "data", "steps", "out", "volume"}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n...\n", "\ufeff", "\r\n"])
 def test_a_configuration_may_say_nothing(tmp_path, text):
     assert read(tmp_path, text) == {}
 
@@ -70,7 +77,7 @@ def test_a_configuration_may_say_nothing(tmp_path, text):
         ("steps: 3\nstep: 4\n", 2, "step: unknown key; did you mean steps?"),
         ("eval_every: 3\n", 1, "eval_every: unknown key; did you mean eval-every?"),
         ("no-pack: true\n", 1, "did you mean pack?"),
-        ("\n\nfoo: 4\n", 3, "foo: unknown key"),
+        ("\n\nfoo: 4\n", 3, "foo: unknown key; ssdplan run --help has all"),
         ("lr: fast\n", 1, "lr: 'fast' is not a number"),
         ("steps: 3\nlr: -1\n", 2, "lr: '-1' is negative"),
         ("lr-schedule: cosin\n", 1, "lr-schedule: invalid choice: 'cosin'"),
@@ -81,7 +88,7 @@ def test_a_configuration_may_say_nothing(tmp_path, text):
         ("lr: true\n", 1, "lr: takes a value, not true"),
         ("pack: yes\n", 1, "pack: 'yes' is neither true nor false"),
         ("pack: 'true'\n", 1, "pack: 'true' is neither"),
-        ("lr: {peak: 1}\n", 1, "lr: takes a value, not a mapping"),
+        ("lr: {peak: 1}\n", 1, "lr: has keys below it"),
         ("volume: [[a]]\n", 1, "volume: a list has one value behind each dash"),
         ("volume:\n  - a\n  -\n", 3, "volume: has no value"),
         ("? [lr]\n: 1\n", 1, "not a list or a mapping"),

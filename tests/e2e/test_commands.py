@@ -330,7 +330,7 @@ def test_the_command_line_is_this():
     """Options are added, not renamed: a change here is a change of what users have scripted."""
     shown = {
         command: subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True).stdout
-        for command in ("profile", "solve", "show", "run", "export", "volume", "bench", "data")
+        for command in ("profile", "solve", "show", "run", "export", "volume", "bench", "data", "doctor", "completion")
     }
     for command, options in {
         "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
@@ -348,6 +348,8 @@ def test_the_command_line_is_this():
         "export": "--to --model --volume",
         "volume": "init info check",
         "data": "preview",
+        "doctor": "--json",
+        "completion": "bash zsh fish",
         "bench": "--volume --pairs --size --only --json",
     }.items():
         for option in options.split():

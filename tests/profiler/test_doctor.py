@@ -115,6 +115,7 @@ REFUSED = [
     (replace(WELL, obtainable_bytes=100 * MIB), "memory", "ulimit", 4),
     (replace(WELL, memory=Memory(60 * GIB, 100 * MIB), obtainable_bytes=100 * MIB), "memory", "docker", 4),
     (replace(WELL, uring=Uring("io_uring", "", "0", "turbo")), "io_uring", "unset", 2),
+    (replace(WELL, uring=Uring("", "Operation not permitted", "0", "io_uring")), "io_uring", "unset", 6),
     (place(is_directory=False, problem="none", errno=errno.ENOENT), "directory", "mkdir -p /volume", 2),
     (place(is_directory=False, problem="a file", errno=errno.ENOTDIR), "directory", "--volume DIR", 2),
     (place(is_directory=False, problem="no", errno=errno.EACCES), "directory", "--volume DIR", 2),
@@ -188,3 +189,15 @@ def test_the_facts_of_this_machine(tmp_path) -> None:
     missing = gather(tmp_path / "none", (), "", "")
     assert not missing.place.is_directory and not (tmp_path / "none").exists()
     assert judge(missing).exit_code == 2
+
+
+@pytest.mark.gpu
+def test_gpus_are_seen_as_torch_sees_them() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    from ssdplan.executor.device import cuda_of_torch, visible_gpus
+
+    (name, nbytes, capability), *_ = visible_gpus()
+    assert name == torch.cuda.get_device_name(0) and nbytes > GIB
+    assert capability == torch.cuda.get_device_capability(0) and cuda_of_torch()

@@ -138,6 +138,14 @@ def test_an_array_is_on_all_its_drives_and_a_virtual_one_on_none_that_is_known(t
     assert (other.name, other.usb, other.virtual, other.model, other.nbytes) == ("vdb", False, True, "", 0)
 
 
+def test_a_real_drive_may_stand_among_the_virtual_ones(tmp_path) -> None:
+    """Kernels that know several paths to an NVMe drive show it there."""
+    way = "virtual/nvme-subsystem/nvme-subsys0/nvme0n1"
+    made(tmp_path, tmp_path, way, {"size": "8", "device/model": "Made SSD 1000"})
+    (drive,) = drives_of(tmp_path, None, tmp_path)
+    assert drive.model == "Made SSD 1000" and not drive.virtual
+
+
 def test_a_directory_on_no_drive_has_none(tmp_path) -> None:
     assert drives_of(tmp_path, None, tmp_path) == ()
     (mount,) = [mount_of(Path("/proc"))]
