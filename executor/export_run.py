@@ -21,7 +21,6 @@ from .run_directory import MODEL, RUN, RunDirectory
 from .snapshots import weights_fingerprint
 from .states import saved_entries
 from .store import Store
-from .weights import Weights
 
 Progress = Callable[[float, str], None]
 
@@ -80,8 +79,7 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
     store = Store.open(kept.volumes, records.records)
     try:
         held = Snapshotted(schedule, records.places(schedule), store)
-        elements = sum(state.elements for state in model.states)
-        tensors = _told(held.tensors(model, Weights(model), dtype), elements, progress)
+        tensors = _told(held.tensors(model, dtype), sum(state.elements for state in model.states), progress)
         export_model(to, source=source, entries=saved_entries(model, dtype), tensors=tensors)
     finally:
         store.close()

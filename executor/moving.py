@@ -46,14 +46,16 @@ class Snapshotted:
         self.store.read(self.places[region], region.nbytes, scratch.data_ptr())
         return scratch[: region.nbytes]
 
-    def tensors(self, model: StreamedModel, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, model: StreamedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time, the
-        masters rounded to `dtype`, and so what is frozen, from `weights`. A piece is gone when the next is asked for.
-        """
+        masters rounded to `dtype`, and so what is frozen, from the model's own files. A piece is gone when the next is
+        asked for."""
+        weights = Weights(model) if model.frozen_states else None
         scratch = _scratch(max(max(optimizer_bytes_of(home), home.parameters.nbytes) for home in self.schedule.homes))
         for home in self.schedule.homes:
             count = home.stop - home.start
             if home.optimizer is None:
+                assert weights is not None
                 values = scratch[: home.parameters.nbytes].view(dtype)
                 weights.read(home.state, values, home.start)
             else:

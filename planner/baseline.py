@@ -15,6 +15,7 @@ from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
 from .catalogue import MODELS, Shape
 from .drive import combined_frontier, hull_edges
 from .lexicographic import Linear
+from .memory import trained_elements
 from .traffic import checkpoint_bytes, layer_groups, stages, total_bytes
 
 FP32 = 4
@@ -92,7 +93,7 @@ def tensors_of_model(model: Model) -> Tensors:
     and an unknown architecture has the fewest of all that are known; so the baseline comes out small, not large.
     """
     element = ELEMENT_BYTES[model.precision]
-    frozen = sum(state.elements for state in model.states if state.frozen)
+    frozen = max(model.parameters - trained_elements(model), 0)
     for shape in MODELS:
         if (shape.architecture, shape.parameters) == (model.architecture, model.parameters):
             return replace(tensors_of_shape(shape, element), frozen=frozen)

@@ -130,9 +130,9 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             ("optimizer", optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
             ("parameters", parameter_bytes, in_parameters),
         ]
-        regions: dict[str, list[Region]] = {
-            role: _lay(pieces, state.name, role, each, tiers, buffers) for role, each, tiers in sides[state.frozen :]
-        }
+        if state.frozen:
+            del sides[0]
+        regions = {role: _lay(pieces, state.name, role, each, tiers, buffers) for role, each, tiers in sides}
         waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
         in_waiting = [_tier(start, delayed_start, gradient) for start, _ in waiting]
         gradients = dict(

@@ -132,10 +132,12 @@ def _frozen(model: Model) -> list[str]:
     if not frozen:
         return []
     share = percent(frozen / sum(state.elements for state in model.states))
-    patterns = f" ({short(clean(' '.join(model.freeze)), 40)})" if model.freeze else ""
-    lowest = model.layers[model.first_trained].name
-    below = f"; nothing below {short(lowest, 20)} runs backward" if model.first_trained else ""
-    return facts(("frozen", f"{share} of all elements{patterns}{below}"))
+    patterns = f": {clean(' '.join(model.freeze))}" if model.freeze else ""
+    below = f"no layer below {short(model.layers[model.first_trained].name, 40)} runs backward"
+    return facts(
+        ("frozen", short(f"{share} of all elements{patterns}", COLUMNS - 24)),
+        *([("", below)] if model.first_trained else []),
+    )
 
 
 def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:

@@ -2,8 +2,8 @@
 
 Owns the order of operations (GreedySnake sections 4.2 to 4.4) and thereby how long every buffer lives. Stages are
 numbered from 0: the forwards of embedding and blocks, then the backwards of head and blocks down to the lowest layer
-that is trained, the embedding unless it is frozen. The awkward
-boundaries (the micro-batch that never leaves the device, tied states, the first step) hide inside the verbs.
+that is trained, the embedding unless it is frozen. The awkward boundaries (the micro-batch that never leaves the
+device, tied states, the first step) hide inside the verbs.
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,7 @@
 lets it go on, under the same plan or another, and kills it again, until it ends. `boundaries` kills it once before
 every STRIDE-th operation and transfer of one step with its snapshot, and of a move to another plan. Losses and weights
 must be those of a run that nobody killed, and each store that is found that of the same step of it. Prints one line of
-JSON.
+JSON. SSDPLAN_KILL_FREEZE are patterns of parameters that these runs freeze.
 """
 
 import hashlib
@@ -42,6 +42,7 @@ from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
 STEPS, FEW_STEPS = 12, 3
+FREEZE = tuple(os.environ.get("SSDPLAN_KILL_FREEZE", "").split())
 FIRST: dict[str, Any] = {"alpha": 0.3, "optimizer": 0.37, "parameters": 0.5}
 PLANS: tuple[dict[str, Any], ...] = (FIRST, {"alpha": 1.0, "optimizer": 1.0, "parameters": 1.0}, {"alpha": 0.0})
 DEADLINE_SECONDS = 300.0
@@ -54,7 +55,7 @@ def plan_of(model: StreamedModel, choices: dict[str, Any]) -> Plan:
 
 
 def training(directory: Path, out: Path, *, steps: int = STEPS, serial: bool = False) -> None:
-    model = open_model(directory / "llama", torch.float32)
+    model = open_model(directory / "llama", torch.float32, freeze=FREEZE)
     recipe = Recipe(steps=steps, optimizer=AdamW(lr=1e-3), snapshot_every=1, serial=serial)
     train(plan_of(model, FIRST), model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=recipe)
 
@@ -63,7 +64,7 @@ def going_on(
     directory: Path, out: Path, choices: dict[str, Any] | None, *, steps: int = STEPS, serial: bool = False
 ) -> None:
     """Resume; under the plan that the run has, unless `choices`."""
-    model = open_model(directory / "llama", torch.float32)
+    model = open_model(directory / "llama", torch.float32, freeze=FREEZE)
     recipe = Recipe(steps=steps, optimizer=AdamW(lr=1e-3), snapshot_every=1, serial=serial)
     with reopened(out) as kept:
         train(
@@ -159,7 +160,7 @@ def found_at(out: Path, first: Plan, steps: dict[int, Contents]) -> int:
 def campaign(directory: Path, kills: int, seed: int) -> dict[str, Any]:
     steps, seconds = uninterrupted(directory)
     expected = outcome(directory / "reference")
-    first = plan_of(open_model(directory / "llama", torch.float32), FIRST)
+    first = plan_of(open_model(directory / "llama", torch.float32, freeze=FREEZE), FIRST)
     rng = random.Random(seed)
     reached: dict[int, int] = {}
     signals = dict.fromkeys(("SIGKILL", "SIGTERM", "SIGTERM twice"), 0)

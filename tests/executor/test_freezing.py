@@ -65,6 +65,7 @@ def run(
     stop: int = 0,
     resumed: bool = False,
     anyway: bool = False,
+    optimizer_settings: AdamW = OPTIMIZER,
     **choices: Any,
 ) -> Result:
     """A run under a plan of these choices; with `resumed`, that in `out` goes on under it. `stop`: behind that step."""
@@ -83,7 +84,7 @@ def run(
             EmulatedDevice(),
             data=directory / "text.txt",
             out=out,
-            recipe=Recipe(steps=steps, optimizer=OPTIMIZER, serial=serial, snapshot_every=snapshot_every),
+            recipe=Recipe(steps=steps, optimizer=optimizer_settings, serial=serial, snapshot_every=snapshot_every),
             watch=Watch(step=step),
             resume=stack.enter_context(reopened(out)) if resumed else None,
             anyway=anyway,
@@ -164,6 +165,20 @@ def test_it_equals_plain_pytorch_without_gradients_of_the_frozen(directory, tmp_
             assert moved > 0 and torch.linalg.vector_norm(tensor - weights[own]) <= 0.02 * moved, stored
 
 
+def test_weight_decay_spares_what_it_spares_of_a_layer_that_is_frozen_in_part(directory, tmp_path):
+    """Norms and biases lie elsewhere in a state of which a part is taken out."""
+    freeze, base = ("*.q_proj.*", "*.down_proj.*", "model.layers.1.*"), directory / "untied"
+    batches = [micro_batches_of(base, step, micro_batches=3) for step in range(STEPS)]
+    settings = reference.AdamW(lr=3e-3, betas=(0.9, 0.95), eps=1e-4, weight_decay=3.0, decay_all=False)
+    frozen = matching(base / "llama", freeze)
+    losses, weights = reference.train(base / "llama", batches, settings, frozen=frozen)
+    sparing = replace(OPTIMIZER, weight_decay=3.0, decay_all=False)
+    result = run(base, tmp_path / "run", freeze, optimizer_settings=sparing, alpha=0.4, **MIXED)
+    assert result.losses == pytest.approx(losses, rel=1e-5)
+    for name, tensor in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
+        assert torch.allclose(tensor, weights[name], rtol=1e-4, atol=1e-5), name
+
+
 def test_freezing_matters(directory, tmp_path):
     """Else the test above would say nothing."""
     batches = [micro_batches_of(directory, step, micro_batches=3) for step in range(STEPS)]
@@ -185,8 +200,10 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("freeze", [("model.embed_tokens.*", "model.layers.0.*", "*.1.mlp.*"), ("*norm*", "*.2.*")])
+@pytest.mark.parametrize(
+    ("precision", "freeze"),
+    [("fp32", ("model.embed_tokens.*", "model.layers.0.*", "*.1.mlp.*")), ("bf16", ("*norm*", "*.2.*"))],
+)
 def test_placement_and_runner_change_no_bit(directory, tmp_path, precision, freeze):
     seen = {}
     for number, choices in enumerate(GRID):

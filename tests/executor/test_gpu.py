@@ -25,18 +25,24 @@ def directory(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("model"))
 
 
-def run(directory, out, *, serial=False, precision="fp32", **choices):
-    model = open_model(directory / "llama", torch.bfloat16 if precision == "bf16" else torch.float32)
+def run(directory, out, *, serial=False, precision="fp32", freeze=(), **choices):
+    model = open_model(directory / "llama", torch.bfloat16 if precision == "bf16" else torch.float32, freeze=freeze)
     plan = make_plan(model, sequence_length=LENGTH, precision=precision, device="cuda", **choices)
     recipe = Recipe(steps=5, optimizer=AdamW(lr=1e-3, weight_decay=0.1), serial=serial)
     return plan, train(plan, model, CudaDevice(), data=directory / "text.txt", out=out, recipe=recipe)
 
 
-@pytest.mark.parametrize("choices", [{"alpha": 0.4}, {"schedule": "horizontal", "on_device": 0.3}])
+@pytest.mark.parametrize(
+    "choices",
+    [{"alpha": 0.4}, {"schedule": "horizontal", "on_device": 0.3}, {"alpha": 0.4, "freeze": ("model.layers.[01].*",)}],
+)
 def test_a_run_on_the_gpu_equals_plain_pytorch(directory, tmp_path, choices):
     _, result = run(directory, tmp_path / "run", micro_batches=3, optimizer=0.5, parameters=0.3, **choices)
     steps = [micro_batches_of(directory, step, micro_batches=3) for step in range(5)]
-    losses, _ = reference.train(directory / "llama", steps, reference.AdamW(lr=1e-3, betas=(0.9, 0.999)))
+    names = dict(reference.load(directory / "llama").named_parameters())
+    frozen = {name for name in names if "freeze" in choices and (".layers.0." in name or ".layers.1." in name)}
+    optimizer = reference.AdamW(lr=1e-3, betas=(0.9, 0.999))
+    losses, _ = reference.train(directory / "llama", steps, optimizer, frozen=frozen)
     assert result.losses == pytest.approx(losses, rel=2e-5)
 
 

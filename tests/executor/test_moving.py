@@ -64,7 +64,7 @@ class Advice:
 def run(
     directory: Path, out: Path, plan: Plan, other: Plan | None, *, watch: Watch | None = None, **choices
 ) -> tuple[Result, Advice | None]:
-    model = open_model(directory / "llama", _dtype(plan))
+    model = open_model(directory / "llama", _dtype(plan), freeze=plan.model.freeze)
     recipe = Recipe(steps=STEPS_IN_ALL, optimizer=AdamW(lr=1e-3, weight_decay=0.1), replan=other is not None, **choices)
     advice = Advice(plan, other) if other else None
     result = train(
@@ -108,10 +108,14 @@ UNIFIED_ON_SSD = {**UNIFIED, "alpha": 0.0, "optimizer": 0.0, "on_device": 0.0, "
         (ON_DEVICE, ON_SSD, {"precision": "bf16", "optimizer_states": "bf16"}),
         (UNIFIED, UNIFIED_ON_SSD, {}),
         (UNIFIED_ON_SSD, UNIFIED, {"precision": "bf16"}),
+        (ON_SSD, ON_HOST, {"freeze": ("model.layers.0.*", "*.1.mlp.*")}),
+        (ON_HOST, UNIFIED, {"freeze": ("*.self_attn.*",)}),
     ],
 )
 def test_a_run_that_moves_yields_the_same_bits(directory, tmp_path, first, second, common):
-    model = open_model(directory / "llama", torch.bfloat16 if "precision" in common else torch.float32)
+    freeze = (common := {**common}).pop("freeze", ())
+    dtype = torch.bfloat16 if "precision" in common else torch.float32
+    model = open_model(directory / "llama", dtype, freeze=freeze)
     plan, other = (make_plan(model, sequence_length=LENGTH, **choices, **common) for choices in (first, second))
     stayed, _ = run(directory, tmp_path / "stayed", plan, None)
     notes: list[str] = []

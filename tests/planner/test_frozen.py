@@ -296,3 +296,20 @@ def test_eighty_layers_of_which_most_are_frozen() -> None:
     request = SolveRequest(host_memory_bytes=GIB // 8, global_batch=16)
     profile = made_profile(model=model)
     check(profile, request, solve(profile, request))
+
+
+def test_what_runs_no_backward_is_not_kept_across_the_turn() -> None:
+    """Whether that was asked for or left to the search; for the whole run it is, as all others."""
+    machine = made_machine(device_memory=GIB, link=2e8)
+    model = with_frozen(made_model(blocks=8, hidden=128, vocab=1024, sequence=64), [1.0] * 4 + [0.0, 1.0] + [0.0] * 4)
+    profile = made_profile(machine=machine, model=model)
+    asked = SolveRequest(host_memory_bytes=64 * MIB, global_batch=4, residency={"turn": 1.0})
+    turn = {name: p.parameters_turn for name, p in solve(profile, asked).decision.placement.items()}
+    assert turn == {
+        "embedding.forward": 0, "block.forward": 0, "block": 1, "block.frozen": 1, "head": 0
+    }  # fmt: skip
+    device = replace(asked, residency={"device": 1.0})
+    assert {p.parameters_device for p in solve(profile, device).decision.placement.values()} == {1.0}
+    free = solve(profile, replace(asked, residency={}))
+    assert any(p.parameters_device or p.parameters_turn for p in free.decision.placement.values()), "a slow link"
+    check(profile, replace(asked, residency={}), free)
