@@ -58,7 +58,7 @@ def test_a_run_equals_transformers_trainer(tmp_path: Path) -> None:
     lengths = {min(len(tokenizer(row)["input_ids"]) + 1, LENGTH) for row in rows}
     assert min(lengths) <= 2 and max(lengths) == LENGTH
     (directory / "lengths.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    clip, rate = 1.2, LearningRate("cosine", steps=STEPS, warmup_steps=2)
+    clip, rate = 4.5, LearningRate("cosine", steps=STEPS, warmup_steps=2)
     model = open_model(directory / "llama", torch.float32)
     plan = make_plan(
         model, sequence_length=LENGTH, micro_batches=MICRO_BATCHES, micro_batch_size=ROWS, alpha=1.0, optimizer=0.4,
