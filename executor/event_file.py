@@ -42,21 +42,25 @@ class EventFile:
             self.is_first = not others
             # Readers take files in the order of their names.
             second = max([int(time.time()), *(_second(path) + 1 for path in others)])
-            path = directory / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}"
-            self._file = path.open("xb", buffering=0)
+            self._path = directory / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}"
+            self._file = self._path.open("xb", buffering=0)
         except OSError as error:
             raise UsageError(f"{directory}: no event file can be made there: {error.strerror}") from error
+        self._used = False
         self._put(_bytes_field(3, _VERSION))
         if resumed:
             self._put(_integer_field(2, step + 1 if step else 0), _bytes_field(7, _integer_field(1, _START)))
 
     def write(self, line: Line) -> None:
         """A point for each number of the line, at its step. Raises OSError."""
+        self._used = True
         step, values = tagged(line)
         self._put(_integer_field(2, step), _bytes_field(5, b"".join(_scalars(values))))
 
     def close(self, *, failed: bool) -> None:
         self._file.close()
+        if not self._used:  # the run has not begun, and may be tried again
+            self._path.unlink(missing_ok=True)
 
     def _put(self, *fields: bytes) -> None:
         event = struct.pack("<Bd", 1 << 3 | 1, time.time()) + b"".join(fields)

@@ -47,25 +47,30 @@ class Reports:
         """`step`: how many steps the run has behind it, whose lines are in its metrics.jsonl. Raises UsageError where
         one cannot begin."""
         sinks: list[Sink] = []
-        if self.tensorboard:
-            events = EventFile(run.path / self.tensorboard, step=step, resumed=resumed)
-            sinks.append(events)
-            if step and events.is_first:
-                for line in lines(run.path / METRICS):
-                    events.write(line)
-        if self.wandb:
-            identity = run.run.wandb
-            if identity is None:
-                run.change(wandb=(identity := secrets.token_hex(8)))
-            sinks.append(
-                WandbRun(
-                    self.wandb,
-                    directory=run.path,
-                    identity=identity,
-                    resumed=resumed,
-                    settings=run.run.options,
+        try:
+            if self.tensorboard:
+                events = EventFile(run.path / self.tensorboard, step=step, resumed=resumed)
+                sinks.append(events)
+                if step and events.is_first:
+                    for line in lines(run.path / METRICS):
+                        events.write(line)
+            if self.wandb:
+                identity = run.run.wandb
+                if identity is None:
+                    run.change(wandb=(identity := secrets.token_hex(8)))
+                sinks.append(
+                    WandbRun(
+                        self.wandb,
+                        directory=run.path,
+                        identity=identity,
+                        resumed=resumed,
+                        settings=run.run.options,
+                    )
                 )
-            )
+        except BaseException:
+            for sink in sinks:
+                sink.close(failed=True)
+            raise
         return Reporting(sinks, note)
 
 

@@ -13,15 +13,18 @@ from ssdplan.plans.errors import UsageError
 
 from .metrics import Line, tagged
 
+_OUT = "of a run that goes on: --wandb ''"
+_INSTALL = f"pip install wandb (or ssdplan[wandb]), or leave it out ({_OUT})"
+
 
 def require_wandb() -> Any:
     """The package. Raises UsageError where it is not installed."""
     try:
         package = import_module("wandb")
     except ImportError as error:
-        raise UsageError(f"--wandb needs the package wandb ({error}): pip install wandb (or ssdplan[wandb])") from error
+        raise UsageError(f"--wandb needs the package wandb ({error}): {_INSTALL}") from error
     if not hasattr(package, "init"):  # a directory of that name is a package to Python
-        raise UsageError("--wandb needs the package wandb: pip install wandb (or ssdplan[wandb])")
+        raise UsageError(f"--wandb needs the package wandb: {_INSTALL}")
     return package
 
 
@@ -54,7 +57,7 @@ class WandbRun:
         except Exception as error:  # whatever the package raises
             reason = _first_line(error).rstrip(".")
             raise UsageError(
-                f"--wandb {project}: {reason}; run wandb login, set WANDB_MODE=offline, or leave it out"
+                f"--wandb {project}: {reason}; run wandb login, set WANDB_MODE=offline, or leave it out ({_OUT})"
             ) from error
 
     def write(self, line: Line) -> None:

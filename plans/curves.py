@@ -159,8 +159,8 @@ def _cut(curves: Curves, step: int) -> None:
     if not curves.step or curves.step[-1] < step:
         return
     keep = bisect_left(curves.step, step)
-    del curves.step[keep:], curves.written[keep:]
-    for column in curves.columns.values():
+    del curves.step[keep:]
+    for column in (curves.written, *curves.columns.values()):
         del column[keep:]
     curves.skipped = [each for each in curves.skipped if each < step]
     curves.held_out = {after: loss for after, loss in curves.held_out.items() if after < step}

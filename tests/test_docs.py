@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from ssdplan import cli, native
 from ssdplan.executor import run_directory, snapshots
-from ssdplan.executor.metrics import SnapshotCost
+from ssdplan.executor.metrics import SnapshotCost, StepMetrics
 from ssdplan.executor.store import Record, Store
 from ssdplan.plans import errors, plan, profile
 from ssdplan.plans.documents import Document, Part
@@ -67,6 +67,11 @@ def test_what_a_run_keeps_is_explained() -> None:
     assert ["step", *SnapshotCost.__dataclass_fields__] in listed
     text = read(ROOT / "docs" / "snapshots.md")
     assert f"`{run_directory.SCHEMA}`" in text and f"`{snapshots.SCHEMA}`" in text
+
+
+def test_what_a_line_of_the_metrics_has_is_explained() -> None:
+    (fields,) = [[row[0] for row in rows] for rows in tables(read(ROOT / "docs" / "metrics.md"))]
+    assert fields == list(StepMetrics.__dataclass_fields__)
 
 
 def test_the_schemas_in_the_documents_are_the_codes() -> None:

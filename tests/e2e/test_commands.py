@@ -86,6 +86,7 @@ def test_all_four_commands_work_together(home, tmp_path):
     assert model.generate(**tokens, max_new_tokens=4, do_sample=False).shape[1] > tokens["input_ids"].shape[1]
     shown = ssdplan("show", out, "--html", tmp_path / "run.html", cwd=home).stdout
     assert "held-out loss" in shown and "What compute waited for" in shown
+    assert "12 of 12 steps; it is done." in shown and "Loss over steps: * training, o held-out" in shown
     assert max(map(len, shown.splitlines())) <= 100
     assert "How far compute is behind its prediction" in (tmp_path / "run.html").read_text()
     printed = json.loads(ssdplan("show", out, "--json", cwd=home).stdout)
@@ -344,7 +345,7 @@ def test_the_command_line_is_this():
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
         "--loss-scale-growth --resume --resume-anyway --snapshot-every --snapshot-minutes --keep "
-        "--attend-across --data-format --token-cache --eval-split --eval-samples",
+        "--attend-across --data-format --token-cache --eval-split --eval-samples --tensorboard --wandb",
         "export": "--to --model --volume",
         "volume": "init info check",
         "data": "preview",

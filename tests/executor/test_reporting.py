@@ -204,8 +204,8 @@ def test_a_drive_that_fails_takes_only_the_events(tmp_path, monkeypatch):
 
 def test_what_cannot_begin_is_refused_before_the_first_step(directory, tmp_path, wandb, monkeypatch):
     with pytest.raises(UsageError, match=r"^--wandb locked: api_key not configured \(no-tty\); run wandb login"):
-        run(directory, tmp_path / "run", Reports(wandb="locked"))
-    assert not (tmp_path / "run").exists()
+        run(directory, tmp_path / "run", Reports(tmp_path / "logs", "locked"))
+    assert not (tmp_path / "run").exists() and not list((tmp_path / "logs").iterdir()), "it may be tried again"
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="no event file can be made there"):
         run(directory, tmp_path / "run", Reports(tmp_path / "file" / "events"))
