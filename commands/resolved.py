@@ -156,6 +156,8 @@ def _arguments(action: argparse.Action, value: OptionValue, where: str) -> list[
             raise UsageError(f"{where}: {value!r} is neither true nor false")
         without = negated(flag) if negated(flag) in action.option_strings else ""
         return [flag] if value else [without] if without else []
+    if isinstance(value, bool) and action.nargs == "?":
+        return [flag] if value else []
     if isinstance(value, bool):
         raise UsageError(f"{where}: takes a value, not {str(value).lower()}")
     if isinstance(value, tuple) and not isinstance(action, argparse._AppendAction):

@@ -261,7 +261,6 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     out = kept.directory.path if kept else options.out
     line = ProgressLine("run")
     line.note(_in_full(options, options.plan or out / PLAN, said))
-    places = options.volume or (map(Path, kept.directory.run.volumes) if kept else ())
     decay = options.decay_steps
     if decay is None:
         decay = DECAY_SHARE if options.lr_schedule == "wsd" else 0
@@ -305,7 +304,8 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     )
 
     pace = Pace(options.steps)
-    places = options.volume or (kept.directory.volumes if kept else [out])
+    named = options.volume or (list(map(Path, kept.directory.run.volumes)) if kept else [])
+    places = named or [out]
     # Of other drives than those that were profiled no rating is known.
     rated = plan.machine if len(places) == len(plan.machine.volumes) else None
 
@@ -346,7 +346,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
             reports=reports,
             options=as_kept(options, _NOT_KEPT),
             configuration=configuration(
-                as_kept(options, (*_NOT_KEPT, "json")), PLAN, [str(place.absolute()) for place in places]
+                as_kept(options, (*_NOT_KEPT, "json")), PLAN, [str(place.absolute()) for place in named]
             ),
             resume=kept,
             anyway=options.resume_anyway,

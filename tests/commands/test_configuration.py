@@ -86,6 +86,7 @@ def test_a_configuration_may_say_nothing(tmp_path, text):
         ("eval-data: null\n", 1, "eval-data: has no value"),
         ("lr: [1, 2]\n", 1, "lr: takes one value, not a list of 2"),
         ("lr: true\n", 1, "lr: takes a value, not true"),
+        ("tensorboard: [a, b]\n", 1, "tensorboard: takes one value, not a list of 2"),
         ("pack: yes\n", 1, "pack: 'yes' is neither true nor false"),
         ("pack: 'true'\n", 1, "pack: 'true' is neither"),
         ("lr: {peak: 1}\n", 1, "lr: has keys below it"),
@@ -132,6 +133,13 @@ def test_what_is_no_configuration_is_refused(tmp_path):
         read_configuration(tmp_path, run.add_options)
 
 
+def test_what_a_configuration_denies_is_denied(tmp_path):
+    """Over what a run was started with, too, where the command line has no flag to say so."""
+    denied = read(tmp_path, "serial: false\nresume-anyway: false\ntensorboard: false\npack: false\n")
+    assert denied == {"serial": False, "resume_anyway": False, "tensorboard": False, "pack": False}
+    assert over(denied, flags("--tensorboard", "--serial"), run.add_options) == denied
+
+
 def test_flags_count_over_a_configuration(tmp_path):
     below = read(tmp_path, "lr: 1\nseed: 3\neval-data: /held-out\nvolume: [/a, /b]\npack: false\n")
     above = flags("--lr", "2", "--eval-split", "0.5", "--volume", "/c", "--pack")
@@ -152,6 +160,7 @@ VALUES = {
     "volume": st.lists(st.sampled_from(["/a", "/b c", "/~", "/true"]), min_size=1, max_size=3),
     "pack": st.booleans(),
     "serial": st.booleans(),
+    "tensorboard": st.sampled_from([True, "/events"]),
     "eval-split": st.floats(0.001, 0.999).map(str),
 }
 
@@ -159,7 +168,9 @@ VALUES = {
 def as_arguments(options: dict[str, object]) -> list[str]:
     arguments = []
     for key, value in options.items():
-        if isinstance(value, bool):
+        if key == "tensorboard":  # its value may be left out
+            arguments.append(f"--{key}" if value is True else f"--{key}={value}")
+        elif isinstance(value, bool):
             arguments.append(f"--{key}" if value else f"--no-{key}")
         else:
             arguments += [f"--{key}={each}" for each in (value if isinstance(value, list) else [value])]
