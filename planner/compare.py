@@ -90,7 +90,8 @@ class _Comparison:
         if self.all_first:
             note = f"not possible: it delays no update, and {self.all_first}"
             return Compared(kind="schedule", name="horizontal", fits=False, note=note)
-        return self._schedule("horizontal", replace(self.fixed, schedule="horizontal", delay_ratio=0.0))
+        kept = self.fixed.kept and {name: (device, 0.0) for name, (device, _) in self.fixed.kept.items()}  # no turn
+        return self._schedule("horizontal", replace(self.fixed, schedule="horizontal", delay_ratio=0.0, kept=kept))
 
     def _single(self) -> Compared:
         batch = self.candidate.global_batch

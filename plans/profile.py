@@ -177,7 +177,7 @@ class Model(Part):
     """Tokens whose logits the head makes at a time; None: a whole micro-batch's. A run keeps to it."""
     workspace_margin: Fraction = 0.0
     """What estimated workspaces were raised by for the allocator's fragmentation; measured ones have it in them."""
-    freeze: tuple[Name, ...] = ()
+    freeze: tuple[str, ...] = ()
     """The patterns of parameter names that froze its frozen states; a run opens the model by them."""
 
     @model_validator(mode="after")

@@ -112,7 +112,7 @@ def _timings(model: Model) -> list[str]:
                     short(entry.name, NAME_COLUMNS) if index == 0 else "",
                     str(timing.micro_batch_size),
                     duration(timing.forward_seconds),
-                    duration(timing.backward_seconds),
+                    duration(timing.backward_seconds) if timing.backward_seconds else "none",
                     format_bytes(max(timing.forward_workspace_bytes, timing.backward_workspace_bytes)),
                     format_bytes(timing.saved_activation_bytes),
                 )
