@@ -107,7 +107,9 @@ def _progress(curves: Curves, standing: Standing) -> list[str]:
     far = f"{curves.last:,} of {standing.steps:,} steps"
     if standing.done:
         return [f"{far}; it is done."]
-    silent = max(standing.now - curves.written_at, 0.0) if curves.written_at else 0.0
+    if not len(curves):
+        return [f"{far}; none is done yet."]
+    silent = max(standing.now - curves.written_at, 0.0)
     words = f"{far}; the last line of its metrics is {duration(silent)} old."
     steps = curves.of("step_seconds")
     usual = float(np.nanmedian(steps)) if np.isfinite(steps).any() else 0.0

@@ -136,7 +136,7 @@ def test_an_edited_run_is_drawn_or_refused(finished, capsys, name, changes) -> N
     attempt(capsys, "show", run, "--html", run / "page.html", "--plots", run / "plots")
 
 
-@fuzz(25)
+@fuzz(12)
 @given(name=st.sampled_from(("metrics.jsonl", "run.json")), changes=edits())
 def test_an_edited_run_goes_on_or_is_refused(finished, capsys, name, changes) -> None:
     run = copied(finished, whole=True)
@@ -144,7 +144,7 @@ def test_an_edited_run_goes_on_or_is_refused(finished, capsys, name, changes) ->
     assert attempt(capsys, "run", "--resume", run) != 0, "its steps are done"
 
 
-@fuzz(20)
+@fuzz(10)
 @given(damages=st.lists(DAMAGES, min_size=1, max_size=2))
 def test_a_run_with_damaged_lines_goes_on_or_is_refused(finished, capsys, damages) -> None:
     run = copied(finished, whole=True)
@@ -152,7 +152,7 @@ def test_a_run_with_damaged_lines_goes_on_or_is_refused(finished, capsys, damage
     attempt(capsys, "run", "--resume", run, "--steps", 5)
 
 
-@fuzz(20)
+@fuzz(10)
 @given(name=st.sampled_from(("metrics.jsonl", "run.json")), changes=edits())
 def test_an_edited_run_is_exported_or_refused(finished, capsys, name, changes) -> None:
     run = copied(finished, whole=True)

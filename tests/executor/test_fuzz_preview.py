@@ -5,7 +5,6 @@ transfers damage them, and the whole command has to cope.
 """
 
 import json
-import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pyarrow import ipc, parquet
 
 from ssdplan import cli
 from ssdplan.executor import documents
+from ssdplan.native import process
 from tests.tiny import make_tokenizer
 
 MOST_GROWTH_BYTES = 256 << 20
@@ -101,9 +101,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _bounded(home: Path) -> Iterator[None]:
     (home / "warm.txt").write_text("the quick brown fox " * 99)
     assert preview(home, home / "warm.txt") == 0
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    process.forget_peak()
+    before = process.peak_resident_bytes()
     yield
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < MOST_GROWTH_BYTES
+    assert process.peak_resident_bytes() - before < MOST_GROWTH_BYTES
 
 
 def preview(home: Path, data: Path) -> int:
