@@ -7,6 +7,7 @@ later is known.
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import secrets
 import shutil
@@ -104,9 +105,13 @@ class RunDirectory:
         return [Path(place) for place in self.run.left]
 
     def plan(self, sha256: str) -> Plan | None:
-        """Its plan of that hash, if it is here."""
-        plans = (Plan.load(path) for path in sorted(self.path.glob("plan*.json")))
-        return next((plan for plan in plans if plan.sha256() == sha256), None)
+        """Its plan of that hash, if it is here: of the file as it was written, which a version of ours with more fields
+        would write otherwise."""
+        for path in sorted(self.path.glob("plan*.json")):
+            plan = Plan.load(path)
+            if sha256 in (plan.sha256(), hashlib.sha256(path.read_bytes()).hexdigest()):
+                return plan
+        return None
 
     def change(
         self,

@@ -183,6 +183,24 @@ def test_a_run_goes_on_under_another_plan_to_the_same_bits(directory, tmp_path, 
     assert not (out / "plan.next.json").exists() and len(list(out.glob("*.ssdplan"))) == 1
 
 
+def test_a_run_of_a_version_with_fewer_fields_goes_on(directory, tmp_path, expected, monkeypatch):
+    """Its plan, and the hash of that in its snapshots, know nothing of fields that came later."""
+    out, text = tmp_path / "run", Plan.text
+
+    def older(plan: Plan) -> str:
+        document = json.loads(text(plan))
+        del document["model"]["freeze"]
+        return json.dumps(document, indent=1) + "\n"
+
+    with monkeypatch.context() as before:
+        before.setattr(Plan, "text", older)
+        stopped(directory, out, plan_of(directory, SPREAD), 3)
+    assert "freeze" not in (out / "plan.json").read_text()
+    with pytest.raises(Stop):
+        resume(directory, out, at=stopping(5))
+    same_run(out, resume(directory, out), *expected)
+
+
 def test_a_run_goes_on_with_more_steps(directory, tmp_path, expected):
     out = tmp_path / "run"
     notes: list[str] = []
