@@ -26,6 +26,8 @@ from ssdplan.plans.errors import (
 )
 
 INTERRUPTED = 130
+NO_MEMORY = ("can't allocate memory", "could not create a primitive")
+"""What torch's allocator, and the oneDNN in it, say where an operating system gives no more."""
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "doctor": (doctor, "look whether this machine and a directory are fit, and say what mends what is not"),
     "profile": (profile, "measure this machine and a model -> profile.json"),
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
             raise
         return _fail(f"the process may take no more memory: {_first_line(error)}", MemoryBudgetError.exit_code)
     except BrokenPipeError:
