@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.progress import ProgressLine
@@ -95,9 +96,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    from ssdplan.planner.solve import SolveRequest, solve_and_build
-    from ssdplan.planner.whatif import WhatIf, describe_notes, estimate
-    from ssdplan.plans.text import describe_plan
+    from ssdplan.planner.solve import SolveRequest
+    from ssdplan.planner.whatif import WhatIf, estimate
 
     if options.sweep is None and options.plots is not None:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
@@ -124,16 +124,26 @@ def call(options: argparse.Namespace) -> int:
     )
     if options.sweep is not None:
         return _sweep(options, source, request)
+    return _one_plan(options, output, measured, request, what_if=isinstance(source, WhatIf))
+
+
+@no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B
+def _one_plan(
+    options: argparse.Namespace, output: Path, measured: Profile, request: "SolveRequest", *, what_if: bool
+) -> int:
+    from ssdplan.planner.solve import solve_and_build
+    from ssdplan.planner.whatif import describe_notes
+    from ssdplan.plans.text import describe_plan
+
     plan, schedule = solve_and_build(measured, request)
     plan.save(output)
     text = describe_plan(plan, schedule)
-    line = ProgressLine("solve")
-    if isinstance(source, WhatIf):
-        of.print_document(plan, text + describe_notes(measured), options.json)
-        line.note(f"written to {output}: an estimate, which ssdplan show explains and no run takes")
-        return 0
-    of.print_document(plan, text, options.json)
-    line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N")
+    of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
+    if what_if:
+        use = ": an estimate, which ssdplan show explains and no run takes"
+    else:
+        use = f"; next: ssdplan run {output} --data FILE --steps N"
+    ProgressLine("solve").note(f"written to {output}{use}")
     return 0
 
 
