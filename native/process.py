@@ -10,7 +10,7 @@ layer's time in new pages; giving back where compute turns to another kind of la
 
 import ctypes
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ _LARGE_BYTES = 16 << 20
 """A piece this large is mapped by itself and given back when it is freed. Left alone, glibc comes to twice that; logits
 in bf16 are of that size, and would leave holes in the heap."""
 _KEPT_BYTES = 1 << 30
+_PEAK_SLACK = 4 << 20
+"""A peak this far above what is resident, just after it was to be forgotten, was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,17 @@ def forget_peak() -> None:
     """Let the peak begin again from what is resident; where the kernel forbids it, the old one stays."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def growth_bytes(work: Callable[[], object]) -> int | None:
+    """Run `work`; by how much the process grew at most meanwhile. None where the kernel keeps no peak of its own."""
+    give_back()
+    forget_peak()
+    before = resident_bytes()
+    if peak_resident_bytes() > before + _PEAK_SLACK:
+        return None
+    work()
+    return max(peak_resident_bytes() - before, 0)
 
 
 def settle_heap() -> None:

@@ -19,8 +19,11 @@ PIECE_ELEMENTS, STORED_BYTES = 1 << 20, 8
 """Weights are read in pieces of as many elements, at most as many bytes each."""
 HEAP_BYTES, HEAP_DOUBLED_BYTES = 60 << 20, 8 << 20
 """Holes that malloc leaves between the tensors of a layer and what grows while a run warms up; and how much more with
-each doubling of the micro-batches, which follow each other through one layer. A model of 134M parameters took 15, 36
-and 53 MiB with 1, 4 and 16 of them, one of 34M took 58 with 2; and a run differs from the next by ten."""
+each doubling of the micro-batches, which follow each other through one layer, where no profile says. A model of 134M
+parameters took 15, 36 and 53 MiB with 1, 4 and 16 of them, one of 34M took 58 with 2; and a run differs from the next
+by ten."""
+WARMING_BYTES, WARMING_DOUBLED_BYTES = 12 << 20, 6 << 20
+"""The same beside what a profile found the process to grow by."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
 
@@ -39,6 +42,10 @@ class Peaks:
     where compute works on host memory."""
     ssd: int
     """The store."""
+    workspace: int
+    """Of `device`, or of `host` where compute works there: the largest of a layer's compute."""
+    growth: int | None
+    """What the process grows by for compute, its workspace included; None: no profile says."""
     kept: int
     """Of host memory beside the arena: what the run keeps of its operations."""
     loading: int
@@ -68,6 +75,8 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         device_arena=arena,
         device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
+        workspace=workspace,
+        growth=_growth_bytes(model, size),
         kept=kept_bytes(schedule),
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
@@ -89,6 +98,12 @@ def workspace_bytes(model: Model, micro_batch_size: int) -> int:
         *(model.timing(name, micro_batch_size).forward_workspace_bytes for name in forwards),
         *(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards),
     )
+
+
+def _growth_bytes(model: Model, micro_batch_size: int) -> int | None:
+    found = [model.timing(layer.layer_class, micro_batch_size).process_growth_bytes for layer in model.layers]
+    known = [growth for growth in found if growth is not None]
+    return max(known) if len(known) == len(found) else None
 
 
 def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int) -> float:
@@ -114,7 +129,11 @@ def process_peak_bytes(peaks: Peaks, machine: Machine, micro_batches: int) -> in
     Loading is over before the first compute."""
     base = PROCESS_BYTES[machine.device] if machine.process_bytes is None else machine.process_bytes
     arena, compute = (peaks.device_arena, peaks.device - peaks.device_arena) if machine.device == "cpu" else (0, 0)
-    heap = HEAP_BYTES + HEAP_DOUBLED_BYTES * (micro_batches - 1).bit_length()
+    doublings = (micro_batches - 1).bit_length()
+    heap = HEAP_BYTES + HEAP_DOUBLED_BYTES * doublings
+    if peaks.growth is not None:
+        holes = max(peaks.growth - peaks.workspace, 0)
+        heap = holes + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
     return base + peaks.host + arena + max(peaks.loading, peaks.kept + compute + heap)
 
 

@@ -134,6 +134,9 @@ class Timing(Part):
     backward_workspace_bytes: Bytes
     saved_activation_bytes: Bytes
     """What autograd would keep if nothing were recomputed."""
+    process_growth_bytes: Bytes | None = None
+    """By how much the process grew, as the kernel counts it, while micro-batches followed each other through the layer:
+    the workspace and what malloc leaves between its tensors. None: not measured, as where the device has its memory."""
 
     def forward_stage_seconds(self, micro_batches: int) -> float:
         """A stage's forwards, of so many micro-batches one after the other."""

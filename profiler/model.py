@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ssdplan.native import process
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.plans.profile import LayerClass, Timing
 from ssdplan.profiler.measure import Limits, Measurement, Progress, portion, repeat
@@ -29,6 +30,9 @@ SAMPLE_SECONDS = 0.01
 RUNS_A_SAMPLE = 16
 ELSEWHERE_BYTES = 256 << 20
 """Read and written before a cold run: more than caches hold."""
+GROWING_RUNS, GROWING_SECONDS = 8, 4.0
+"""How often, and for how long at most, a layer runs to see what the process grows by: most holes are there after four
+runs, and sixteen add a twentieth."""
 IGNORED_LABEL = -100
 FIRST_BLOCK = 1
 
@@ -61,6 +65,7 @@ class Space:
     forward_workspace: int
     backward_workspace: int
     saved_activations: int
+    process_growth: int | None
 
 
 def measure_model(
@@ -117,6 +122,7 @@ def measure_model(
             forward_workspace_bytes=spaces[name, size].forward_workspace,
             backward_workspace_bytes=spaces[name, size].backward_workspace,
             saved_activation_bytes=spaces[name, size].saved_activations,
+            process_growth_bytes=spaces[name, size].process_growth,
         )
 
     return ModelCosts(
@@ -357,7 +363,25 @@ class _Bench:
                     partial(saved_activation_bytes, partial(self.backward, layer, micro_batch))
                 )
             found.append((forward, backward, saved))
-        return Space(*(max(figures) for figures in zip(*found, strict=True)))
+        growth = self._process_growth(layer, len(self._sizes) + self._sizes.index(size))
+        forward, backward, saved = (max(figures) for figures in zip(*found, strict=True))
+        return Space(forward, backward, saved, growth)
+
+    def _process_growth(self, layer: int, micro_batch: int) -> int | None:
+        """What the process grows by while micro-batches follow each other through the layer; only where they compute
+        in the process's own memory."""
+        if self._device.kind != "cpu":
+            return None
+        run = self.backward if True in self.directions(layer) else self.forward
+        started = time.perf_counter()
+
+        def several() -> None:
+            for done in range(GROWING_RUNS):
+                if done and time.perf_counter() - started > GROWING_SECONDS:
+                    break
+                run(layer, micro_batch)
+
+        return process.growth_bytes(several)
 
     def seconds(self, layer: int, figure: Figure, runs: int) -> float:
         """Seconds that one run on an unpadded micro-batch takes, on average over `runs` in a row."""

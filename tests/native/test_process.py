@@ -34,6 +34,24 @@ def test_a_peak_is_remembered_until_it_is_forgotten() -> None:
     assert process.peak_resident_bytes() == pytest.approx(process.resident_bytes(), abs=2 * MIB)
 
 
+def test_what_work_makes_the_process_grow_by() -> None:
+    """The most at once, not the sum, and nothing of what was there before."""
+
+    def work() -> None:
+        for nbytes in (24 * MIB, 64 * MIB, 8 * MIB):
+            Arena(nbytes, lock=False).close()
+
+    Arena(128 * MIB, lock=False).close()
+    assert process.growth_bytes(work) == pytest.approx(64 * MIB, abs=2 * MIB)
+    assert process.growth_bytes(lambda: None) == pytest.approx(0, abs=MIB)
+
+
+def test_growth_is_unknown_where_the_kernel_keeps_the_old_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    Arena(128 * MIB, lock=False).close()
+    monkeypatch.setattr(process, "forget_peak", lambda: None)
+    assert process.growth_bytes(lambda: pytest.fail("nothing can be learned from it")) is None
+
+
 def test_what_is_freed_in_small_pieces_is_given_back() -> None:
     code = (
         "from ssdplan.native import process\n"

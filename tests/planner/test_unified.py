@@ -12,7 +12,7 @@ from ssdplan.planner.program import footprint
 from ssdplan.planner.solve import SolveRequest, solve
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.profile import Machine, Model, Timing
 from tests.planner.machines import machines, models
 from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
@@ -66,6 +66,35 @@ def test_every_plan_keeps_its_promises(model, machine, memory: float, batch: int
     workspace = max(max(t.forward_workspace_bytes, t.backward_workspace_bytes) for t in timings)
     context = plan.decision.micro_batches * model.context_bytes[plan.decision.micro_batch_size]
     assert peaks.host - peaks.host_arena == workspace + context
+
+
+@pytest.mark.parametrize("holes", [0, 9 * MIB, 50 * MIB])
+def test_a_process_grows_by_what_its_profile_saw(holes: int) -> None:
+    """Each byte that compute leaves between tensors is promised, in place of an allowance for any model."""
+    profile = small()
+    classes = profile.model.classes
+
+    def growing(timing: Timing, beyond: int | None) -> Timing:
+        growth = None if beyond is None else timing.backward_workspace_bytes + beyond
+        return timing.model_copy(update={"process_growth_bytes": growth})
+
+    def predicted(*beyond: int | None) -> tuple[int, int]:
+        grown = tuple(
+            entry.model_copy(update={"timings": tuple(growing(timing, more) for timing in entry.timings)})
+            for entry, more in zip(classes, beyond, strict=True)
+        )
+        seen = profile.model_copy(update={"model": profile.model.model_copy(update={"classes": grown})})
+        request = SolveRequest(16 * MIB, micro_batch_size=1, micro_batches=4, unified_memory=True)
+        found = solve(seen, request).prediction
+        assert found.peak_process_bytes is not None
+        return found.peak_process_bytes, found.peak_host_bytes
+
+    unknown = predicted(*(None for _ in classes))
+    assert predicted(holes, *(None for _ in classes[1:])) == unknown, "one class without a figure leaves all unknown"
+    process, host = predicted(*(holes for _ in classes))
+    without, _ = predicted(*(0 for _ in classes))
+    assert host == unknown[1], "the plan is the same"
+    assert process - without == holes and without < unknown[0]
 
 
 def small(**figures: float):

@@ -131,6 +131,22 @@ def test_bytes_are_the_most_of_padded_and_shared_rows() -> None:
         assert not apart or (last.position_ids == shared).all()
 
 
+def test_the_process_grows_by_what_micro_batches_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each backward of a made layer keeps 4 MiB more: so many runs of it make that much more of the process."""
+    held: list[torch.Tensor] = []
+
+    class Leaving(MadeLayers):
+        def backward(self, layer: int, micro_batch: int, *arguments: Any) -> None:
+            held.append(torch.ones(1 << 20))
+            super().backward(layer, micro_batch, *arguments)
+
+    monkeypatch.setattr("ssdplan.profiler.model.GROWING_RUNS", 6)
+    costs = measure(Leaving(), MadeWeights(), sizes=(1,), seconds=0.01)
+    for entry in costs.classes:
+        (timing,) = entry.timings
+        assert timing.process_growth_bytes == pytest.approx(6 * 4 << 20, abs=1 << 20)
+
+
 def test_every_class_is_measured_with_one_of_its_layers(measured: Measured) -> None:
     calls = measured.layers.calls
     assert {layer for _, layer, _ in calls} == {0, 1, 2, 4}, "block.2 is of the class of block.0"
@@ -174,7 +190,7 @@ def test_weights_reach_a_device_of_its_own_memory() -> None:
             self.copies += 1
 
     layers, weights, device = MadeLayers(), MadeWeights(), Gpu()
-    measure_model(
+    costs = measure_model(
         layers.model,
         layers,
         MadeMicroBatch,
@@ -186,6 +202,7 @@ def test_weights_reach_a_device_of_its_own_memory() -> None:
         progress=silent,
     )  # MadeLayers checks that its weights are there
     assert device.copies == len(weights.reads)
+    assert {timing.process_growth_bytes for entry in costs.classes for timing in entry.timings} == {None}, "not its own"
 
 
 def test_want_of_time_is_noted_once() -> None:
