@@ -23,6 +23,7 @@ from ssdplan.plans.errors import (
     SsdplanError,
     StallError,
     UsageError,
+    first_line,
 )
 
 INTERRUPTED = 130
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
             raise
-        return _fail(f"the process may take no more memory: {_first_line(error)}", MemoryBudgetError.exit_code)
+        return _fail(f"the process may take no more memory: {first_line(error)}", MemoryBudgetError.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -73,10 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _interrupt(number: int, frame: object) -> NoReturn:
     """A request to end is an interruption: what was made is closed and removed, as after Ctrl-C."""
     raise KeyboardInterrupt
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _fail(message: str, code: int) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import UsageError, first_line
 
 _ROWS_AT_A_TIME = 64
 _FILE_MAGIC = b"ARROW1"
@@ -71,5 +71,6 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
                 stream = ipc.open_stream(source)
                 yield stream.schema, lambda names: (batch.select(names) for batch in stream)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"{file}: not a {file.suffix} table that can be read ({reason}); write it again") from error
+        raise UsageError(
+            f"{file}: not a {file.suffix} table that can be read ({first_line(error)}); write it again"
+        ) from error

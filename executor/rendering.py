@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import UsageError, first_line
 
 from .formats import Completion, Conversation
 from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, special_tokens_around
@@ -223,5 +223,6 @@ class _Chat:
 
 
 def _refused(sample: Conversation, error: Exception) -> UsageError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UsageError(f"{sample.place}: the chat template refuses the conversation ({reason}); change its messages")
+    return UsageError(
+        f"{sample.place}: the chat template refuses the conversation ({first_line(error)}); change its messages"
+    )

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from ssdplan.plans.errors import first_line
+
 from .event_file import EventFile
 from .metrics import Line, lines
 from .run_directory import METRICS, RunDirectory
@@ -88,8 +90,8 @@ class Reporting:
             except Exception as error:  # whatever a package raises: training goes on without it
                 self._sinks.remove(sink)
                 where = f"{sink.name} got no more than the lines before step {line['step']}"
-                self._left.append(f"{where} ({_reason(error)}); {METRICS} has all")
-                self._note(f"{where} and is left: {_reason(error)}; the run goes on")
+                self._left.append(f"{where} ({first_line(error)}); {METRICS} has all")
+                self._note(f"{where} and is left: {first_line(error)}; the run goes on")
 
     def __enter__(self) -> Self:
         return self
@@ -99,10 +101,6 @@ class Reporting:
             try:
                 sink.close(failed=kind is not None)
             except Exception as broken:
-                self._left.append(f"{sink.name} may lack the last lines: {_reason(broken)}; {METRICS} has all")
+                self._left.append(f"{sink.name} may lack the last lines: {first_line(broken)}; {METRICS} has all")
         for words in self._left:  # once more: the first time may be days ago
             self._note(words)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

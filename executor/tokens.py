@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.errors import MismatchError, UsageError, first_line
 
 from .documents import Document
 
@@ -43,8 +43,9 @@ def load_tokenizer(model_dir: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"{model_dir}: the tokenizer cannot be read ({reason}); copy the model's own again") from error
+        raise UsageError(
+            f"{model_dir}: the tokenizer cannot be read ({first_line(error)}); copy the model's own again"
+        ) from error
 
 
 def end_of_sequence(tokenizer: Any, vocab_size: int | None) -> int:

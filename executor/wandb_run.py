@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import UsageError, first_line
 
 from .metrics import Line, tagged
 
@@ -55,7 +55,7 @@ class WandbRun:
                 settings=package.Settings(console="off"),
             )
         except Exception as error:  # whatever the package raises
-            reason = _first_line(error).rstrip(".")
+            reason = first_line(error).rstrip(".")
             raise UsageError(
                 f"--wandb {project}: {reason}; run wandb login, set WANDB_MODE=offline, or leave it out ({_OUT})"
             ) from error
@@ -69,7 +69,3 @@ class WandbRun:
     def close(self, *, failed: bool) -> None:
         """Returns when all is sent."""
         self._run.finish(exit_code=1 if failed else 0)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.plan import Alternative, Asked, Least, Plan, Prediction, needs_all_gradients
+from ssdplan.plans.plan import Alternative, Asked, Least, Plan, Prediction, most_micro_batches, needs_all_gradients
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
@@ -467,6 +467,12 @@ def _candidates(model: Model, request: SolveRequest) -> list[Candidate]:
     if not set(sizes) <= set(measured):
         raise UsageError(f"micro-batch size {sizes[0]} was not profiled; the profile has {names}")
     n = request.micro_batches
+    most = most_micro_batches(model)
+    if (least := n or (request.global_batch or 0) // max(sizes)) > most:
+        raise UsageError(
+            f"{least} micro-batches: {most} is the most for one step of {len(model.layers)} layers; take fewer, or "
+            "profile more rows a micro-batch"
+        )
     if request.schedule == "single":
         if n not in (None, 1):
             raise UsageError(f"schedule single runs the whole batch at once: micro-batches can only be 1, not {n}")
@@ -475,6 +481,7 @@ def _candidates(model: Model, request: SolveRequest) -> list[Candidate]:
         return sorted((Candidate(b, count) for b in sizes for count in ((n,) if n else LADDER)), key=_order)
     batch = request.global_batch
     pairs = [Candidate(b, batch // b) for b in sizes if batch % b == 0 and n in (None, batch // b)]
+    pairs = [pair for pair in pairs if pair.micro_batches <= most]
     if not pairs:
         wanted = f" with {n} micro-batch{'es' if n > 1 else ''}" if n else ""
         possible = [batch // b for b in measured if batch % b == 0]

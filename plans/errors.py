@@ -62,3 +62,8 @@ class MismatchError(SsdplanError):
 
 class NumericalError(SsdplanError):
     """A loss or gradient that is not finite: training cannot go on."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, as a part of a line; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,6 +13,9 @@ from .errors import MismatchError
 from .profile import Machine, Model, OptimizerStates, Precision
 
 TOLERANCE = 1e-6
+MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
+"""The most micro-batches times layers, and the most updates, of a step: each is a few operations, and a million of them
+take a minute to lay out and gigabytes to hold."""
 
 
 class Placement(Part):
@@ -116,6 +119,11 @@ class Decision(Part):
         if self.update_chunk_elements % 2048:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of 2048")
         return self
+
+
+def most_micro_batches(model: Model) -> int:
+    """How many micro-batches a step may have at most: each is a few operations a layer, which a run holds."""
+    return max(MAX_VISITS // len(model.layers), 1)
 
 
 def needs_all_gradients(precision: Precision, clip_grad_norm: float | None) -> str:
@@ -276,6 +284,18 @@ class Plan(Document):
                     f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
                     "of blocks alone that run backward; set it to 0"
                 )
+        if self.decision.micro_batches > (most := most_micro_batches(self.model)):
+            raise ValueError(
+                f"decision.micro_batches = {self.decision.micro_batches}: {most} is the most for one step of "
+                f"{len(self.model.layers)} layers; take more rows a micro-batch"
+            )
+        chunk = self.decision.update_chunk_elements
+        chunks = sum(-(-state.elements // chunk) for state in self.model.states if not state.frozen)
+        if chunks > MAX_UPDATES:
+            raise ValueError(
+                f"decision.update_chunk_elements = {chunk} makes {chunks} updates a step, more than {MAX_UPDATES}; "
+                "take more elements at once"
+            )
         reason = needs_all_gradients(self.decision.precision, self.decision.clip_grad_norm)
         if reason and self.decision.delay_ratio != 1.0:
             raise ValueError(f"decision.delay_ratio must be 1: {reason}")

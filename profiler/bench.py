@@ -29,6 +29,7 @@ from ssdplan.profiler.bench_kernels import (
 )
 from ssdplan.profiler.bench_report import Bench, Row, Surroundings, Target
 from ssdplan.profiler.bench_turns import spread
+from ssdplan.profiler.facts import transparent_pages
 from ssdplan.profiler.measure import Progress, portion
 from ssdplan.profiler.processor import cores, cpu_name
 
@@ -86,15 +87,13 @@ def bench(
 
 def surroundings(threads: int, load: float) -> Surroundings:
     """What this machine and its software are."""
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    words = setting.read_text().split() if setting.exists() else []
     return Surroundings(
         processor=cpu_name(),
         cores=threads,
         isa=isa(),
         host_memory_bytes=host_memory().total,
         kernel=platform.release(),
-        huge_pages=next((word.strip("[]") for word in words if word.startswith("[")), "unknown"),
+        huge_pages=transparent_pages() or "unknown",
         python=platform.python_version(),
         torch=torch.__version__,
         load=load,

@@ -23,14 +23,6 @@ OPTIMIZER = AdamW(lr=3e-3, weight_decay=0.1, beta2=0.95, eps=0.1)
 STEPS = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     return prepare(tmp_path_factory.mktemp("models"))

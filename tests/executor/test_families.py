@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,6 @@ KEY_BIASES = (
     "attn.c_attn.bias",  # GPT-2: queries, keys and values in one
     "attention.query_key_value.bias",  # BLOOM, likewise; GPT-NeoX, where rotation leaves a part of the key out
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_steps(steps: int, micro_batches: int, *, padded: bool, seed: int = 0) -> list[list[MicroBatch]]:

@@ -21,14 +21,6 @@ from tests.executor.runs import LENGTH, prepare
 LAYERS = 3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def directory(tmp_path) -> Path:
     return prepare(tmp_path, layers=LAYERS)

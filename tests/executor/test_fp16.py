@@ -29,14 +29,6 @@ OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1, beta2=0.95)
 SETTINGS = reference.AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     """Untied: the two gradients of a tied weight are added in fp32 here, and by plain PyTorch in fp16, which overflows

@@ -38,14 +38,6 @@ OPTIMIZER = AdamW(lr=3e-3, weight_decay=0.1, beta2=0.95, eps=1e-4)
 MIXED: dict[str, Any] = {"optimizer": 0.4, "parameters": 0.3, "checkpoints": 0.5, "gradient": 0.6, "chunk": 4096}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     path = prepare(tmp_path_factory.mktemp("models"), layers=4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,6 @@ CPU = torch.device("cpu")
 ROWS, LENGTH = 3, 11
 CHUNKS = (1, 4, 10, 11, 22, 32)
 """Tokens of 33: one at a time, within rows and across their ends, whole rows, and all but one."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def padded(seed: int = 0) -> MicroBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +23,6 @@ DROPOUT = {
     "llama": {"attention_dropout": 0.3},
     "opt": {"dropout": 0.2, "attention_dropout": 0.2},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def micro_batches(count: int, seed: int = 0, rows: int = 2, length: int = 12) -> list[MicroBatch]:

@@ -28,14 +28,6 @@ from tests.executor.runs import LENGTH, prepare
 STEPS_IN_ALL = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     return prepare(tmp_path_factory.mktemp("models"))

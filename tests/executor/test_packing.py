@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +25,6 @@ CPU = torch.device("cpu")
 APART = (*FAMILIES, "gpt_neox", "gptj", "gpt_neo", "olmo2", "cohere2", *({"gemma4"} & set(OTHERS)))
 NOT_APART = ("bloom", *({"mamba"} & set(OTHERS)))
 VOCAB, LENGTH = 97, 18
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def shared(steps: int, rows: int = 2, seed: int = 0) -> list[list[MicroBatch]]:

@@ -7,7 +7,6 @@ nothing is sent anywhere.
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,14 +31,6 @@ from tests.executor.runs import LENGTH, prepare
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     return prepare(tmp_path_factory.mktemp("models"), layers=2)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class FakeWandb:

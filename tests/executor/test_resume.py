@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from ssdplan.executor.checks import DTYPES
@@ -42,14 +41,6 @@ RECIPE: dict[str, Any] = {"steps": STEPS, "optimizer": AdamW(lr=1e-3, weight_dec
 
 class Stop(Exception):  # noqa: N818 - it stands for a crash
     """What a test stops a run by."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,6 @@ from tests.executor.runs import LENGTH, micro_batches_of, prepare
 OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1, beta2=0.95)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     path = prepare(tmp_path_factory.mktemp("tied"), layers=4)

@@ -26,14 +26,6 @@ from tests.tiny import FAMILIES
 RECIPE = Recipe(steps=5, optimizer=AdamW(lr=1e-3, weight_decay=0.1))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     path = prepare(tmp_path_factory.mktemp("models"))

@@ -1,7 +1,6 @@
 """A whole run beside `transformers.Trainer` on the same rows: the options that people use, all at once."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
 
 STEPS, MICRO_BATCHES, ROWS = 6, 3, 2
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _pad(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

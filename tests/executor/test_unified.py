@@ -13,14 +13,6 @@ from tests.executor.runs import LENGTH, prepare
 from tests.executor.test_schedules import bits
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     path = prepare(tmp_path_factory.mktemp("unified"), layers=4)

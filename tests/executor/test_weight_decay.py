@@ -28,14 +28,6 @@ OPTIMIZER = AdamW(lr=1e-3, weight_decay=30.0, beta1=0.8, beta2=0.95, eps=1e-6, d
 """Of so strong a decay one step shows whether a parameter had it."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_the_parameters_that_decay_are_those_of_the_trainer(family, tmp_path):
     model = open_model(make_model(family, tmp_path / family), torch.float32)

@@ -211,6 +211,9 @@ def test_a_global_batch_is_factored_over_the_measured_sizes() -> None:
         (SolveRequest(GIB, residency={"optimizer": 1.5}), "from 0 to 1"),
         (SolveRequest(GIB, delay_ratio=-0.1), "from 0 to 1"),
         (SolveRequest(0), "host memory = 0"),
+        (SolveRequest(GIB, micro_batches=10**6), "1000000 micro-batches: "),
+        (SolveRequest(GIB, global_batch=10**8), "25000000 micro-batches: "),
+        (SolveRequest(GIB, global_batch=10**15 + 1), " is the most for one step of "),
     ],
 )
 def test_wrong_requests_say_what_is_possible(request_: SolveRequest, words: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from ssdplan.plans.plan import Decision, Placement, Plan, Prediction
+from ssdplan.plans.plan import MAX_VISITS, Decision, Placement, Plan, Prediction
 from ssdplan.plans.profile import Model
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
@@ -64,3 +64,16 @@ def plan_of(model: Model, decision: Decision) -> Plan:
         alternatives=(),
         sensitivity=(),
     )
+
+
+def test_a_step_too_large_to_lay_out_is_refused_when_it_is_opened():
+    """What an edited plan could ask for in a line: a million micro-batches, or an update of every grain alone."""
+    model = made_model(blocks=14, hidden=2048, vocab=4096)
+    most = MAX_VISITS // len(model.layers)
+    assert plan_of(model, decide(model, micro_batches=most))
+    with pytest.raises(
+        ValidationError, match=f"micro_batches = {most + 1}: {most} is the most for one step of 16 layers"
+    ):
+        plan_of(model, decide(model, micro_batches=most + 1))
+    with pytest.raises(ValidationError, match=r"update_chunk_elements = 2048 makes [0-9]+ updates a step"):
+        plan_of(model, decide(model, chunk=2048))
