@@ -2,6 +2,8 @@
 
 For each configuration it profiles, solves from that profile and runs a few steps at once, so that every prediction was
 made before its run, on a profile of the same minutes: the drive of a shared machine does not keep its pace for longer.
+Afterwards it profiles again and lets the same plan be predicted from that: how far the two predictions lie apart is the
+machine's doing, and what is wrong by more than that is ours.
 The limit of a step is what cannot be hidden: compute and update seconds together (they share the cores) as measured in
 that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is longer. Only the commands of
 ssdplan do the work; what it writes lies in one folder, which goes when it ends.
@@ -20,8 +22,10 @@ from pathlib import Path
 
 from commands import command, python
 from ssdplan.planner.drive import combined_frontier, hull_edges
+from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Profile
 from ssdplan.plans.schedule import Transfer
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import read_trace
@@ -56,6 +60,8 @@ class Row:
     case: str
     predicted_seconds: float
     measured_seconds: float
+    afterwards_seconds: float
+    """What a profile made after the run predicts of the same plan."""
     limit_seconds: float
     limited_by: str
     host_predicted: float
@@ -67,6 +73,12 @@ class Row:
     @property
     def error(self) -> float:
         return self.measured_seconds / self.predicted_seconds - 1
+
+    @property
+    def beyond(self) -> float:
+        """How far the measurement lies outside of what both profiles predict, relative to the nearer."""
+        low, high = sorted((self.predicted_seconds, self.afterwards_seconds))
+        return max(low / self.measured_seconds - 1, self.measured_seconds / high - 1, 0.0)
 
     @property
     def over_limit(self) -> float:
@@ -110,9 +122,11 @@ def main() -> None:
                 print(line(rows[-1]), flush=True)
     errors = [abs(row.error) for row in rows]
     print(f"error of step seconds: median {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+    beyond = [row.beyond for row in rows]
+    print(f"beyond both predictions: median {statistics.median(beyond):.1%}, worst {max(beyond):.1%}")
     print(f"over the limit: worst {max(row.over_limit for row in rows):.2f}")
     if given.json:
-        each = [asdict(row) | {"error": row.error, "over_limit": row.over_limit} for row in rows]
+        each = [asdict(row) | {"error": row.error, "beyond": row.beyond, "over_limit": row.over_limit} for row in rows]
         given.json.write_text(json.dumps(each, indent=1) + "\n")
 
 
@@ -129,10 +143,15 @@ class Bench:
         words = random.Random(1)
         self.data.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
 
+    def _profile(self, name: str) -> Profile:
+        path = self.folder / name
+        command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length",
+                self.shape.sequence, "--micro-batch-sizes", 1, "-o", path)  # fmt: skip
+        return Profile.load(path)
+
     def run(self, case: Case, steps: int) -> Row:
         plan_path, out = self.folder / "plan.json", self.folder / "run"
-        command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length",
-                self.shape.sequence, "--micro-batch-sizes", 1, "-o", self.folder / "profile.json")  # fmt: skip
+        self._profile("profile.json")
         command("solve", self.folder / "profile.json", "--host-memory", case.host, "--micro-batches",
                 case.micro_batches, *case.options, "-o", plan_path)  # fmt: skip
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
@@ -140,6 +159,8 @@ class Bench:
         figures = {row["quantity"]: row for row in json.loads((out / "report.json").read_text())["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
         shutil.rmtree(out)
+        after = self._profile("afterwards.json")
+        afterwards = simulate(timeline.graph, after.model, after.machine, plan.decision.micro_batch_size)
         seconds, by = limit(plan, timeline)
         host = figures.get("peak_process_bytes", figures["peak_host_bytes"])
         ssd = [figures["ssd_read_bytes"], figures["ssd_write_bytes"]]
@@ -147,6 +168,7 @@ class Bench:
             case=" ".join((case.shape, f"n={case.micro_batches}", case.host, *case.options)),
             predicted_seconds=figures["step_seconds"]["predicted"],
             measured_seconds=figures["step_seconds"]["measured"],
+            afterwards_seconds=afterwards.seconds,
             limit_seconds=seconds * figures["step_seconds"]["measured"] / timeline.seconds,
             limited_by=by,
             host_predicted=host["predicted"],
@@ -173,7 +195,7 @@ def line(row: Row) -> str:
     gib = 1 << 30
     return (
         f"{row.case:38}  predicted {row.predicted_seconds:6.2f} s  measured {row.measured_seconds:6.2f} s "
-        f"({row.error:+.1%})  limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
+        f"({row.error:+.1%})  afterwards {row.afterwards_seconds:6.2f} s  limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
         f"host {row.host_predicted / gib:.2f} / {row.host_measured / gib:.2f} GiB  "
         f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_measured / max(row.ssd_predicted, 1) - 1:+.2%})  "
         f"{row.tokens_per_second:.0f} tokens/s"
