@@ -194,9 +194,10 @@ def limit(plan: Plan, timeline: Timeline) -> tuple[float, str]:
 def line(row: Row) -> str:
     gib = 1 << 30
     return (
-        f"{row.case:38}  predicted {row.predicted_seconds:6.2f} s  measured {row.measured_seconds:6.2f} s "
-        f"({row.error:+.1%})  afterwards {row.afterwards_seconds:6.2f} s  limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
-        f"host {row.host_predicted / gib:.2f} / {row.host_measured / gib:.2f} GiB  "
+        f"{row.case:38}  predicted {row.predicted_seconds:6.2f} s, afterwards {row.afterwards_seconds:6.2f} s  "
+        f"measured {row.measured_seconds:6.2f} s ({row.error:+.1%}, {row.beyond:.1%} beyond both)  "
+        f"limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
+        f"host {row.host_predicted / gib:.3f} / {row.host_measured / gib:.3f} GiB  "
         f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_measured / max(row.ssd_predicted, 1) - 1:+.2%})  "
         f"{row.tokens_per_second:.0f} tokens/s"
     )
