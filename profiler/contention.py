@@ -20,6 +20,8 @@ FILE_BYTES = 4 * SMALLEST_FILE
 REQUEST_BYTES = 12 * MIB
 LANES = 4
 """Requests of a direction at once, as the executor has them: the drive works on some while others are checked."""
+PLACES = 8
+"""In memory for each of these, in turns, so that checksums find as little in caches as a run's do."""
 WINDOW_SECONDS = 0.12
 LEAST_KEPT = 0.1
 """Of what it was alone, whatever was measured: a scheduler gives everyone a share."""
@@ -55,7 +57,7 @@ def measure_contention(
     directions: tuple[Direction, ...] = ("read", "write")
     kept: dict[Direction, list[float]] = {direction: [] for direction in directions}
     try:
-        with opened(directory, FILE_BYTES, LANES * REQUEST_BYTES, open_engine) as bench:
+        with opened(directory, FILE_BYTES, LANES * PLACES * REQUEST_BYTES, open_engine) as bench:
             bench.write_all(limits.seconds, lambda fraction, what: None)
 
             def computed(direction: Direction) -> float:

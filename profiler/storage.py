@@ -207,7 +207,7 @@ class Bench:
         """
         torch.from_dlpack(self.arena).view(torch.int64).random_(generator=torch.Generator().manual_seed(0))
         started = time.perf_counter()
-        step = self.arena.nbytes
+        step = min(self.arena.nbytes, SMALLEST_FILE)
         for offset in range(0, self.size, step):
             if offset >= SMALLEST_FILE and time.perf_counter() - started > seconds:
                 self.size = offset
@@ -242,8 +242,9 @@ class Bench:
         half = self.size // 2 // MIB * MIB
         first, second = (0, half) if self.runs % 2 else (half, 0)
         address = self.arena.address
-        reading = _Lane(self._read, self.file, mix.reads, first, half, address, 2 * self.runs)
-        writing = _Lane(self._write, self.file, mix.writes, second, half, address + LARGEST_REQUEST, 2 * self.runs + 1)
+        reading = _Lane(self._read, self.file, mix.reads, first, half, (address,), 2 * self.runs)
+        beside = address + LARGEST_REQUEST
+        writing = _Lane(self._write, self.file, mix.writes, second, half, (beside,), 2 * self.runs + 1)
         running = [lane for lane in (reading, writing) if lane.sizes]
         stop = threading.Event()
         started = time.perf_counter()
@@ -263,14 +264,15 @@ class Bench:
 
     @contextmanager
     def moving(self, direction: Direction, nbytes: int, lanes: int) -> Iterator["Moved"]:
-        """Read or write without end, as a store does: requests of `nbytes` with their checksums, `lanes` at once. What
-        is yielded knows how much it was when the context has ended."""
+        """Read or write without end, as a store does: requests of `nbytes` with their checksums, `lanes` at once, all
+        over the arena. What is yielded knows how much it was when the context has ended."""
         self.runs += 1
         stop, moved = threading.Event(), Moved()
         move = self.engine.read_summed if direction == "read" else self.engine.write_summed
         whole = self.size // MIB * MIB
         half = whole // 2
         start = half if direction == "write" else 0
+        places = self.arena.nbytes // nbytes
         running = [
             _Lane(
                 lambda segments: move([segments]),
@@ -278,7 +280,7 @@ class Bench:
                 (nbytes,),
                 start,
                 half,
-                self.arena.address + lane * nbytes,
+                [self.arena.address + place * nbytes for place in range(lane, places, lanes)],
                 self.runs * lanes + lane,
             )
             for lane in range(lanes)
@@ -312,7 +314,8 @@ class _Lane:
     sizes: tuple[int, ...]
     start: int
     extent: int
-    address: int
+    addresses: Sequence[int]
+    """Where its requests lie in memory, one after the other in turns."""
     seed: int
     requests: int = 0
     moved: int = 0
@@ -323,7 +326,8 @@ class _Lane:
             while going():
                 nbytes = self.sizes[self.requests % len(self.sizes)]
                 offset = self.start + rng.randrange((self.extent - nbytes) // MIB + 1) * MIB
-                self.move([(self.file, offset, self.address, nbytes)])
+                address = self.addresses[self.requests % len(self.addresses)]
+                self.move([(self.file, offset, address, nbytes)])
                 self.moved += nbytes
                 self.requests += 1
         except BaseException:
