@@ -66,8 +66,6 @@ class _Meta(TorchFunctionMode):
         meta = [tensor for tensor in tensors if tensor.is_meta]
         if not meta:
             return func(*args, **kwargs)
-        if func is torch.Tensor.device.__get__:
-            return torch.device("cpu")
         real = [tensor for tensor in tensors if not tensor.is_meta]
         if func is nn.functional.embedding:
             self.position_rows(args[0], args[1].shape[0])

@@ -34,13 +34,18 @@ class Origin(Part):
     one model differ everywhere, and nobody waits for a hash of hundreds of gigabytes."""
     data: dict[Name, str]
     """What the training text is, and the tokenizer (`data.TextData.content`)."""
+    held_out: dict[Name, str] = Field(default_factory=dict)
+    """The same of held-out text with a place of its own: no weight depends on it, but losses before and after would not
+    be of the same text. Empty: there is none, or the snapshot is of a version that did not look."""
     batch: dict[Name, Scalar]
     """What of the plan changes numbers: micro-batches, their order, precision, threads. Residencies, delay ratio and
     volumes do not."""
     recipe: dict[Name, Scalar]
 
     @classmethod
-    def of(cls, plan: Plan, model: StreamedModel, data: dict[str, str], recipe: Recipe) -> Self:
+    def of(
+        cls, plan: Plan, model: StreamedModel, data: dict[str, str], held_out: dict[str, str], recipe: Recipe
+    ) -> Self:
         decision = plan.decision
         batch: dict[str, Scalar] = {
             "micro_batches": decision.micro_batches,
@@ -60,6 +65,7 @@ class Origin(Part):
             model=model.fingerprint,
             weights=weights_fingerprint(model.path),
             data=data,
+            held_out=held_out,
             batch=batch,
             recipe=recipe.deciding(),
         )
@@ -76,6 +82,8 @@ class Origin(Part):
             )
             if before != after
         ]
+        if self.held_out and now.held_out and _read(self.held_out) != _read(now.held_out):
+            found.append("the held-out data changed")
         for before, after in ((self.batch, now.batch), (self.recipe, now.recipe)):
             found += [
                 f"{name} was {_told(before, name)} and is {_told(after, name)}"

@@ -51,6 +51,7 @@ class Texts:
 
         if eval_data and recipe.hold_out:
             raise UsageError("held-out data of their own and a share of the training data: give one of the two")
+        self._shared = eval_data is None
         self._training = text(data, recipe.hold_out)
         self._held_out = text(eval_data) if eval_data else self._training.held_out
 
@@ -58,6 +59,11 @@ class Texts:
     def content(self) -> dict[str, str]:
         """What the training text is (`TextData.content`)."""
         return self._training.content
+
+    @property
+    def held_out_content(self) -> dict[str, str]:
+        """The same of held-out text that is no share of the training text; empty where there is none."""
+        return {} if self._held_out is None or self._shared else self._held_out.content
 
     def step(self, step: int) -> list[Batch]:
         decision = self._decision

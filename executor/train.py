@@ -86,7 +86,7 @@ def train(
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
     texts = Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch)
-    origin = Origin.of(plan, model, texts.content, recipe) if recipe.snapshots else None
+    origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if recipe.snapshots else None
     if resume:
         assert origin, "a run that goes on keeps snapshots"
         resume.require_same(plan, origin, recipe, watch.note if anyway else None)

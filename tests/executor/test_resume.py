@@ -65,6 +65,7 @@ def run(
     volumes: tuple[Path, ...] = (),
     anyway: bool = False,
     data: str = "text.txt",
+    held_out: str | None = "held-out.txt",
     **recipe: Any,
 ) -> Result:
     """Train; `at` is called behind every step, with its number."""
@@ -80,7 +81,7 @@ def run(
         model,
         EmulatedDevice(),
         data=directory / data,
-        eval_data=directory / "held-out.txt",
+        eval_data=directory / held_out if held_out else None,
         out=out,
         recipe=Recipe(**{**RECIPE, **recipe}),
         volumes=volumes,
@@ -276,6 +277,7 @@ def test_a_snapshot_writes_what_lives_on_host_and_no_more(directory, tmp_path):
         ({"optimizer": AdamW(lr=2e-3, weight_decay=0.1)}, "optimizer.lr was 0.001 and is 0.002"),
         ({"seed": 5}, "seed was 0 and is 5"),
         ({"data": "other.txt"}, "the training data changed"),
+        ({"held_out": "other.txt"}, "the held-out data changed"),
         ({"plan": {"micro_batches": 3}}, "micro_batches was 2 and is 3"),
         ({"plan": {"micro_batch_size": 1}}, "micro_batch_size was 2 and is 1"),
         ({"plan": {"schedule": "horizontal", "alpha": 0.0}}, "schedule was vertical and is horizontal"),
@@ -302,6 +304,15 @@ def test_another_run_is_refused_unless_told(directory, tmp_path, change, says):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before, "nothing was touched"
     result = resume(home, out, plan, anyway=True, notes=notes, **change)
     assert len(result.losses) == STEPS and any(says in note for note in notes)
+
+
+def test_held_out_data_may_come_and_go(directory, tmp_path):
+    """Nothing that was measured before is then beside what it cannot be compared with."""
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3, held_out=None)
+    with pytest.raises(Stop):
+        resume(directory, out, at=stopping(5))
+    assert len(resume(directory, out, held_out=None).losses) == STEPS
 
 
 def test_states_of_another_format_are_refused_whatever_is_told(directory, tmp_path):
