@@ -382,9 +382,14 @@ class Fitter:
         spare = self.budget.device - self._estimate(decision).device
         most = dict(ends)
         for name in sorted(blocks):
-            whole = min(max(spare // size[name], 0), counts[name])
-            most[name] = (whole / counts[name], 0.0)
-            spare -= whole * size[name]
+            kept = min(max(spare // size[name], 0), counts[name])
+            most[name] = (kept / counts[name], 0.0)
+            spare -= kept * size[name]
+        whole = dict.fromkeys(counts, (1.0, 0.0))
+        if most != whole and sum(size[name] * counts[name] for name in counts) <= self.budget.device:
+            # Where all stay, nothing passes through: what the last of them takes, its buffers give back.
+            decision = self._decision(candidate, self._corner(candidate, 0, 0, 0, whole), self.tight)
+            most = whole if self._estimate(decision).device <= self.budget.device else most
         return [ends] if most == ends else [ends, most]
 
     def _find_leanest(self, candidate: Candidate, kept: Mapping[str, tuple[float, float]] | None) -> Solved:

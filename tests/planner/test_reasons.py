@@ -292,6 +292,18 @@ def test_the_least_budgets_still_do_and_reasons_are_true_of_any_plan(
     assert ("is not used" in told(plan, "ssd")) == (p.ssd_bytes == 0)
 
 
+def test_a_device_of_what_keeping_all_takes_is_enough() -> None:
+    """Without buffers to pass parameters through, all of a small model takes no more of a device than a part of it."""
+    model = made_model(blocks=3, hidden=64, vocab=64, sequence=64, tied=False)
+    profile = made_profile(machine=made_machine(device_memory=GIB), model=model)
+    states = sum(state.elements for state in model.states)
+    request = SolveRequest(2 * states + 2 * MIB, micro_batch_size=1, micro_batches=1)
+    plan = solve(profile, request)
+    assert {placement.parameters_device for placement in plan.decision.placement.values()} == {1.0}
+    same = solve(profile, replace(request, device_memory_bytes=plan.prediction.peak_device_bytes))
+    assert same.prediction.peak_device_bytes <= plan.prediction.peak_device_bytes
+
+
 def test_the_least_of_a_deep_model_is_the_least_that_a_refusal_names() -> None:
     """40 blocks, where the least is read from a shortened model: no less than the exact one, and above it by
     at most a grain of every state in every form and what the run keeps of ten ops of it."""

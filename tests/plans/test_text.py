@@ -9,7 +9,18 @@ from rich.cells import cell_len
 
 from ssdplan.plans import text
 from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Alternative, Compared, Decision, Least, Placement, Plan, Prediction, Reason, Sensitivity
+from ssdplan.plans.plan import (
+    Alternative,
+    Compared,
+    Decision,
+    Least,
+    Placement,
+    Plan,
+    Prediction,
+    Reason,
+    Sensitivity,
+    most_micro_batches,
+)
 from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.profile_text import describe_profile
@@ -381,7 +392,7 @@ def test_no_line_is_too_long(
     schedule = build_schedule(model, decision)
     decision = decision.model_copy(
         update={
-            "micro_batches": numbers[1],
+            "micro_batches": min(numbers[1], most_micro_batches(model)),
             "update_chunk_elements": numbers[2] // 2048 * 2048 or 2048,
             "update_lookahead": numbers[3],
             "host_budget_bytes": nbytes[5],
