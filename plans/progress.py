@@ -23,9 +23,14 @@ class ProgressLine:
         self._start = time.monotonic()
         self._last = -math.inf
         self._width = 0
+        self._ended = ""
+        """What was said to be whole; a caller that reads ahead is there long before its last call."""
 
     def __call__(self, fraction: float, what: str) -> None:
         """`fraction` of all work is done, `what` is going on. Cheap enough to call often."""
+        if fraction >= 1 and what == self._ended:
+            return
+        self._ended = what if fraction >= 1 else ""
         now = time.monotonic()
         if self._live and now - self._last < 0.1 and fraction < 1:
             return

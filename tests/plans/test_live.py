@@ -89,3 +89,17 @@ def test_a_log_has_a_line_now_and_then_and_a_terminal_one_that_is_rewritten(monk
     assert max(map(len, terminal.getvalue().split("\r"))) == 79, "a longer line could not be rewritten"
     lines[1].note("held-out loss after 3 steps: 2.0")
     assert terminal.getvalue().endswith("\rrun: held-out loss after 3 steps: 2.0\n")
+
+
+def test_what_is_whole_is_said_once() -> None:
+    """A reader of small files has all of one before it hands out the first sample."""
+    log = io.StringIO()
+    line = ProgressLine("data", log)
+    for what in ("a.jsonl", "b.jsonl"):
+        for fraction in (0.5, 1.0, 1.0, 1.0):
+            line(fraction, what)
+    line(0.5, "b.jsonl")
+    line(1.0, "b.jsonl")
+    assert [words for words in log.getvalue().splitlines() if "100%" in words] == [
+        "data: 100% a.jsonl", "data: 100% b.jsonl", "data: 100% b.jsonl",
+    ]  # fmt: skip
