@@ -44,10 +44,8 @@ class Peaks:
     where compute works on host memory."""
     ssd: int
     """The store."""
-    workspace: int
-    """Of `device`, or of `host` where compute works there: the largest of a layer's compute."""
-    growth: int | None
-    """What the process grows by for compute, its workspace included; None: no profile says."""
+    holes: int | None
+    """What the process grows by for compute beyond its workspace; None: no profile says."""
     kept: int
     """Of host memory beside the arena: what the run keeps of its operations."""
     loading: int
@@ -77,8 +75,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         device_arena=arena,
         device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
-        workspace=workspace,
-        growth=_growth_bytes(model, size),
+        holes=_holes_bytes(model, size, workspace),
         kept=kept_bytes(schedule),
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
@@ -102,10 +99,10 @@ def workspace_bytes(model: Model, micro_batch_size: int) -> int:
     )
 
 
-def _growth_bytes(model: Model, micro_batch_size: int) -> int | None:
+def _holes_bytes(model: Model, micro_batch_size: int, workspace: int) -> int | None:
     found = [model.timing(layer.layer_class, micro_batch_size).process_growth_bytes for layer in model.layers]
     known = [growth for growth in found if growth is not None]
-    return max(known) if len(known) == len(found) else None
+    return max(max(known) - workspace, 0) if len(known) == len(found) else None
 
 
 def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int) -> float:
@@ -133,9 +130,8 @@ def process_peak_bytes(peaks: Peaks, machine: Machine, micro_batches: int) -> in
     arena, compute = (peaks.device_arena, peaks.device - peaks.device_arena) if machine.device == "cpu" else (0, 0)
     doublings = (micro_batches - 1).bit_length()
     heap = HEAP_BYTES + HEAP_DOUBLED_BYTES * doublings
-    if peaks.growth is not None:
-        holes = max(peaks.growth - peaks.workspace, 0)
-        heap = holes + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
+    if peaks.holes is not None:
+        heap = peaks.holes + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
     return base + peaks.host + arena + max(peaks.loading, peaks.kept + compute + heap)
 
 

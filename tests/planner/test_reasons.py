@@ -298,6 +298,8 @@ def test_a_device_of_what_keeping_all_takes_is_enough() -> None:
     profile = made_profile(machine=made_machine(device_memory=GIB), model=model)
     states = sum(state.elements for state in model.states)
     request = SolveRequest(2 * states + 2 * MIB, micro_batch_size=1, micro_batches=1)
+    least = {row.budget: row.least_bytes for row in solve(profile, request).least}
+    request = replace(request, host_memory_bytes=least["host memory"])
     plan = solve(profile, request)
     assert {placement.parameters_device for placement in plan.decision.placement.values()} == {1.0}
     same = solve(profile, replace(request, device_memory_bytes=plan.prediction.peak_device_bytes))
