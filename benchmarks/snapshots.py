@@ -1,10 +1,12 @@
 """What snapshots cost, and going on from one, at several shares of the optimizer states on host: a table.
 
-For each share it solves a plan, trains with a snapshot every few steps, and goes on once more. A snapshot costs what it
-wrote and committed, the delayed updates that it finished early, and what the step behind it took longer than a steady
-one of the same run (less, where those updates are then done). Beside it the same states go to the same drive by plain
-torch.save and a flush of the file, and come back by torch.load, in turns with the runs. Only the commands of ssdplan
-and a process with torch do the work; what they write lies in one folder, which goes when it ends.
+For each share it profiles, solves a plan, trains with a snapshot every few steps, and goes on once more. A snapshot
+costs what it wrote and committed, the delayed updates that it finished early, and what the step behind it took longer
+than a steady one of the same run (less, where those updates are then done). What the drive takes of that by itself is
+measured behind the run: the engine writes the same bytes in turns with snapshots, since a shared drive does not keep
+the pace of any profile. Beside it the same states go to the same drive by plain torch.save and a flush of the file, and
+come back by torch.load, in turns with the runs. Only the commands of ssdplan, its store and a process with torch do the
+work; what they write lies in one folder, which goes when it ends.
 
     python benchmarks/snapshots.py --work DIR [--only small] [--steps 16] [--json FILE]
 """
@@ -17,14 +19,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from commands import HOUR, command, python
+from ssdplan.executor.device import open_device
+from ssdplan.executor.operations import Memory
+from ssdplan.executor.records import Records
+from ssdplan.executor.store import Store
+from ssdplan.native import Engine
+from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan
+from ssdplan.profiler.storage import LARGEST_REQUEST
 
 SHARES = (0.0, 0.5, 1.0)
 EVERY = 4
+ROUNDS = 12
 STATE_BYTES = 12
 """Of a parameter: master and two moments in fp32."""
 
@@ -54,6 +66,8 @@ class Row:
     """What the step behind a snapshot took longer than a steady one."""
     drive_seconds: float
     """What the drive takes to write the snapshot's bytes, at the bandwidth that was profiled."""
+    ratio: float
+    """How many times as long as the engine with the same bytes a snapshot takes, in turns; 1 where there are none."""
     snapshots: int
     resume_seconds: float
     save_seconds: float
@@ -67,7 +81,7 @@ class Row:
     @property
     def besides(self) -> float:
         """Of a step: what a snapshot costs besides the drive's own time."""
-        return (self.cost_seconds - self.drive_seconds) / self.step_seconds
+        return (self.cost_seconds - self.snapshot_seconds / self.ratio) / self.step_seconds
 
 
 SHAPES = {
@@ -90,28 +104,27 @@ def main() -> None:
     if shutil.disk_usage(given.work).free < shape.space_bytes:
         parser.exit(5, f"error: {given.work}: fewer than {shape.space_bytes >> 30} GiB are free\n")
     with tempfile.TemporaryDirectory(prefix="ssdplan-snapshots-", dir=given.work) as folder:
-        made = prepared(Path(folder), shape)
+        prepared(Path(folder), shape)
         rows = []
         for share in SHARES:
-            rows.append(measured(made, shape, share, given.steps))
+            rows.append(measured(Path(folder), shape, share, given.steps))
             print(line(rows[-1]), flush=True)
     if given.json:
         each = [asdict(row) | {"cost_seconds": row.cost_seconds, "besides": row.besides} for row in rows]
         given.json.write_text(json.dumps(each, indent=1) + "\n")
 
 
-def prepared(folder: Path, shape: Shape) -> Path:
-    """A model, a text and a profile in `folder`."""
+def prepared(folder: Path, shape: Shape) -> None:
+    """A model and a text in `folder`."""
     python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
            "--out", folder / "model")  # fmt: skip
     words = random.Random(1)
     (folder / "data.txt").write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
-    command("profile", "--model", folder / "model", "--volume", folder, "--sequence-length", shape.sequence,
-            "--micro-batch-sizes", 1, "-o", folder / "profile.json")  # fmt: skip
-    return folder
 
 
 def measured(folder: Path, shape: Shape, share: float, steps: int) -> Row:
+    command("profile", "--model", folder / "model", "--volume", folder, "--sequence-length", shape.sequence,
+            "--micro-batch-sizes", 1, "-o", folder / "profile.json")  # fmt: skip
     command("solve", folder / "profile.json", "--host-memory", shape.host, "--micro-batches", shape.micro_batches,
             "--residency", f"optimizer={share}", "-o", folder / "plan.json")  # fmt: skip
     plan = Plan.load(folder / "plan.json")
@@ -140,11 +153,57 @@ def measured(folder: Path, shape: Shape, share: float, steps: int) -> Row:
         flush_seconds=statistics.median(each["flush_seconds"] for each in snapshots),
         after_seconds=statistics.median(seconds[each["step"] + 1] - steady for each in snapshots),
         drive_seconds=nbytes / bandwidth,
+        ratio=beside_the_engine(folder, plan),
         snapshots=len(snapshots),
         resume_seconds=next(each["resume_seconds"] for each in lines if "resume_seconds" in each),
         save_seconds=statistics.median(save for save, _ in plain),
         load_seconds=statistics.median(load for _, load in plain),
     )
+
+
+def beside_the_engine(folder: Path, plan: Plan) -> float:
+    """How many times as long a snapshot takes as the engine with the same bytes, in requests as a profile makes them;
+    the median of rounds in turns. 1 where a snapshot writes none."""
+    schedule = build_schedule(plan.model, plan.decision)
+    records = Records.of(schedule, snapshots=True)
+    nbytes = sum(region.nbytes for region, _ in records.on_host)
+    if not nbytes:
+        return 1.0
+    memory = Memory(schedule, open_device(plan.machine.device))
+    store = Store.create([folder], records.records, plan.sha256(), durable=True)
+    engine, path = Engine(), folder / "beside"
+    memory.host.bytes.fill_(1)  # real pages, as in a run
+    try:
+        store.register(memory.host.address, memory.host.nbytes)
+        file = engine.open(path, create_bytes=nbytes)
+
+        def alone() -> None:
+            for start in range(0, nbytes, LARGEST_REQUEST):
+                length = min(LARGEST_REQUEST, nbytes - start)
+                engine.write([(file, start, memory.host.address + start, length)]).wait()
+
+        def snapshot() -> None:
+            records.snapshot(store, memory, {})
+
+        for warm in (alone, *[snapshot] * (store.keep + 1)):  # a first write of a place is slower
+            warm()
+        ratios = []
+        for number in range(ROUNDS):
+            turn = (alone, snapshot) if number % 2 else (snapshot, alone)
+            seconds = {work: timed(work) for work in turn}
+            ratios.append(seconds[snapshot] / seconds[alone])
+        return statistics.median(ratios)
+    finally:
+        engine.close()
+        path.unlink(missing_ok=True)
+        store.remove()
+        memory.close()
+
+
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def saved_and_loaded(folder: Path, nbytes: int) -> tuple[float, float]:
@@ -176,7 +235,8 @@ def line(row: Row) -> str:
     return (
         f"optimizer states on host {row.share:4.0%}  step {row.step_seconds:6.2f} s  snapshot "
         f"{row.snapshot_bytes / gib:5.2f} GiB in {row.snapshot_seconds:5.2f} s (drive alone {row.drive_seconds:5.2f} s)"
-        f" + flush {row.flush_seconds:5.2f} s, step behind it {row.after_seconds:+.2f} s: {row.besides:+.1%} of a step "
+        f", {row.ratio:.2f} times the engine's, + flush {row.flush_seconds:5.2f} s, step behind it "
+        f"{row.after_seconds:+.2f} s: {row.besides:+.1%} of a step "
         f"besides the drive  resume {row.resume_seconds:5.2f} s  torch.save {row.save_seconds:5.2f} s, load "
         f"{row.load_seconds:5.2f} s  ({row.snapshots} snapshots)"
     )
