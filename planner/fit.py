@@ -363,9 +363,9 @@ class Fitter:
         return None
 
     def leanest(self, candidate: Candidate) -> tuple[Solved, ...]:
-        """What a tight budget ends in: everything at one end or the other, whichever takes least host memory; once for
-        each way to use the device: for no parameters between their uses, for those of both ends of the model, and for
-        as many as there is room for."""
+        """What a tight budget ends in: everything at one end or the other, and all updates prompt or delayed, whichever
+        takes least host memory; once for each way to use the device: for no parameters between their uses, for those of
+        both ends of the model, and for as many as there is room for."""
         if candidate not in self._leanest:
             ways = (self.fixed.kept, *self._kept_ways(candidate))
             self._leanest[candidate] = tuple(self._find_leanest(candidate, kept) for kept in ways)
@@ -394,13 +394,14 @@ class Fitter:
 
     def _find_leanest(self, candidate: Candidate, kept: Mapping[str, tuple[float, float]] | None) -> Solved:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
-        corners: list[tuple[int, int, tuple[int, int, int]]] = []
-        for optimizer, parameters, checkpoints in product((0, 1), repeat=3):
-            corner = self._corner(few, optimizer, parameters, checkpoints, kept)
-            needs = self._estimate(self._decision(few, corner, self.tight))
-            corners.append((needs.host, needs.ssd, (optimizer, parameters, checkpoints)))
-        optimizer, parameters, checkpoints = min(corners)[2]
-        program = self._corner(candidate, optimizer, parameters, checkpoints, kept)
+        corners: list[tuple[int, int, tuple[int, int, int, int]]] = []
+        for corner in product((0, 1), repeat=4):
+            if corner[-1] and self.fixed.delay_ratio is not None:
+                continue
+            needs = self._estimate(self._decision(few, self._corner(few, *corner[:3], kept, corner[-1]), self.tight))
+            corners.append((needs.host, needs.ssd, corner))
+        *homes, delayed = min(corners)[2]
+        program = self._corner(candidate, *homes, kept, delayed)
         branch = Branch(replace(self.fixed, kept=kept), Limits(program.host_bytes + PAGE))
         return Solved(self._build(candidate, self._decision(candidate, program, self.tight)), program, branch)
 
@@ -411,11 +412,12 @@ class Fitter:
         parameters: float,
         checkpoints: float,
         kept: Mapping[str, tuple[float, float]] | None,
+        delay_ratio: float = 0.0,
     ) -> ProgramResult:
         fixed = self.fixed
         choices = replace(
             fixed,
-            delay_ratio=0.0 if fixed.delay_ratio is None else fixed.delay_ratio,
+            delay_ratio=delay_ratio if fixed.delay_ratio is None else fixed.delay_ratio,
             parameters=parameters if fixed.parameters is None else fixed.parameters,
             optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
             checkpoints=checkpoints if fixed.checkpoints is None else fixed.checkpoints,

@@ -306,6 +306,18 @@ def test_a_device_of_what_keeping_all_takes_is_enough() -> None:
     assert same.prediction.peak_device_bytes <= plan.prediction.peak_device_bytes
 
 
+def test_the_least_may_be_with_all_updates_delayed() -> None:
+    """One block in fp32: buffers for updates behind backward would take more than what they update."""
+    model = made_model(blocks=1, hidden=64, vocab=64, sequence=128, precision="fp32", tied=False)
+    profile = made_profile(machine=made_machine(), model=model)
+    request = SolveRequest(2 * MIB + 48 * 1024, micro_batch_size=1, micro_batches=4)
+    plan = solve(profile, request)
+    assert plan.decision.delay_ratio > 0.9
+    leasts = {row.budget: row.least_bytes for row in plan.least}
+    assert leasts["host memory"] < request.host_memory_bytes
+    solve(profile, replace(request, device_memory_bytes=leasts["device memory"]))
+
+
 def test_the_least_of_a_deep_model_is_the_least_that_a_refusal_names() -> None:
     """40 blocks, where the least is read from a shortened model: no less than the exact one, and above it by
     at most a grain of every state in every form and what the run keeps of ten ops of it."""
