@@ -50,10 +50,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    from ssdplan.executor.data import TextData
+    from ssdplan.executor.data.preview import describe, look
+    from ssdplan.executor.data.text_data import TextData
+    from ssdplan.executor.data.tokens import load_tokenizer
     from ssdplan.executor.hub import find_model
-    from ssdplan.executor.preview import describe, look
-    from ssdplan.executor.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(find_model(options.model))
     line = ProgressLine("data")

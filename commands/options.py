@@ -46,7 +46,7 @@ def settle_process() -> None:
 
 def add_data_options(parser: argparse._ActionsContainer) -> None:
     """What all commands that read data are told about them; to a parser, or a group of its options."""
-    from ssdplan.executor.formats import FORMATS
+    from ssdplan.executor.data.formats import FORMATS
 
     parser.add_argument(
         "--data-format",
@@ -62,7 +62,7 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
 
 
 def token_cache(options: argparse.Namespace) -> Path | None:
-    from ssdplan.executor.token_cache import default_directory
+    from ssdplan.executor.data.token_cache import default_directory
 
     directory: Path | None = options.token_cache
     return directory or default_directory()

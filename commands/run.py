@@ -233,7 +233,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
-    from ssdplan.executor.data import HoldOut
+    from ssdplan.executor.data.text_data import HoldOut
     from ssdplan.executor.device import open_device
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.learning_rate import DECAY_SHARE, LearningRate, steps_of

@@ -17,7 +17,7 @@ from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_seconds
 
 from .calibration import Calibrator
-from .data import Batch
+from .data.text_data import Batch
 from .interruption import Interruption
 from .keeper import Keeper
 from .metrics import History, MetricsFile, SnapshotCost, StepMetrics

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .data import HoldOut
+from .data.text_data import HoldOut
 from .learning_rate import LearningRate
 from .metrics import SnapshotCost, StepMetrics
 from .optimizer import AdamW

@@ -23,7 +23,7 @@ from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 
 from .checks import DTYPES, compact, schedule_of
-from .data import Batch
+from .data.text_data import Batch
 from .device import Device
 from .layers import Layers, MicroBatch
 from .metrics import SnapshotCost

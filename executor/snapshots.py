@@ -33,7 +33,7 @@ class Origin(Part):
     """sha256 of its files' names and lengths, and of their headers and 256 pages spread over each: two checkpoints of
     one model differ everywhere, and nobody waits for a hash of hundreds of gigabytes."""
     data: dict[Name, str]
-    """What the training text is, and the tokenizer (`data.TextData.content`)."""
+    """What the training text is, and the tokenizer (`data.text_data.TextData.content`)."""
     held_out: dict[Name, str] = Field(default_factory=dict)
     """The same of held-out text with a place of its own: no weight depends on it, but losses before and after would not
     be of the same text. Empty: there is none, or the snapshot is of a version that did not look."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
 
-from .data import Batch, HoldOut, TextData
+from .data.text_data import Batch, HoldOut, TextData
 from .model import StreamedModel
 from .recipe import Recipe, Watch
 

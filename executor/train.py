@@ -20,6 +20,7 @@ from ssdplan.plans.trace import write_trace
 
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
+from .data.tokens import load_tokenizer
 from .device import Device
 from .export import export_model
 from .interruption import Interruption
@@ -36,7 +37,6 @@ from .scaling import LossScale
 from .session import Sessions, store_bytes_of
 from .snapshots import Origin
 from .texts import Texts
-from .tokens import load_tokenizer
 
 
 @dataclass(frozen=True)

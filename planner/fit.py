@@ -395,13 +395,13 @@ class Fitter:
     def _find_leanest(self, candidate: Candidate, kept: Mapping[str, tuple[float, float]] | None) -> Solved:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
         corners: list[tuple[int, int, tuple[int, int, int, int]]] = []
-        for corner in product((0, 1), repeat=4):
-            if corner[-1] and self.fixed.delay_ratio is not None:
-                continue
-            needs = self._estimate(self._decision(few, self._corner(few, *corner[:3], kept, corner[-1]), self.tight))
-            corners.append((needs.host, needs.ssd, corner))
-        *homes, delayed = min(corners)[2]
-        program = self._corner(candidate, *homes, kept, delayed)
+        delays = (0, 1) if self.fixed.delay_ratio is None else (0,)  # of no effect where it is decided
+        for optimizer, parameters, checkpoints, delay in product((0, 1), (0, 1), (0, 1), delays):
+            corner = self._corner(few, optimizer, parameters, checkpoints, kept, delay)
+            needs = self._estimate(self._decision(few, corner, self.tight))
+            corners.append((needs.host, needs.ssd, (optimizer, parameters, checkpoints, delay)))
+        optimizer, parameters, checkpoints, delay = min(corners)[2]
+        program = self._corner(candidate, optimizer, parameters, checkpoints, kept, delay)
         branch = Branch(replace(self.fixed, kept=kept), Limits(program.host_bytes + PAGE))
         return Solved(self._build(candidate, self._decision(candidate, program, self.tight)), program, branch)
 

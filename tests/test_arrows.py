@@ -52,6 +52,16 @@ def test_a_part_imports_only_what_it_may(part):
                 assert top not in TRAINERS, f"{file} imports {name}"
 
 
+@pytest.mark.parametrize("room", ["data", "store"])
+def test_a_room_of_the_executor_stands_alone(room):
+    """Its folder knows nothing of the executor around it, and nothing of torch."""
+    files = list((ROOT / "executor" / room).glob("*.py"))
+    assert files
+    for file in files:
+        for name in imports(file, room):
+            assert not name.startswith(("ssdplan.executor", "torch")), f"{file} imports {name}"
+
+
 def test_cuda_is_touched_in_one_module():
     touching = [
         file.relative_to(ROOT).as_posix()

@@ -52,7 +52,6 @@ class Store:
         self._opened = False
         self._locks = Locks()
         self._failure = ""
-        self._counting = threading.Lock()
         count = len(layout.extents)
         self._copy = [_NOWHERE] * count
         """Extent -> which of its places holds it now."""

@@ -21,9 +21,9 @@ from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
+from tests.executor.data.test_fuzz_preview import DAMAGES, damaged
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
-from tests.executor.test_fuzz_preview import DAMAGES, damaged
 
 CODES = (0, 2, 3, 4, 5, 6, 7, 8)
 JSON = ("metrics.jsonl", "report.json", "run.json", "trace.json")

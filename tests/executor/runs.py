@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from ssdplan.executor.data import TextData
+from ssdplan.executor.data.text_data import TextData
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.layers import MicroBatch
-from ssdplan.executor.tokens import load_tokenizer
 from tests.tiny import make_model, make_tokenizer
 
 LENGTH = 16

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.tokens import load_tokenizer
 from ssdplan.executor.train import train
 from tests import reference
 from tests.executor.planned import make_plan

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.learning_rate import LearningRate
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.tokens import load_tokenizer
 from ssdplan.executor.train import train
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare

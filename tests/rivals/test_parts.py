@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from ssdplan.executor.data import TextData
-from ssdplan.executor.tokens import load_tokenizer
+from ssdplan.executor.data.text_data import TextData
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import UsageError
 from ssdplan.rivals import processes
 from ssdplan.rivals.comparison import (

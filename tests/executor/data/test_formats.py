@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 from tokenizers import AddedToken
 
-from ssdplan.executor.data import TextData
-from ssdplan.executor.documents import data_files
-from ssdplan.executor.formats import FORMATS
-from ssdplan.executor.tokens import load_tokenizer
+from ssdplan.executor.data.documents import data_files
+from ssdplan.executor.data.formats import FORMATS
+from ssdplan.executor.data.text_data import TextData
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import SsdplanError, UsageError
 from tests.tiny import make_tokenizer
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.executor.data import Batch, TextData
+from ssdplan.executor.data.packing import EndToEnd, OneARow, WholeSamples
+from ssdplan.executor.data.text_data import Batch, TextData
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import open_model
-from ssdplan.executor.packing import EndToEnd, OneARow, WholeSamples
-from ssdplan.executor.tokens import load_tokenizer
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ssdplan import cli
-from ssdplan.executor.data import TextData
-from ssdplan.executor.preview import describe, look
-from ssdplan.executor.tokens import load_tokenizer
+from ssdplan.executor.data.preview import describe, look
+from ssdplan.executor.data.text_data import TextData
+from ssdplan.executor.data.tokens import load_tokenizer
 from tests.tiny import EOS, make_tokenizer
 
 ROWS = [

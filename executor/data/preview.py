@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .data import TextData
+from .text_data import TextData
 
 _SHOWN_TOKENS = 400
 _LEARNT, _GIVEN, _RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"

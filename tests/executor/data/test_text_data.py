@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from ssdplan.executor import data, documents, token_cache
-from ssdplan.executor import tokens as tokenising
-from ssdplan.executor.data import Batch, HoldOut, TextData
-from ssdplan.executor.documents import data_files
-from ssdplan.executor.formats import recognise, samples
-from ssdplan.executor.tokens import load_tokenizer
+from ssdplan.executor.data import documents, text_data, token_cache
+from ssdplan.executor.data import tokens as tokenising
+from ssdplan.executor.data.documents import data_files
+from ssdplan.executor.data.formats import recognise, samples
+from ssdplan.executor.data.text_data import Batch, HoldOut, TextData
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from tests.tiny import EOS, make_tokenizer
 
@@ -378,7 +378,7 @@ def test_the_second_time_nothing_is_tokenised(
     path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "cache"
     first = TextData(path, tokenizer, sequence_length=4, cache=cache)
     [file] = cache.iterdir()
-    monkeypatch.setattr(data, "write_cache", None)  # would fail if it were called
+    monkeypatch.setattr(text_data, "write_cache", None)  # would fail if it were called
     again = TextData(path, load_tokenizer(model_dir), sequence_length=6, cache=cache)
     assert again.tokens == first.tokens
     assert rows_in_order(again) == packed(tokenizer, DOCUMENTS, 6)
@@ -420,8 +420,8 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, tokenizer: Any, damage: C
 def test_processes_that_make_one_cache_at_once_all_have_it(tmp_path: Path, model_dir: Path) -> None:
     path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS * 50), tmp_path / "cache"
     code = (
-        "import sys, pathlib\nfrom ssdplan.executor.data import TextData\n"
-        "from ssdplan.executor.tokens import load_tokenizer\n"
+        "import sys, pathlib\nfrom ssdplan.executor.data.text_data import TextData\n"
+        "from ssdplan.executor.data.tokens import load_tokenizer\n"
         "data, model, cache = map(pathlib.Path, sys.argv[1:])\n"
         "print(TextData(data, load_tokenizer(model), sequence_length=4, cache=cache).content)"
     )
@@ -523,7 +523,7 @@ def test_a_step_depends_on_nothing_but_its_arguments(
 
     expected = rows(1, 6)
     numbered.micro_batches(step + 1, micro_batches=2, micro_batch_size=2, seed=seed + 1)
-    data._shuffle.cache_clear()
+    text_data._shuffle.cache_clear()
     assert rows(*split) == expected  # however the same batch is cut into micro-batches
 
 
@@ -531,7 +531,7 @@ def test_seeds_give_orders_that_are_evenly_spread() -> None:
     samples, seeds = 5, 4000
     counts = np.zeros((samples, samples), int)
     for seed in range(seeds):
-        counts[np.arange(samples), data._shuffle(seed, 0, samples)] += 1
+        counts[np.arange(samples), text_data._shuffle(seed, 0, samples)] += 1
     assert np.abs(counts / seeds - 1 / samples).max() < 0.03  # 4.7 standard deviations
 
 
@@ -540,7 +540,7 @@ def test_the_order_of_a_run_never_changes() -> None:
     for seed, epoch, count in ((0, 0, 8), (7, 2, 37), (2**64 - 1, 5, 100)):
         numbers = [number for block in range(1, count // 4 + 2) for number in philox(block, seed, epoch)]
         expected = sorted(range(count), key=numbers.__getitem__)
-        assert data._shuffle(seed, epoch, count).tolist() == expected
+        assert text_data._shuffle(seed, epoch, count).tolist() == expected
 
 
 def philox(counter: int, *key: int) -> list[int]:
