@@ -19,6 +19,9 @@ Ranges = Mapping[str, tuple[float, float | None]]
 SLACK = 1e-7
 """The share of itself by which an objective may give way to the less important ones; an objective of 0 stays 0."""
 
+TOLERANCE = SLACK / 100
+"""By which a point may be out of a row: less than what an objective gives way by, or the next finds no point at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -48,6 +51,7 @@ class Highs:
         self._columns = {name: number for number, name in enumerate(bounds)}
         self._highs = highspy.Highs()
         self._highs.silent()
+        self._highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
         self._infinity = self._highs.getInfinity()
         self._highs.passModel(self._program(rows))
 

@@ -263,10 +263,12 @@ class _Program:
         }
         fractions = [name for name in self.bounds if name not in self.seconds]
         self.generic: Linear = {
-            name: (3.0 if name.endswith("ssd") else 1.0) + (number + 1) * _GOLDEN % 1.0
+            name: (3.0 if name.endswith("ssd") else 0.0 if name.endswith("reclaimed") else 1.0)
+            + (number + 1) * _GOLDEN % 1.0
             for number, name in enumerate(fractions)
         }
-        """Nothing left to prefer but host over ssd; weights without a pattern, so that one point is the best."""
+        """Nothing left to prefer but host over ssd, and what is reclaimed over host, as schedules do; weights without a
+        pattern, so that one point is the best."""
         self.rows = [
             *self._splits(),
             *self._kept(),

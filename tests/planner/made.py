@@ -1,10 +1,12 @@
-"""Profiles made up for tests: plausible machines and models of any size, without measuring anything.
+"""Profiles made up for tests: plausible machines and models of any size, without measuring anything; and plans of them.
 
 Every figure follows from the arguments by simple arithmetic, so a test can say what it expects. It never touches disk.
 """
 
 from collections.abc import Sequence
 
+from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import (
     ELEMENT_BYTES,
     Layer,
@@ -198,3 +200,8 @@ def with_frozen(model: Model, shares: Sequence[float]) -> Model:
             suffix = "frozen" if used[index] >= first else "forward"
             states[index] = state.model_copy(update={"state_class": f"{state.state_class}.{suffix}"})
     return Model(**{**dict(model), "states": tuple(states), "layers": tuple(layers)})
+
+
+def planned(profile: Profile, request: SolveRequest) -> Plan:
+    """What `solve` finds, but for the rows of other schedules, which take a good part of its time."""
+    return solve(profile, request, compared=False)

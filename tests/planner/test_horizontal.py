@@ -13,13 +13,13 @@ from ssdplan.planner.lexicographic import value
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.program import FixedChoices, Limits, footprint, program_bound, solve_program
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import SolveRequest
 from ssdplan.planner.traffic import CHECKPOINT_HOST, StateVariables, layer_groups, total_bytes
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import Machine, Model
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
+from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_drive import seconds_by_turns
 from tests.plans.decided import decide
 
@@ -143,7 +143,7 @@ def small(**machine: object):
 @pytest.mark.parametrize("budget", [32 * MIB, 48 * MIB, GIB])
 def test_a_plan_of_it_keeps_its_budgets_and_predicts_its_own_graph(budget: int) -> None:
     profile = small()
-    plan = solve(profile, SolveRequest(budget, global_batch=8, micro_batch_size=2, schedule="horizontal"))
+    plan = planned(profile, SolveRequest(budget, global_batch=8, micro_batch_size=2, schedule="horizontal"))
     decision, prediction = plan.decision, plan.prediction
     assert (decision.schedule, decision.delay_ratio, decision.micro_batches) == ("horizontal", 0.0, 4)
     schedule = build_schedule(plan.model, decision)
@@ -163,9 +163,11 @@ def test_more_micro_batches_take_no_more_host_memory() -> None:
     arenas = []
     for n in (2, 32):
         request = SolveRequest(64 * MIB, micro_batch_size=1, micro_batches=n, schedule="horizontal")
-        least = solve(small(), request).least[0]
+        least = planned(small(), request).least[0]
         assert least.budget == "host memory"
-        arenas.append(solve(small(), replace(request, host_memory_bytes=least.least_bytes)).prediction.host_arena_bytes)
+        arenas.append(
+            planned(small(), replace(request, host_memory_bytes=least.least_bytes)).prediction.host_arena_bytes
+        )
     assert arenas[1] == pytest.approx(arenas[0], rel=0.005)
 
 
@@ -175,7 +177,7 @@ def test_more_micro_batches_take_no_more_host_memory() -> None:
 )
 def test_what_it_cannot_do_is_refused(more: dict[str, float], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        solve(small(), SolveRequest(GIB, global_batch=4, schedule="horizontal", **more))
+        planned(small(), SolveRequest(GIB, global_batch=4, schedule="horizontal", **more))
 
 
 def test_behind_a_slow_drive_a_micro_batch_costs_what_it_reads_again() -> None:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from ssdplan import cli
 from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, program_bound, solve_program
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, OptimizerStates
 from ssdplan.plans.profile_text import describe_profile
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
+from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_solve import check
 from tests.planner.test_whatif import COMMAND
 from tests.plans.decided import decide
@@ -92,7 +92,7 @@ def test_every_plan_keeps_its_promises_and_clips_only_what_is_delayed(
         optimizer_states=states,
         clip_grad_norm=clip,
     )
-    plan = solve(profile, request)
+    plan = planned(profile, request)
     check(profile, request, plan)
     assert (plan.decision.optimizer_states, plan.decision.clip_grad_norm) == (states, clip)
     if clip is not None:
@@ -105,12 +105,12 @@ def test_what_fewer_bytes_of_states_would_bring() -> None:
     profile = made_profile(machine=machine, model=made_model(blocks=12, flops=1e16))
     everything = {"parameters": 0.0, "optimizer": 0.0, "checkpoints": 0.0}
     request = SolveRequest(GIB, micro_batch_size=1, micro_batches=2, delay_ratio=0.0, residency=everything)
-    plan = solve(profile, request)
+    plan = planned(profile, request)
     moved = plan.prediction.ssd_read_bytes + plan.prediction.ssd_write_bytes
     (row,) = [row for row in plan.sensitivity if row.resource == "optimizer states in bf16"]
     assert row.unit == "instead of fp32"
     assert row.throughput_gain == pytest.approx(moved / (moved - 8 * elements_of(plan.model)) - 1, rel=1e-3)
-    half = solve(profile, replace(request, optimizer_states="bf16"))
+    half = planned(profile, replace(request, optimizer_states="bf16"))
     assert half.prediction.program_seconds == pytest.approx(plan.prediction.program_seconds + row.seconds_per_unit)
     assert not [row for row in half.sensitivity if "bf16" in row.resource]
 
@@ -119,27 +119,27 @@ def test_what_fewer_bytes_of_states_would_bring() -> None:
 def test_what_needs_all_gradients_refuses_another_delay_ratio(ratio: float) -> None:
     request = SolveRequest(GIB, delay_ratio=ratio, clip_grad_norm=1.0)
     with pytest.raises(UsageError, match="can only be 1, for clipping by the global norm needs all gradients"):
-        solve(made_profile(), request)
+        planned(made_profile(), request)
     with pytest.raises(UsageError, match="can only be 1, for skipping steps that overflow in fp16"):
-        solve(made_profile(precision="fp16"), SolveRequest(GIB, delay_ratio=ratio))
+        planned(made_profile(precision="fp16"), SolveRequest(GIB, delay_ratio=ratio))
 
 
 def test_clipping_and_fp16_delay_every_update() -> None:
     for profile, clip in ((made_profile(), 1.0), (made_profile(precision="fp16"), None)):
         for ratio in (None, 1.0):
-            plan = solve(profile, SolveRequest(GIB, global_batch=2, delay_ratio=ratio, clip_grad_norm=clip))
+            plan = planned(profile, SolveRequest(GIB, global_batch=2, delay_ratio=ratio, clip_grad_norm=clip))
             assert (plan.decision.delay_ratio, plan.decision.clip_grad_norm) == (1.0, clip)
-    assert solve(made_profile(), SolveRequest(GIB, global_batch=2)).decision.delay_ratio < 1.0
+    assert planned(made_profile(), SolveRequest(GIB, global_batch=2)).decision.delay_ratio < 1.0
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_norm_to_clip_to_is_a_positive_number(norm: float) -> None:
     with pytest.raises(UsageError, match="clip grad norm"):
-        solve(made_profile(), SolveRequest(GIB, clip_grad_norm=norm))
+        planned(made_profile(), SolveRequest(GIB, clip_grad_norm=norm))
 
 
 def test_a_plan_that_clips_what_it_does_not_delay_is_refused(tmp_path: Path) -> None:
-    plan = solve(made_profile(), SolveRequest(GIB, global_batch=2, delay_ratio=0.5))
+    plan = planned(made_profile(), SolveRequest(GIB, global_batch=2, delay_ratio=0.5))
     raw = json.loads(plan.text())
     raw["decision"]["clip_grad_norm"] = 1.0
     (tmp_path / "plan.json").write_text(json.dumps(raw))

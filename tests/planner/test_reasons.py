@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from ssdplan.planner.memory import OP_BYTES, predict_peaks
 from ssdplan.planner.reasons import Evidence, explain
 from ssdplan.planner.sensitivity import more_host_memory
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.plan import Least, Plan, Sensitivity
 from ssdplan.plans.profile import Machine, Model
 from ssdplan.plans.wear import lifetime, wear
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
+from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 
 BATCH = SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2)
 FAST = made_volume(read=2e10, write=2e10)
@@ -30,7 +30,7 @@ def model_of(flops: float = 2e12) -> Model:
 
 
 def plan_for(machine: Machine, request: SolveRequest = BATCH, model: Model | None = None) -> Plan:
-    return solve(made_profile(machine=machine, model=model or model_of()), request)
+    return planned(made_profile(machine=machine, model=model or model_of()), request)
 
 
 def told(plan: Plan, topic: str) -> str:
@@ -254,12 +254,12 @@ def test_more_device_memory_counts_by_the_micro_batches_that_it_admits() -> None
     profile = made_profile(
         machine=made_machine(device_memory=GIB, volumes=(FAST,)), model=model.model_copy(update={"classes": classes})
     )
-    plan = solve(profile, SolveRequest(GIB, global_batch=4))
+    plan = planned(profile, SolveRequest(GIB, global_batch=4))
     assert plan.decision.micro_batch_size < 4
     (row,) = [row for row in plan.sensitivity if row.resource == "device memory"]
     assert row.throughput_gain == pytest.approx(1 / 0.75 - 1, rel=0.02)
     richer = profile.model_copy(update={"machine": made_machine(device_memory=9 * GIB, volumes=(FAST,))})
-    assert solve(richer, SolveRequest(GIB, global_batch=4)).decision.micro_batch_size == 4
+    assert planned(richer, SolveRequest(GIB, global_batch=4)).decision.micro_batch_size == 4
 
 
 @settings(deadline=None, max_examples=6, print_blob=True)
@@ -271,7 +271,7 @@ def test_the_least_budgets_still_do_and_reasons_are_true_of_any_plan(
     states = sum(state.elements for state in model.states)
     request = SolveRequest(int(memory * 16 * states) + 2 * MIB, micro_batch_size=1, micro_batches=n)
     try:
-        plan = solve(profile, request)
+        plan = planned(profile, request)
     except InfeasibleError:
         return
     least = {row.budget: row for row in plan.least}
@@ -283,9 +283,9 @@ def test_the_least_budgets_still_do_and_reasons_are_true_of_any_plan(
     assert least["device memory"].least_bytes <= p.peak_device_bytes
     assert least["ssd space"].least_bytes <= p.ssd_bytes
     tight: dict[str, Any] = {"micro_batch_size": 1, "micro_batches": n}
-    solve(profile, SolveRequest(least["host memory"].least_bytes, **tight))
+    planned(profile, SolveRequest(least["host memory"].least_bytes, **tight))
     device = SolveRequest(request.host_memory_bytes, device_memory_bytes=least["device memory"].least_bytes, **tight)
-    solve(profile, device)
+    planned(profile, device)
     assert {reason.topic for reason in plan.reasons} >= {"bound", "batch", "delay ratio", "ssd", "offloading"}
     for reason in plan.reasons:
         assert reason.text.endswith(".") and "nan" not in reason.text and "inf" not in reason.text.replace("infer", "")
@@ -298,11 +298,11 @@ def test_a_device_of_what_keeping_all_takes_is_enough() -> None:
     profile = made_profile(machine=made_machine(device_memory=GIB), model=model)
     states = sum(state.elements for state in model.states)
     request = SolveRequest(2 * states + 2 * MIB, micro_batch_size=1, micro_batches=1)
-    least = {row.budget: row.least_bytes for row in solve(profile, request).least}
+    least = {row.budget: row.least_bytes for row in planned(profile, request).least}
     request = replace(request, host_memory_bytes=least["host memory"])
-    plan = solve(profile, request)
+    plan = planned(profile, request)
     assert {placement.parameters_device for placement in plan.decision.placement.values()} == {1.0}
-    same = solve(profile, replace(request, device_memory_bytes=plan.prediction.peak_device_bytes))
+    same = planned(profile, replace(request, device_memory_bytes=plan.prediction.peak_device_bytes))
     assert same.prediction.peak_device_bytes <= plan.prediction.peak_device_bytes
 
 
@@ -311,11 +311,11 @@ def test_the_least_may_be_with_all_updates_delayed() -> None:
     model = made_model(blocks=1, hidden=64, vocab=64, sequence=128, precision="fp32", tied=False)
     profile = made_profile(machine=made_machine(), model=model)
     request = SolveRequest(2 * MIB + 48 * 1024, micro_batch_size=1, micro_batches=4)
-    plan = solve(profile, request)
+    plan = planned(profile, request)
     assert plan.decision.delay_ratio > 0.9
     leasts = {row.budget: row.least_bytes for row in plan.least}
     assert leasts["host memory"] < request.host_memory_bytes
-    solve(profile, replace(request, device_memory_bytes=leasts["device memory"]))
+    planned(profile, replace(request, device_memory_bytes=leasts["device memory"]))
 
 
 def test_the_least_of_a_deep_model_is_the_least_that_a_refusal_names() -> None:
@@ -323,15 +323,15 @@ def test_the_least_of_a_deep_model_is_the_least_that_a_refusal_names() -> None:
     at most a grain of every state in every form and what the run keeps of ten ops of it."""
     model = made_model(blocks=40, hidden=128, vocab=1024, sequence=64, flops=2e12)
     profile = made_profile(machine=made_machine(), model=model)
-    plan = solve(profile, SolveRequest(32 * MIB, micro_batch_size=1, micro_batches=3))
+    plan = planned(profile, SolveRequest(32 * MIB, micro_batch_size=1, micro_batches=3))
     (row,) = [row for row in plan.least if row.budget == "host memory"]
     with pytest.raises(InfeasibleError) as refused:
-        solve(profile, SolveRequest(MIB, micro_batch_size=1, micro_batches=3))
+        planned(profile, SolveRequest(MIB, micro_batch_size=1, micro_batches=3))
     named = re.search(r"would do is ([\d.]+) KiB", str(refused.value))
     assert named, str(refused.value)
     exact = int(named[1]) << 10
     assert exact - (1 << 10) <= row.least_bytes <= exact + len(model.states) * (2048 * 18 + 10 * OP_BYTES)
-    found = solve(profile, SolveRequest(row.least_bytes, micro_batch_size=1, micro_batches=3))
+    found = planned(profile, SolveRequest(row.least_bytes, micro_batch_size=1, micro_batches=3))
     assert found.prediction.tokens_per_second <= row.tokens_per_second * (1 + 1e-9)
 
 

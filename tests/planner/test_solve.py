@@ -15,13 +15,13 @@ from ssdplan.planner import solve as solving
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.shortened import shortened
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, Profile
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
+from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 
 QUICK = settings(deadline=None, max_examples=12, print_blob=True)
 
@@ -87,12 +87,12 @@ def test_every_plan_keeps_its_promises(model: Model, machine: Machine, memory: f
     states = sum(state.elements for state in model.states)
     request = SolveRequest(host_memory_bytes=int(memory * 20 * states) + MIB, global_batch=batch)
     try:
-        plan = solve(profile, request)
+        plan = planned(profile, request)
     except InfeasibleError as error:
         constraint, least = least_named(error)
         assert constraint == "host memory" and least > request.host_memory_bytes
         enough = SolveRequest(host_memory_bytes=least, global_batch=batch)
-        check(profile, enough, solve(profile, enough))
+        check(profile, enough, planned(profile, enough))
         return
     check(profile, request, plan)
 
@@ -103,7 +103,7 @@ def test_no_resource_does_more_than_its_work_in_the_time(model: Model, machine: 
     """A step is at least as long as the work of each lane, and about as long as the program's bound."""
     states = sum(state.elements for state in model.states)
     request = SolveRequest(host_memory_bytes=int(memory * 16 * states) + 64 * MIB, micro_batch_size=2, micro_batches=n)
-    plan = solve(made_profile(machine=machine, model=model), request)
+    plan = planned(made_profile(machine=machine, model=model), request)
     decision, p = plan.decision, plan.prediction
     compute = sum(
         model.timing(layer.layer_class, 2).backward_seconds
@@ -128,7 +128,9 @@ def test_the_simulated_step_is_the_bound_with_fill_and_drain() -> None:
                     machine=made_machine(shared=shared, update_rate=2e8, volumes=(made_volume(read=1e9, write=8e8),)),
                     model=made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=flops, tied=True),
                 )
-                prediction = solve(profile, SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4)).prediction
+                prediction = planned(
+                    profile, SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4)
+                ).prediction
                 low, high = 0.99 * prediction.program_seconds, 1.7 * prediction.program_seconds
                 assert low <= prediction.step_seconds <= high
 
@@ -138,22 +140,22 @@ def test_a_step_that_waits_for_chunks_gets_more_of_them_on_their_way(monkeypatch
     machine = made_machine(shared=True, cores=2, update_rate=4e8, volumes=(made_volume(read=2e9, write=1.5e9),))
     profile = made_profile(model=made_model(blocks=12, hidden=512, flops=2e10), machine=machine)
     request = SolveRequest(host_memory_bytes=200 * MIB, micro_batches=1, micro_batch_size=1, unified_memory=True)
-    plan = solve(profile, request)
+    plan = planned(profile, request)
     check(profile, request, plan)
     monkeypatch.setattr(solving, "FEW_OPS", 0)
-    usual = solve(profile, request)
+    usual = planned(profile, request)
     assert plan.decision.update_lookahead > usual.decision.update_lookahead
     assert plan.prediction.step_seconds < 0.9 * usual.prediction.step_seconds
 
 
 def test_what_fits_in_memory_does_not_use_the_drive() -> None:
-    plan = solve(small(), SolveRequest(GIB, global_batch=8))
+    plan = planned(small(), SolveRequest(GIB, global_batch=8))
     assert plan.prediction.ssd_bytes == plan.prediction.ssd_read_bytes == plan.prediction.ssd_write_bytes == 0
 
 
 def test_more_memory_is_not_slower() -> None:
     """Each plan is at least about as fast as those of smaller budgets; the simulator's last percent may differ."""
-    plans = [solve(small(), SolveRequest(m * MIB, global_batch=16, micro_batches=8)) for m in range(8, 44, 6)]
+    plans = [planned(small(), SolveRequest(m * MIB, global_batch=16, micro_batches=8)) for m in range(8, 44, 6)]
     rates = [plan.prediction.tokens_per_second for plan in plans]
     for number, rate in enumerate(rates):
         assert rate >= 0.97 * max(rates[: number + 1])
@@ -161,7 +163,7 @@ def test_more_memory_is_not_slower() -> None:
 
 
 def test_the_smallest_good_enough_batch_is_chosen() -> None:
-    plan = solve(made_profile(blocks=3, hidden=128, sequence=64), SolveRequest(6 * MIB))
+    plan = planned(made_profile(blocks=3, hidden=128, sequence=64), SolveRequest(6 * MIB))
     simulated = [row for row in plan.alternatives if row.simulated]
     best = max(row.tokens_per_second for row in simulated)
     chosen = plan.decision.micro_batch_size * plan.decision.micro_batches
@@ -180,7 +182,7 @@ def test_fixed_choices_are_in_the_plan() -> None:
         delay_ratio=0.3,
         residency={"parameters": 0.75, "optimizer": 0.2, "checkpoints": 0.5},
     )
-    plan = solve(small(), request)
+    plan = planned(small(), request)
     decision = plan.decision
     assert (decision.micro_batch_size, decision.micro_batches) == (2, 3)
     assert (decision.delay_ratio, decision.checkpoint_host) == (0.3, 0.5)
@@ -191,12 +193,12 @@ def test_fixed_choices_are_in_the_plan() -> None:
 
 
 def test_a_global_batch_is_factored_over_the_measured_sizes() -> None:
-    plan = solve(small(), SolveRequest(32 * MIB, global_batch=12))
+    plan = planned(small(), SolveRequest(32 * MIB, global_batch=12))
     pairs = {(row.micro_batch_size, row.micro_batches) for row in plan.alternatives}
     assert pairs == {(1, 12), (2, 6), (4, 3)}
-    plan = solve(small(), SolveRequest(32 * MIB, global_batch=12, micro_batches=6))
+    plan = planned(small(), SolveRequest(32 * MIB, global_batch=12, micro_batches=6))
     assert (plan.decision.micro_batch_size, plan.decision.micro_batches) == (2, 6)
-    plan = solve(small(), SolveRequest(32 * MIB, global_batch=4, schedule="single"))
+    plan = planned(small(), SolveRequest(32 * MIB, global_batch=4, schedule="single"))
     assert (plan.decision.micro_batch_size, plan.decision.micro_batches) == (4, 1)
 
 
@@ -218,13 +220,13 @@ def test_a_global_batch_is_factored_over_the_measured_sizes() -> None:
 )
 def test_wrong_requests_say_what_is_possible(request_: SolveRequest, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
-        solve(small(), request_)
+        planned(small(), request_)
     assert caught.value.exit_code == 2
 
 
 def refused(profile: Profile, request: SolveRequest) -> tuple[str, int]:
     with pytest.raises(InfeasibleError) as caught:
-        solve(profile, request)
+        planned(profile, request)
     assert caught.value.exit_code == 3
     return least_named(caught.value)
 
@@ -237,7 +239,7 @@ def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
     constraint, least = refused(profile, SolveRequest(1 << 16, **fixed))
     assert constraint == "host memory"
     enough = SolveRequest(least, **fixed)
-    check(profile, enough, solve(profile, enough))
+    check(profile, enough, planned(profile, enough))
     assert refused(profile, SolveRequest(least - (MIB if least > 16 * MIB else 1 << 10), **fixed)) == (
         constraint,
         least,
@@ -248,7 +250,7 @@ def test_too_little_device_memory() -> None:
     constraint, least = refused(small(), SolveRequest(GIB, device_memory_bytes=MIB, global_batch=4))
     assert constraint == "device memory"
     request = SolveRequest(GIB, device_memory_bytes=least, global_batch=4)
-    check(small(), request, solve(small(), request))
+    check(small(), request, planned(small(), request))
     assert refused(
         small(), SolveRequest(GIB, device_memory_bytes=least - (MIB if least > 16 * MIB else 1 << 10), global_batch=4)
     ) == (constraint, least)
@@ -259,7 +261,7 @@ def test_too_few_writes_allowed(memory: int) -> None:
     constraint, least = refused(small(), SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=100_000))
     assert constraint == "ssd writes"
     request = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least)
-    check(small(), request, solve(small(), request))
+    check(small(), request, planned(small(), request))
     less = SolveRequest(
         memory * MIB, global_batch=4, max_ssd_write_bytes=least - (MIB if least > 16 * MIB else 1 << 10)
     )
@@ -267,11 +269,11 @@ def test_too_few_writes_allowed(memory: int) -> None:
 
 
 def test_a_bound_on_writes_is_kept_and_costs_time() -> None:
-    free = solve(small(), SolveRequest(16 * MIB, global_batch=8))
+    free = planned(small(), SolveRequest(16 * MIB, global_batch=8))
     _, least = refused(small(), SolveRequest(16 * MIB, global_batch=8, max_ssd_write_bytes=100_000))
     limit = (least + free.prediction.ssd_write_bytes) // 2
     request = SolveRequest(16 * MIB, global_batch=8, max_ssd_write_bytes=limit)
-    check(small(), request, solve(small(), request))
+    check(small(), request, planned(small(), request))
 
 
 def test_too_little_space_on_the_drives() -> None:
@@ -281,7 +283,7 @@ def test_too_little_space_on_the_drives() -> None:
     constraint, least = refused(on(MIB), SolveRequest(8 * MIB, global_batch=4))
     assert constraint == "ssd space"
     request = SolveRequest(8 * MIB, global_batch=4)
-    plan = solve(on(least), request)
+    plan = planned(on(least), request)
     check(on(least), request, plan)
     assert plan.prediction.ssd_bytes <= least
     assert refused(on(least - (MIB if least > 16 * MIB else 1 << 10)), request) == (constraint, least)
@@ -305,7 +307,7 @@ def test_names_what_bounds_the_run(machine: Machine, words: str) -> None:
     flops = 5e10 if "compute" in words else 2e12
     model = made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=flops, tied=True)
     profile = made_profile(machine=machine, model=model)
-    plan = solve(profile, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2))
+    plan = planned(profile, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2))
     assert plan.prediction.bound_by == words
     gains = {row.resource: row.throughput_gain for row in plan.sensitivity if row.resource != "host memory"}
     helps = {"compute and updates (shared cores)": "compute", "cpu updates": "update rate", "ssd": "ssd bandwidth"}
@@ -326,7 +328,7 @@ def test_eighty_layers_take_seconds() -> None:
         model=made_model(blocks=80, hidden=4096, vocab=32000, sequence=2048, flops=6e14, micro_batch_sizes=(1, 2, 4, 8))
     )
     begin = time.process_time()
-    plan = solve(profile, SolveRequest(64 * GIB, global_batch=64))
+    plan = planned(profile, SolveRequest(64 * GIB, global_batch=64))
     spent = time.process_time() - begin
     assert plan.prediction.peak_host_bytes <= 64 * GIB
     print(f"{spent:.1f} CPU seconds, {len(build_schedule(plan.model, plan.decision).steady.ops)} ops")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.program import footprint
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.profile import Machine, Model, Timing
 from tests.planner.machines import machines, models
-from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume
+from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
 from tests.planner.test_solve import QUICK, check, least_named
 
@@ -44,6 +44,18 @@ def test_counts_what_the_graph_moves_and_keeps(
     assert stays <= footprint(model, decision).host_bytes + grain
 
 
+def test_what_can_be_reclaimed_is() -> None:
+    """Also where no memory is wanting: a schedule puts delayed gradients where checkpoints were, always."""
+    model = made_model(blocks=2, hidden=128, vocab=64, sequence=16, precision="fp32", tied=False)
+    volume = made_volume(read=5e7, write=2e8, mixed=((3.125e7, 1.25e8),))
+    machine = made_machine(cores=1, link=1e9, d2h=1e9, update_rate=1e8, volumes=(volume,))
+    host = 2 * scale_of(model, machine, 1, 2)
+    result = solved(model, machine, 1, 2, host, kept=kept_of(model, 0.3, 0.3), unified_memory=True)
+    assert result is not None and result.delay_ratio > 0.0
+    decision = decision_of(model, result, 1, 2).model_copy(update={"unified_memory": True})
+    assert footprint(model, decision).host_bytes == pytest.approx(result.host_bytes, rel=1e-4)
+
+
 @QUICK
 @given(models(), machines(), st.floats(0.02, 1.3), st.sampled_from((1, 4, 12)), st.sampled_from((None, 1.0)))
 def test_every_plan_keeps_its_promises(model, machine, memory: float, batch: int | None, clip: float | None) -> None:
@@ -53,12 +65,12 @@ def test_every_plan_keeps_its_promises(model, machine, memory: float, batch: int
         host_memory_bytes=int(memory * 20 * states) + MIB, global_batch=batch, unified_memory=True, clip_grad_norm=clip
     )
     try:
-        plan = solve(profile, request)
+        plan = planned(profile, request)
     except InfeasibleError as error:
         constraint, least = least_named(error)
         assert constraint == "host memory" and least > request.host_memory_bytes
         request = replace(request, host_memory_bytes=least)
-        plan = solve(profile, request)
+        plan = planned(profile, request)
     check(profile, request, plan)
     assert plan.decision.unified_memory and plan.prediction.peak_device_bytes == 0
     peaks = predict_peaks(build_schedule(model, plan.decision), model, plan.decision)
@@ -85,7 +97,7 @@ def test_a_process_grows_by_what_its_profile_saw(holes: int) -> None:
         )
         seen = profile.model_copy(update={"model": profile.model.model_copy(update={"classes": grown})})
         request = SolveRequest(16 * MIB, micro_batch_size=1, micro_batches=4, unified_memory=True)
-        found = solve(seen, request).prediction
+        found = planned(seen, request).prediction
         assert found.peak_process_bytes is not None
         return found.peak_process_bytes, found.peak_host_bytes
 
@@ -108,16 +120,18 @@ def small(**figures: float):
 def test_what_is_not_copied_is_faster_than_what_is(memory: int) -> None:
     """Within the DRAM that an emulated device and its host take together."""
     copied = SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4, device_memory_bytes=memory * MIB)
-    separate = solve(small(), copied).prediction
+    separate = planned(small(), copied).prediction
     host = memory * MIB + separate.peak_device_bytes
-    unified = solve(small(), replace(copied, host_memory_bytes=host, device_memory_bytes=None, unified_memory=True))
+    unified = planned(small(), replace(copied, host_memory_bytes=host, device_memory_bytes=None, unified_memory=True))
     assert unified.prediction.h2d_bytes == 0 < separate.h2d_bytes
     assert unified.prediction.step_seconds < separate.step_seconds
 
 
 def test_more_memory_is_not_slower() -> None:
     seconds = [
-        solve(small(), SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4, unified_memory=True)).prediction
+        planned(
+            small(), SolveRequest(memory * MIB, micro_batch_size=2, micro_batches=4, unified_memory=True)
+        ).prediction
         for memory in (12, 16, 24, 32, 48)
     ]
     for less, more in pairwise(seconds):
@@ -133,7 +147,7 @@ def test_fixed_residencies_are_of_whole_states() -> None:
         unified_memory=True,
         residency={"parameters": 0.5, "optimizer": 0.25, "checkpoints": 0.5},
     )
-    plan = solve(small(), request)
+    plan = planned(small(), request)
     block = plan.decision.placement["block"]
     assert block.parameters_device == 0.5 and block.parameters_prompt_host == block.parameters_delayed_host == 0
     assert block.optimizer_prompt_host + block.optimizer_delayed_host == pytest.approx(0.25)
@@ -151,7 +165,7 @@ def test_fixed_residencies_are_of_whole_states() -> None:
 def test_requests_that_cannot_be_meant(request_: SolveRequest, shared: bool, words: str) -> None:
     profile = made_profile(machine=made_machine(shared=shared), model=made_model())
     with pytest.raises(UsageError, match=words):
-        solve(profile, request_)
+        planned(profile, request_)
 
 
 @settings(deadline=None, max_examples=20, print_blob=True)
@@ -164,6 +178,6 @@ def test_the_program_is_a_lower_bound_of_what_is_simulated(
     request = SolveRequest(
         int(memory * 20 * states) + 32 * MIB, micro_batch_size=2, micro_batches=n, unified_memory=True
     )
-    prediction = solve(profile, request).prediction
+    prediction = planned(profile, request).prediction
     # A step that waits for the drive in one stage may hide behind neighbours that compute: a percent.
     assert prediction.step_seconds >= 0.99 * prediction.program_seconds
