@@ -189,6 +189,8 @@ def call(options: argparse.Namespace) -> int:
     with reopened(options.resume, options.volume or ()) as kept:
         started = restored(add_options, kept.directory.run.options, kept.directory.path / "run.json")
         said = over(said, started, add_options)
+        if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
+            raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
         _take(options, said)
         return _run(resolved(options), kept, said)
 

@@ -144,6 +144,16 @@ def test_an_edited_run_goes_on_or_is_refused(finished, capsys, name, changes) ->
     assert attempt(capsys, "run", "--resume", run) != 0, "its steps are done"
 
 
+@pytest.mark.parametrize("option", ["data", "steps"])
+def test_a_run_that_does_not_say_what_it_was_started_with_is_refused(finished, capsys, option) -> None:
+    run = copied(finished, whole=True)
+    document = json.loads((run / "run.json").read_text())
+    del document["options"][option]
+    (run / "run.json").write_text(json.dumps(document))
+    assert cli.main(["run", "--resume", str(run)]) == 2
+    assert f"run.json: it does not say --{option}; give it again" in capsys.readouterr().err
+
+
 @fuzz(10)
 @given(damages=st.lists(DAMAGES, min_size=1, max_size=2))
 def test_a_run_with_damaged_lines_goes_on_or_is_refused(finished, capsys, damages) -> None:
