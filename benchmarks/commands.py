@@ -1,7 +1,9 @@
-"""What the benchmark scripts share: modules of ssdplan run as processes, quietly unless they fail."""
+"""What the benchmark scripts share: modules of ssdplan run as processes, quietly unless they fail; and a text."""
 
+import random
 import subprocess
 import sys
+from pathlib import Path
 
 HOUR = 3600.0
 """Seconds that one process may take."""
@@ -18,3 +20,9 @@ def python(module: str, *arguments: object) -> None:
     done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR)
     if done.returncode:
         sys.exit(f"{' '.join(call)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def write_text(path: Path) -> None:
+    """Words of a letter, the same each time: enough rows for any of the scripts."""
+    words = random.Random(1)
+    path.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))

@@ -11,13 +11,12 @@ which goes when it ends.
 
 import argparse
 import json
-import random
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from commands import command, python
+from commands import command, python, write_text
 from ssdplan.executor.device import open_device
 from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner
 from ssdplan.plans.build import build_schedule
@@ -26,20 +25,7 @@ from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import read_trace
 
-SMOLLM2_135M = (
-    "--hidden",
-    576,
-    "--layers",
-    30,
-    "--vocab",
-    49152,
-    "--intermediate",
-    1536,
-    "--heads",
-    9,
-    "--kv-heads",
-    3,
-)
+SMOLLM2_135M = "--hidden 576 --layers 30 --vocab 49152 --intermediate 1536 --heads 9 --kv-heads 3".split()
 EMPTY_RUNS = 25
 WARM_RUNS = 3
 
@@ -84,8 +70,7 @@ def measured(folder: Path, given: argparse.Namespace) -> Dispatch:
         folder / name for name in ("model", "data.txt", "profile.json", "plan.json", "run")
     )
     python("ssdplan.executor.random_model", *SMOLLM2_135M, "--out", model)
-    words = random.Random(1)
-    data.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
+    write_text(data)
     command("profile", "--model", model, "--volume", folder, "--sequence-length", given.sequence_length,
             "--micro-batch-sizes", 1, "-o", profile)  # fmt: skip
     command("solve", profile, "--host-memory", given.host_memory, "--micro-batches", given.micro_batches,

@@ -13,14 +13,13 @@ ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
 import argparse
 import json
-import random
 import shutil
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from commands import command, python
+from commands import command, python, write_text
 from ssdplan.planner.drive import combined_frontier, hull_edges
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
@@ -140,8 +139,7 @@ class Bench:
         shape = self.shape
         python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
                "--out", self.model)  # fmt: skip
-        words = random.Random(1)
-        self.data.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
+        write_text(self.data)
 
     def _profile(self, name: str) -> Profile:
         path = self.folder / name

@@ -13,7 +13,6 @@ work; what they write lies in one folder, which goes when it ends.
 
 import argparse
 import json
-import random
 import shutil
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from commands import HOUR, command, python
+from commands import HOUR, command, python, write_text
 from ssdplan.executor.device import open_device
 from ssdplan.executor.operations import Memory
 from ssdplan.executor.records import Records
@@ -118,8 +117,7 @@ def prepared(folder: Path, shape: Shape) -> None:
     """A model and a text in `folder`."""
     python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
            "--out", folder / "model")  # fmt: skip
-    words = random.Random(1)
-    (folder / "data.txt").write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
+    write_text(folder / "data.txt")
 
 
 def measured(folder: Path, shape: Shape, share: float, steps: int) -> Row:
