@@ -25,7 +25,7 @@ from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import read_trace
 
-SMOLLM2_135M = "--hidden 576 --layers 30 --vocab 49152 --intermediate 1536 --heads 9 --kv-heads 3".split()
+SMOLLM2_135M = {"hidden": 576, "layers": 30, "vocab": 49152, "intermediate": 1536, "heads": 9, "kv-heads": 3}
 EMPTY_RUNS = 25
 WARM_RUNS = 3
 
@@ -69,7 +69,8 @@ def measured(folder: Path, given: argparse.Namespace) -> Dispatch:
     model, data, profile, plan_path, out = (
         folder / name for name in ("model", "data.txt", "profile.json", "plan.json", "run")
     )
-    python("ssdplan.executor.random_model", *SMOLLM2_135M, "--out", model)
+    shape = (word for name, size in SMOLLM2_135M.items() for word in (f"--{name}", size))
+    python("ssdplan.executor.random_model", *shape, "--out", model)
     write_text(data)
     command("profile", "--model", model, "--volume", folder, "--sequence-length", given.sequence_length,
             "--micro-batch-sizes", 1, "-o", profile)  # fmt: skip
