@@ -40,6 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for all "
         "[unknown]",
     )
+    machine.add_argument(
+        "--seconds",
+        type=of.positive,
+        metavar="N",
+        help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once [38]",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print the profile as JSON")
     output.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
@@ -54,7 +60,7 @@ def call(options: argparse.Namespace) -> int:
     from ssdplan.executor.model import open_model
     from ssdplan.executor.weights import Weights
     from ssdplan.plans.profile_text import describe_profile
-    from ssdplan.profiler.profile import profile
+    from ssdplan.profiler.profile import ProfileLimits, profile
 
     of.require_writable(options.output)
     device = open_device(options.device)
@@ -73,6 +79,7 @@ def call(options: argparse.Namespace) -> int:
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
             endurance=options.endurance or (),
+            limits=ProfileLimits.within(options.seconds) if options.seconds else ProfileLimits(),
         )
     finally:
         line.done()

@@ -45,6 +45,12 @@ class ProfileLimits:
     model_seconds: float = 20.0
     contention_seconds: float = 6.0
 
+    @classmethod
+    def within(cls, seconds: float) -> "ProfileLimits":
+        """The same shares of another time in all."""
+        usual = asdict(cls())
+        return cls(**{part: share * seconds / sum(usual.values()) for part, share in usual.items()})
+
 
 def profile(
     model: Model,

@@ -13,6 +13,8 @@ from ssdplan.plans.units import parse_bytes
 from tests.tiny import make_model, make_tokenizer
 
 COMMAND = [sys.executable, "-m", "ssdplan.cli"]
+QUICK = ("--seconds", 4)
+"""For `profile` where nobody looks at how sure its figures are."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -49,7 +51,7 @@ def home(tmp_path_factory) -> Path:
     (path / "held-out.txt").write_text("over the lazy dog jumps the quick brown fox. " * 8)
     ssdplan(
         "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", "1,2", "--precision", "fp32",
-        cwd=path,
+        *QUICK, cwd=path,
     )  # fmt: skip
     least = refused("solve", "profile.json", "--host-memory", "64KiB", "--global-batch", 4, cwd=path, code=3)
     budget = least.rsplit("would do is ", 1)[1]
@@ -335,7 +337,7 @@ def test_the_command_line_is_this():
     }
     for command, options in {
         "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
-        "--freeze --json --output",
+        "--freeze --seconds --json --output",
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--optimizer-states --clip-grad-norm "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
@@ -366,7 +368,7 @@ def test_fp16_from_profile_to_model(home, tmp_path):
     assert "needs no --loss-scale" in refused(*run, *scale, cwd=home, code=2)
     ssdplan(
         "profile", "--model", home / "model", "--sequence-length", 32, "--micro-batch-sizes", "2",
-        "--precision", "fp16", cwd=tmp_path,
+        "--precision", "fp16", *QUICK, cwd=tmp_path,
     )  # fmt: skip
     ssdplan("solve", "profile.json", "--host-memory", "1GiB", "--global-batch", 4, cwd=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["decision"]["delay_ratio"] == 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_commands import COMMAND, ENVIRONMENT, home, refused, ssdplan
+from tests.e2e.test_commands import COMMAND, ENVIRONMENT, QUICK, home, refused, ssdplan
 
 __all__ = ["home"]
 TRAIN = ["--data", "text.txt", "--eval-data", "held-out.txt", "--lr", "3e-3", "--seed", 3, "--no-pack"]
@@ -142,7 +142,7 @@ def test_a_part_of_a_model_is_trained_stopped_and_exported(rows, tmp_path):
 
     freeze = ["--freeze", "model.layers.[01].*", "--freeze", "*.2.mlp.*", "--freeze", "*embed_tokens*"]
     shape = ["--model", rows / "model", "--sequence-length", 32, "--micro-batch-sizes", 1, "--precision", "fp32"]
-    profile = ssdplan("profile", *shape, *freeze, "-o", "p.json", cwd=tmp_path)
+    profile = ssdplan("profile", *shape, *freeze, *QUICK, "-o", "p.json", cwd=tmp_path)
     assert "of them frozen" in profile.stdout and "model.layers.[01].* *.2.mlp.* *embed_tokens*" in profile.stdout
     said = refused("profile", *shape, "--freeze", "layers.9.*", "-o", "q.json", cwd=tmp_path, code=2)
     assert "--freeze layers.9.*: matches no parameter of model; near it are model.layers." in said
@@ -158,8 +158,7 @@ def test_a_part_of_a_model_is_trained_stopped_and_exported(rows, tmp_path):
     ssdplan("run", "plan.json", *train, "--out", "run", "--steps", 4, "--snapshot-every", 2, cwd=tmp_path)
     ssdplan("export", "run", "--to", "halfway", cwd=tmp_path)
     ssdplan(*solve, "--delay-ratio", 1, "-o", "other.json", cwd=tmp_path)
-    unfrozen = ["profile", *shape, "--freeze", "*embed_tokens*", "-o", "q.json"]
-    ssdplan(*unfrozen, cwd=tmp_path)
+    ssdplan("profile", *shape, "--freeze", "*embed_tokens*", *QUICK, "-o", "q.json", cwd=tmp_path)
     ssdplan("solve", "q.json", "--host-memory", "64MiB", "--global-batch", 4, "-o", "wrong.json", cwd=tmp_path)
     said = refused("run", "wrong.json", "--resume", "run", "--steps", 6, "--resume-anyway", cwd=tmp_path, code=8)
     assert "the run froze model.layers.[01].* *.2.mlp.* *embed_tokens*, and this plan freezes *embed_tokens*" in said

@@ -18,7 +18,7 @@ from ssdplan.profiler.profile import ProfileLimits, profile, state_classes
 from tests.profiler.made import MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
 from tests.tiny import make_model
 
-QUICK = ProfileLimits(volume_seconds=0.6, link_seconds=0.1, update_seconds=0.1, model_seconds=0.5)
+QUICK = ProfileLimits.within(1.5)
 
 
 def silent(fraction: float, what: str) -> None:
