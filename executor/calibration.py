@@ -34,8 +34,9 @@ class Calibrator:
         self._timelines.append(timeline)
         if len(self._timelines) < STEPS:
             return None
+        process.give_back()  # what steps left in the heap, solving may have
         better = self._look()
-        process.give_back()  # what solving took is not the step's
+        process.give_back()  # and the other way round
         return better
 
     def _look(self) -> Plan | None:

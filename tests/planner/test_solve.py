@@ -18,6 +18,7 @@ from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
+from ssdplan.plans.homes import OPTIMIZER_BYTES
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, Profile
 from tests.planner.machines import machines, models
@@ -146,6 +147,18 @@ def test_a_step_that_waits_for_chunks_gets_more_of_them_on_their_way(monkeypatch
     usual = planned(profile, request)
     assert plan.decision.update_lookahead > usual.decision.update_lookahead
     assert plan.prediction.step_seconds < 0.9 * usual.prediction.step_seconds
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_drive_works_on_while_updates_wait_for_the_cores(shared: bool) -> None:
+    """Where layers and updates take turns on the cores, what the drive reads during a layer must have room."""
+    machine = made_machine(shared=shared, cores=2, update_rate=4e9, volumes=(made_volume(read=6e9, write=1.2e10),))
+    profile = made_profile(model=made_model(blocks=12, hidden=1024, flops=8e10), machine=machine)
+    request = SolveRequest(host_memory_bytes=900 * MIB, micro_batches=1, micro_batch_size=1, unified_memory=shared)
+    plan = planned(profile, request)
+    check(profile, request, plan)
+    chunk = plan.decision.update_chunk_elements * OPTIMIZER_BYTES["fp32"]
+    assert (plan.decision.update_lookahead * chunk > 128 * MIB) == shared
 
 
 def test_what_fits_in_memory_does_not_use_the_drive() -> None:
