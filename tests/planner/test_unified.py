@@ -106,7 +106,7 @@ def test_a_process_grows_by_what_its_profile_saw(holes: int) -> None:
     process, host = predicted(*(holes for _ in classes))
     without, _ = predicted(*(0 for _ in classes))
     assert host == unknown[1], "the plan is the same"
-    assert process - without == 2 * holes and without < unknown[0]
+    assert 2 * holes <= process - without <= 2.5 * holes and without < unknown[0]
 
 
 def small(**figures: float):
