@@ -24,8 +24,8 @@ parameters took 15, 36 and 53 MiB with 1, 4 and 16 of them, one of 34M took 58 w
 by ten."""
 WARMING, WARMING_BYTES, WARMING_DOUBLED_BYTES = 1.2, 16 << 20, 4 << 20
 """The same beside what a profile found the process to grow by: more than as much again, for what a heap is broken up
-into by some micro-batches breaks up further, and for what solving leaves when a run looks at its machine. How much it is
-changes from step to step, so the most of many steps is more than that of a few. Beyond what the profile found, models
+into by some micro-batches breaks up further, and for what solving leaves when a run looks at its machine. It changes
+from step to step, so the most of many steps is more than that of a few. Beyond what the profile found, models
 of 134M and of 551M parameters, which it found to have holes of 26 and 85 to 97 MiB, took 10 to 35 and 45 to 120 MiB."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
