@@ -79,19 +79,24 @@ def measure_contention(
         for direction, measured in found.items()
         if (trouble := measured.trouble())
     ]
-    bandwidth = statistics.fmean(statistics.median(kept[direction]) for direction in directions)
+    moved = {direction: _fraction(statistics.median(each)) for direction, each in kept.items()}
     return (
         Contention(
-            read_cores=_cores(found["read"], cores),
-            write_cores=_cores(found["write"], cores),
-            bandwidth_kept=min(max(bandwidth, LEAST_KEPT), 1.0),
+            read_cores=_cores(found["read"], moved["read"], cores),
+            write_cores=_cores(found["write"], moved["write"], cores),
+            bandwidth_kept=statistics.fmean(moved.values()),
         ),
         notes,
     )
 
 
-def _cores(kept: Measurement, cores: int) -> float:
-    return cores * (1.0 - min(max(kept.median, LEAST_KEPT), 1.0))
+def _cores(computed: Measurement, moved: float, cores: int) -> float:
+    """Cores that compute lost, for as much as the drive would have moved had it lost nothing itself."""
+    return min(cores * (1.0 - _fraction(computed.median)) / moved, cores)
+
+
+def _fraction(kept: float) -> float:
+    return min(max(kept, LEAST_KEPT), 1.0)
 
 
 def _median_of(work: Work) -> float:

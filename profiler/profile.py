@@ -40,10 +40,10 @@ class ProfileLimits:
     """How long each part may repeat its measurements, in seconds."""
 
     volume_seconds: float = 6.0
-    link_seconds: float = 2.0
-    update_seconds: float = 4.0
-    model_seconds: float = 20.0
-    contention_seconds: float = 6.0
+    link_seconds: float = 1.0
+    update_seconds: float = 3.0
+    model_seconds: float = 18.0
+    contention_seconds: float = 10.0
 
     @classmethod
     def within(cls, seconds: float) -> "ProfileLimits":

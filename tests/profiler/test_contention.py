@@ -55,9 +55,10 @@ class SharedDrive(MadeDrive):
 def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
     drive = SharedDrive({"read": 1.25, "write": 2.0}, kept=0.8)
     found, notes = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
-    assert found.read_cores == pytest.approx(CORES * 0.2, abs=0.05 * CORES)
-    assert found.write_cores == pytest.approx(CORES * 0.5, abs=0.05 * CORES)
     assert found.bandwidth_kept == pytest.approx(0.8, abs=0.12)
+    # Lost to a drive that moved only so much; at its full bandwidth it would have taken more.
+    assert found.read_cores == pytest.approx(CORES * 0.2 / 0.8, abs=0.05 * CORES)
+    assert found.write_cores == pytest.approx(CORES * 0.5 / 0.8, abs=0.08 * CORES)
     assert drive.most_at_once == LANES and drive.closed and not list(tmp_path.iterdir())
     assert all("beside compute" in note or "what compute keeps" in note for note in notes)
 
