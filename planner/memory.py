@@ -22,11 +22,11 @@ HEAP_BYTES, HEAP_DOUBLED_BYTES = 60 << 20, 8 << 20
 each doubling of the micro-batches, which follow each other through one layer, where no profile says. A model of 134M
 parameters took 15, 36 and 53 MiB with 1, 4 and 16 of them, one of 34M took 58 with 2; and a run differs from the next
 by ten."""
-WARMING, WARMING_BYTES, WARMING_DOUBLED_BYTES = 1.2, 16 << 20, 4 << 20
-"""The same beside what a profile found the process to grow by: more than as much again, for what a heap is broken up
-into by some micro-batches breaks up further, and for what solving leaves when a run looks at its machine. It changes
-from step to step, so the most of many steps is more than that of a few. Beyond what the profile found, models
-of 134M and of 551M parameters, which it found to have holes of 26 and 85 to 97 MiB, took 10 to 35 and 45 to 120 MiB."""
+WARMING, WARMING_BYTES, WARMING_DOUBLED_BYTES = 0.3, 16 << 20, 4 << 20
+"""The same beside what a profile found the process to grow by, as a share of that and besides: how much it is changes
+from step to step, so the most of many steps is more than that of a few; and solving leaves something when a run looks
+at its machine. Models of 134M and of 551M parameters, whose layers left holes of 41 and 103 to 136 MiB, took 36 to 60
+and 145 to 176 MiB."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
 
@@ -76,7 +76,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         device_arena=arena,
         device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
-        holes=_holes_bytes(model, size, workspace),
+        holes=_holes_bytes(model, size),
         kept=kept_bytes(schedule),
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
@@ -100,10 +100,17 @@ def workspace_bytes(model: Model, micro_batch_size: int) -> int:
     )
 
 
-def _holes_bytes(model: Model, micro_batch_size: int, workspace: int) -> int | None:
-    found = [model.timing(layer.layer_class, micro_batch_size).process_growth_bytes for layer in model.layers]
-    known = [growth for growth in found if growth is not None]
-    return max(max(known) - workspace, 0) if len(known) == len(found) else None
+def _holes_bytes(model: Model, micro_batch_size: int) -> int | None:
+    """What layers leave between their tensors. It adds up over the classes: tensors of one do not fit into holes of
+    another."""
+    holes = 0
+    for entry in model.classes:
+        timing = model.timing(entry.name, micro_batch_size)
+        if timing.process_growth_bytes is None:
+            return None
+        workspace = max(timing.forward_workspace_bytes, timing.backward_workspace_bytes)
+        holes += max(timing.process_growth_bytes - workspace, 0)
+    return holes
 
 
 def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int) -> float:

@@ -100,8 +100,8 @@ def test_a_run_skips_as_torchs_scaler_and_equals_plain_pytorch(directory, tmp_pa
     lines = lines_of(tmp_path / "run")
     assert [line["skipped"] for line in lines] == scaling.skipped
     assert [line["loss_scale"] for line in lines] == scaling.scales
-    # Where a weight lies between two fp16 numbers, the last bit of its fp32 decides, where the order within Adam
-    # shows, on some processors after a few updates: losses then differ by a part of what fp16 rounds by, 5e-4.
+    # Where a weight lies between two fp16 numbers, the last bit of its fp32 decides, and after a few updates processors
+    # differ in that: losses are then apart by a part of what fp16 rounds by, 5e-4.
     assert result.losses[:BITS_ARE_EQUAL] == pytest.approx(losses[:BITS_ARE_EQUAL], rel=1e-7)
     assert result.losses == pytest.approx(losses, rel=1e-4)
     for line, norm, skipped in zip(lines, norms, scaling.skipped, strict=True):
