@@ -25,7 +25,7 @@ by ten."""
 WARMING, WARMING_BYTES, WARMING_DOUBLED_BYTES = 0.3, 16 << 20, 4 << 20
 """The same beside what a profile found the process to grow by, as a share of that and besides: how much it is changes
 from step to step, so the most of many steps is more than that of a few; and solving leaves something when a run looks
-at its machine. Models of 134M and of 551M parameters, whose layers left holes of 41 and 103 to 136 MiB, took 36 to 60
+at its machine. Models of 134M and of 551M parameters, whose layers left holes of 41 and 121 to 145 MiB, took 36 to 60
 and 145 to 176 MiB."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
