@@ -3,6 +3,7 @@ nothing, and losses and weights are plain PyTorch's in fp16."""
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,24 +93,30 @@ def moved(tensor: torch.Tensor, others: torch.Tensor, start: torch.Tensor) -> fl
     return float(apart / torch.linalg.vector_norm(others - start.float()))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_run_skips_as_torchs_scaler_and_equals_plain_pytorch(directory, tmp_path, family):
-    losses, weights, scaling, norms = oracle(directory, family)
+@pytest.mark.parametrize(
+    ("family", "eps", "compared"),
+    [("gpt2", 1e-8, STEPS), ("llama", 0.1, STEPS), ("llama", 1e-8, BITS_ARE_EQUAL)],
+)
+def test_a_run_skips_as_torchs_scaler_and_equals_plain_pytorch(directory, tmp_path, family, eps, compared):
+    """Where a weight lies between two fp16 numbers, the last bit of its fp32 decides, and AdamW with a small epsilon
+    makes whole steps of gradients that are only rounding: on one of two processors the last case leaves these bounds
+    from step 16 on, by 3.5e-5, so it ends while all bits are equal."""
+    losses, weights, scaling, norms = oracle(directory, family, replace(SETTINGS, eps=eps))
     assert 3 <= sum(scaling.skipped) <= STEPS - 8 and any(scaling.skipped[8:]), scaling.skipped
-    result = run(directory, tmp_path / "run", family, optimizer=0.5, parameters=0.2, gradient=0.6)
+    settings = replace(OPTIMIZER, eps=eps)
+    result = run(
+        directory, tmp_path / "run", family, optimizer_settings=settings, optimizer=0.5, parameters=0.2, gradient=0.6
+    )
     lines = lines_of(tmp_path / "run")
     assert [line["skipped"] for line in lines] == scaling.skipped
     assert [line["loss_scale"] for line in lines] == scaling.scales
-    # Where a weight lies between two fp16 numbers, the last bit of its fp32 decides, and after a few updates processors
-    # differ in that: losses are then apart by a part of what fp16 rounds by, 5e-4.
-    assert result.losses[:BITS_ARE_EQUAL] == pytest.approx(losses[:BITS_ARE_EQUAL], rel=1e-7)
-    assert result.losses == pytest.approx(losses, rel=1e-4)
-    for line, norm, skipped in zip(lines, norms, scaling.skipped, strict=True):
-        assert line["grad_norm"] is None if skipped else line["grad_norm"] == pytest.approx(norm, rel=5e-4)
+    assert result.losses[:compared] == pytest.approx(losses[:compared], rel=1e-5)
+    for line, norm, skipped in zip(lines[:compared], norms, scaling.skipped, strict=False):
+        assert line["grad_norm"] is None if skipped else line["grad_norm"] == pytest.approx(norm, rel=1e-5)
     start = load_file(directory / family / "model.safetensors")
     for name, tensor in load_file(result.model_directory / "model.safetensors").items():
         assert tensor.dtype == torch.float16
-        assert moved(tensor, weights[name], start[name]) < 0.02, name
+        assert compared < STEPS or moved(tensor, weights[name], start[name]) < 0.01, name
 
 
 def test_a_skipped_step_moves_neither_the_rate_nor_the_optimizers_count(directory, tmp_path):
