@@ -43,8 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--seconds",
         type=of.positive,
+        default=38,
         metavar="N",
-        help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once [38]",
+        help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print the profile as JSON")
@@ -79,7 +80,7 @@ def call(options: argparse.Namespace) -> int:
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
             endurance=options.endurance or (),
-            limits=ProfileLimits.within(options.seconds) if options.seconds else ProfileLimits(),
+            limits=ProfileLimits.within(options.seconds),
         )
     finally:
         line.done()
