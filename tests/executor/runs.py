@@ -5,9 +5,16 @@ from pathlib import Path
 
 import torch
 
+from ssdplan import native
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.layers import MicroBatch
+from ssdplan.executor.model import StreamedModel
+from ssdplan.executor.moving import Snapshotted
+from ssdplan.executor.records import Records
+from ssdplan.executor.resume import reopened
+from ssdplan.executor.store import Store
+from ssdplan.plans.build import build_schedule
 from tests.tiny import make_model, make_tokenizer
 
 LENGTH = 16
@@ -51,3 +58,26 @@ def micro_batches_of(
         )
         for batch in text.micro_batches(step, micro_batches=micro_batches, micro_batch_size=2, seed=0)
     ]
+
+
+def states_of(out: Path, model: StreamedModel) -> dict[str, torch.Tensor]:
+    """Master, first and second moment of each tensor of a run's last snapshot: fp32, three rows of its elements."""
+    found = {t.name: torch.full((3, t.elements), torch.nan) for state in model.states for t in state.tensors}
+    with reopened(out) as kept:
+        schedule = build_schedule(kept.plan.model, kept.plan.decision)
+        records = Records.of(schedule, snapshots=True)
+        store = Store.open(kept.volumes, records.records)
+        try:
+            held = Snapshotted(schedule, records.places(schedule), store)
+            for home in schedule.homes:
+                assert home.optimizer
+                scratch = torch.from_dlpack(native.Arena(home.optimizer.nbytes, lock=False))
+                forms = held.get(home.optimizer, scratch).view(torch.float32).view(3, home.stop - home.start)
+                for tensor in model.states[home.state].tensors:
+                    start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
+                    if start < stop:
+                        into = slice(start - tensor.offset, stop - tensor.offset)
+                        found[tensor.name][:, into] = forms[:, start - home.start : stop - home.start]
+        finally:
+            store.close()
+    return found
