@@ -5,7 +5,7 @@ allocates and computes no addresses. It decides no order; the runners do not kno
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +14,18 @@ import torch
 from ssdplan.native import process
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.profile import Machine, OptimizerStates
-from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
+from ssdplan.plans.schedule import (
+    Backward,
+    Forward,
+    Graph,
+    Op,
+    Region,
+    Schedule,
+    Tier,
+    Transfer,
+    Update,
+    passing_states,
+)
 
 from .device import Device
 from .layers import Layers
@@ -73,6 +84,17 @@ class _Settings:
     """Of delayed updates it also clips: the norm of all gradients is known once none is left to come."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """States that come from ssd for an update and go back: nothing has looked yet whether they are what was written."""
+
+    on_host: Region
+    offset: int
+    """In the store."""
+    nbytes: int
+    extents: tuple[int, ...]
+
+
 class Operations:
     """Binds graphs to a run. What the updates of a step use is set by `begin`."""
 
@@ -103,6 +125,8 @@ class Operations:
         """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, as
         two lanes may add to it at once."""
         self._scaled, self._overflow = False, ""
+        self._checksums: dict[Region, tuple[int, ...]] = {}
+        """Of states on their way to ssd: what their update summed."""
         self._sampled: set[tuple[str, str]] = set()
         self._last, self._since = ("", ""), 0
         self.workspace_bytes = 0
@@ -148,12 +172,17 @@ class Operations:
 
     def bind(self, graph: Graph) -> list[Action]:
         """One action an op, ready to run any number of times."""
-        return [self._bind(op) for op in graph.ops]
+        passing = passing_states(graph.ops)
+        return [self._bind(op, passing) for op in graph.ops]
 
-    def _bind(self, op: Op) -> Action:
+    def _bind(self, op: Op, passing: Mapping[Region, Region]) -> Action:
         match op:
             case Transfer(kind="read"):
-                return partial(self._storage().read, *self._store_arguments(op.source, op.target))
+                store = self._storage()
+                read = store.read_unchecked if op.target in passing else store.read
+                return partial(read, *self._store_arguments(op.source, op.target))
+            case Transfer(kind="write") if op.source in passing:
+                return partial(self._write_summed, op.source, *self._store_arguments(op.target, op.source))
             case Transfer(kind="write"):
                 return partial(self._storage().write, *self._store_arguments(op.target, op.source))
             case Transfer(kind="h2d"):
@@ -168,8 +197,10 @@ class Operations:
             case Backward():
                 return self._bind_backward(op)
             case Update():
+                lying = passing.get(op.optimizer)
                 return partial(
                     self._update,
+                    None if lying is None else self._passing(op.optimizer, lying),
                     op.delayed,
                     op.final_gradient,
                     op.state,
@@ -190,6 +221,14 @@ class Operations:
     def _store_arguments(self, on_ssd: Region, on_host: Region) -> tuple[int, int, int]:
         return self._memory.store_offset(on_ssd), on_ssd.nbytes, self._memory.view(on_host).data_ptr()
 
+    def _passing(self, on_host: Region, on_ssd: Region) -> "_Passing":
+        offset = self._memory.store_offset(on_ssd)
+        return _Passing(on_host, offset, on_ssd.nbytes, self._storage().extents(offset, on_ssd.nbytes))
+
+    def _write_summed(self, on_host: Region, offset: int, nbytes: int, address: int) -> None:
+        """Write states with the checksums that their update took."""
+        self._storage().write(offset, nbytes, address, self._checksums.pop(on_host))
+
     def _take_gradient(self, state: int, start: int, target: torch.Tensor, source: torch.Tensor) -> None:
         finite, squares = self._device.copy_d2h_gradient(target, source)
         if not finite:
@@ -198,6 +237,7 @@ class Operations:
 
     def _update(
         self,
+        passing: "_Passing | None",
         delayed: bool,
         final_gradient: bool,
         state: int,
@@ -211,7 +251,7 @@ class Operations:
         settings = self._pending if delayed else self._prompt
         assert settings is not None, "an update before the first step, or of one that is skipped"
         assert delayed or not (self._scaled or self._clip_grad_norm), "an update before all gradients are known"
-        finite, squares = settings.optimizer.update(
+        finite, squares, before, after = settings.optimizer.update(
             states,
             optimizer_states,
             gradient,
@@ -221,7 +261,11 @@ class Operations:
             threads=self._threads,
             statistics=final_gradient,
             windows=cuts,
+            extents=passing.extents if passing else (),
         )
+        if passing:
+            self._storage().require(passing.offset, passing.nbytes, before)
+            self._checksums[passing.on_host] = after
         if not finite:
             self._overflowed(state, start, gradient)
         if final_gradient:

@@ -109,6 +109,28 @@ def adamw_statistics(
     gradient_scale: float = 1.0,
     threads: int = 2,
 ) -> tuple[bool, int]: ...
+def adamw_summed(
+    master: int,
+    exp_avg: int,
+    exp_avg_sq: int,
+    gradient: int,
+    parameter: int,
+    parameter_dtype: str,
+    elements: int,
+    *,
+    positions: tuple[int, int, int],
+    ends: Sequence[int],
+    moment_dtype: str = "fp32",
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    gradient_scale: float = 1.0,
+    threads: int = 2,
+) -> tuple[bool, int, list[int], list[int]]: ...
+def checksum_of(sum: int, nbytes: int) -> int: ...
 def stream_mix(
     master: int,
     exp_avg: int,

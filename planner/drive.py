@@ -59,8 +59,20 @@ def shared_fraction(frontier: Sequence[Point]) -> float:
 
 
 def io_cores(volumes: Sequence[Volume]) -> tuple[float, float]:
-    """Cores that are busy while all volumes read, and while all write, at full bandwidth."""
+    """Cores that are busy while all volumes read, and while all write, at full bandwidth, and all of it is summed."""
     return sum(volume.read_cores for volume in volumes), sum(volume.write_cores for volume in volumes)
+
+
+def unsummed_io_cores(volumes: Sequence[Volume]) -> tuple[float, float]:
+    """The same of what an update sums in passing."""
+    each = [
+        (
+            volume.read_cores if volume.read_cores_unsummed is None else volume.read_cores_unsummed,
+            volume.write_cores if volume.write_cores_unsummed is None else volume.write_cores_unsummed,
+        )
+        for volume in volumes
+    ]
+    return sum(read for read, _ in each), sum(write for _, write in each)
 
 
 def bandwidth_kept(volumes: Sequence[Volume]) -> float:

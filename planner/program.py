@@ -16,7 +16,7 @@ from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
 
 from . import horizontal
 from . import traffic as vertical
-from .drive import combined_frontier, hull_edges, io_cores
+from .drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
 from .lexicographic import Highs, Linear, Problem, Ranges, Row, minimise, value
 from .traffic import (
     ALPHA,
@@ -223,9 +223,14 @@ class _Program:
         self.stages = every if self.keeps else tuple(_keeping_nothing(stage, self.classes) for stage in every)
         frontier = combined_frontier(machine.volumes)
         self.edges = hull_edges(frontier)
-        read_cores, write_cores = io_cores(machine.volumes)
-        self.io_core_seconds = (read_cores / frontier[0][0], write_cores / frontier[-1][1])
-        """Of a core, that a byte read and a byte written take."""
+        full = (frontier[0][0], frontier[-1][1])
+        self.io_core_seconds, self.unsummed_core_seconds = (
+            tuple(cores / bandwidth for cores, bandwidth in zip(each(machine.volumes), full, strict=True))
+            for each in (io_cores, unsummed_io_cores)
+        )
+        """Of a core, that a byte read and a byte written take; and one of states that an update sums in passing."""
+        self.passing = {variable for name in self.classes for variable in StateVariables(name).optimizer[1::2]}
+        """Of optimizer states on ssd."""
         self.device_bytes = device_bytes(model, groups)
         self.host = forms.host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
         if fixed.unified_memory:
@@ -289,12 +294,24 @@ class _Program:
         d2h = _scaled(stage.d2h_bytes, 1 / machine.d2h_bandwidth)
         rate = update_rate(machine, self.fixed.optimizer_states)
         updates = {name: factor / rate for name, factor in stage.updates.items() if factor}
+        if machine.checksum_rate is not None:
+            passing = {name: factor for name, factor in stage.read_bytes.items() if name in self.passing}
+            updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
         times: list[tuple[str, Linear]] = [("compute", {"": stage.compute_seconds}), ("h2d", h2d), ("d2h", d2h)]
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
             copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
-            moves = zip((stage.read_bytes, stage.write_bytes), self.io_core_seconds, strict=True)
-            drives = [_scaled(moved, each / machine.cores) for moved, each in moves if each]
+            moves = zip(
+                (stage.read_bytes, stage.write_bytes), self.io_core_seconds, self.unsummed_core_seconds, strict=True
+            )
+            drives = [
+                {
+                    name: factor * (unsummed if name in self.passing else summed) / machine.cores
+                    for name, factor in moved.items()
+                }
+                for moved, summed, unsummed in moves
+                if summed or unsummed
+            ]
             times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies, *drives)))
         elif updates:
             times.append(("cpu", updates))

@@ -165,7 +165,8 @@ def scaled_compute(model: Model, factor: float) -> Model:
 
 def _faster_updates(machine: Machine, factor: float) -> Machine:
     """`machine` with a faster optimizer, whatever the format of its states."""
-    rates = {"update_rate": machine.update_rate, "update_rate_bf16": machine.update_rate_bf16}
+    names = ("update_rate", "update_rate_bf16", "checksum_rate")
+    rates = {name: getattr(machine, name) for name in names}
     return machine.model_copy(update={name: rate and rate * factor for name, rate in rates.items()})
 
 

@@ -5,15 +5,26 @@ a drive or the cores slow each other. It never changes a graph and schedules not
 """
 
 import heapq
+from collections.abc import Sequence
 from math import inf
 
 from ssdplan.plans.calibration import Expectation
 from ssdplan.plans.profile import Machine, Model, update_rate
-from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
+from ssdplan.plans.schedule import (
+    RESOURCES,
+    Backward,
+    Forward,
+    Graph,
+    Op,
+    Resource,
+    Transfer,
+    Update,
+    passing_states,
+)
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.turns import Turns
 
-from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction
+from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction, unsummed_io_cores
 
 LEAST_CORES = 0.25
 """What is left to compute however much a drive takes: a scheduler gives everyone a share."""
@@ -25,11 +36,12 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     Each lane runs one op at a time; an op is ready when all of its waits have ended, and a free lane takes the ready op
     whose turn is first. A read and a write that run together share the drive at one point of its frontier. When compute
     shares the CPU, compute and updates are one lane that wants all cores, a copy to or from the device wants one, and
-    these slow in proportion when more cores are wanted than reads and writes leave them; the drive keeps what it was
-    measured to keep beside compute. Deterministic.
+    these slow in proportion when more cores are wanted than reads and writes leave them (what those take is the mean of
+    all in the graph, as some sum their bytes and of some an update does); the drive keeps what it was measured to keep
+    beside compute. Deterministic.
     """
     ops = graph.ops
-    lane_of, speeds = _lanes(machine)
+    lane_of, speeds = _lanes(machine, graph.ops)
     lanes = [lane_of[op.resource] for op in ops]
     alone = _seconds_alone(ops, model, machine, micro_batch_size)
     turns = Turns(ops, shared=lane_of["cpu"] == lane_of["compute"])
@@ -85,7 +97,7 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
 
 def expectation(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Expectation:
     """The figures that `simulate` counts on, for whoever compares a measured timeline with them."""
-    lane_of, speeds = _lanes(machine)
+    lane_of, speeds = _lanes(machine, graph.ops)
     by_resource = []
     for mask in range(1 << len(RESOURCES)):
         lanes = 0
@@ -97,7 +109,7 @@ def expectation(graph: Graph, model: Model, machine: Machine, micro_batch_size: 
     return Expectation(tuple(_seconds_alone(graph.ops, model, machine, micro_batch_size)), tuple(by_resource))
 
 
-def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...] | None]]:
+def _lanes(machine: Machine, ops: Sequence[Op]) -> tuple[dict[Resource, int], list[tuple[float, ...] | None]]:
     """Resource -> lane; and, for every bit mask of running lanes, the speed of each (None: all at full speed)."""
     lane_of = {resource: number for number, resource in enumerate(RESOURCES)}
     read, write, h2d, d2h = (1 << lane_of[name] for name in ("read", "write", "h2d", "d2h"))
@@ -105,7 +117,7 @@ def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...
         lane_of["cpu"] = lane_of["compute"]
     shared = shared_fraction(combined_frontier(machine.volumes))
     beside = bandwidth_kept(machine.volumes) if machine.compute_shares_cpu else 1.0
-    read_cores, write_cores = io_cores(machine.volumes)
+    read_cores, write_cores = _io_cores(machine, ops)
     speeds: list[tuple[float, ...] | None] = []
     for mask in range(1 << len(RESOURCES)):
         drive = shared if mask & read and mask & write else 1.0
@@ -123,6 +135,21 @@ def _lanes(machine: Machine) -> tuple[dict[Resource, int], list[tuple[float, ...
     return lane_of, speeds
 
 
+def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:
+    """Cores that reads and writes take at full bandwidth, on average over what these operations move: states that an
+    update sums in passing take fewer."""
+    passing = passing_states(ops)
+    result = []
+    for kind, summed, unsummed in zip(
+        ("read", "write"), io_cores(machine.volumes), unsummed_io_cores(machine.volumes), strict=True
+    ):
+        moved = [op for op in ops if isinstance(op, Transfer) and op.kind == kind]
+        total = sum(op.nbytes for op in moved)
+        by_updates = sum(op.nbytes for op in moved if (op.target if kind == "read" else op.source) in passing)
+        result.append(summed + (unsummed - summed) * (by_updates / total if total else 0.0))
+    return result[0], result[1]
+
+
 def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_batch_size: int) -> list[float]:
     """Seconds of every op when nothing else runs."""
     frontier = combined_frontier(machine.volumes)
@@ -133,6 +160,7 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
         "d2h": machine.d2h_bandwidth,
     }
     timings = {entry.name: model.timing(entry.name, micro_batch_size) for entry in model.classes}
+    passing = passing_states(ops)
     seconds = []
     warm = -1
     """The stage whose layer is in caches, as far as these hold it."""
@@ -149,5 +177,8 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
             warm = op.stage
         else:
             assert isinstance(op, Update)
-            seconds.append(op.elements / update_rate(machine, op.optimizer_states))
+            needed = op.elements / update_rate(machine, op.optimizer_states)
+            if machine.checksum_rate and op.optimizer in passing:
+                needed += op.optimizer.nbytes / machine.checksum_rate
+            seconds.append(needed)
     return seconds

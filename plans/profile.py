@@ -43,8 +43,12 @@ class Volume(Part):
     frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
     """From reads only to writes only; the two ends are required, points between them are optional."""
     read_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """Cores that compute does without while the volume reads at full bandwidth; it matters where they are shared."""
+    """Cores that compute does without while the volume reads at full bandwidth, checksums included; it matters where
+    they are shared."""
     write_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    read_cores_unsummed: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """The same of what an update sums in passing. None: nobody measured it, and plans count on `read_cores`."""
+    write_cores_unsummed: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     bandwidth_kept: float = Field(default=1.0, gt=0.0, le=1.0)
     """The fraction of its bandwidth that the volume keeps while compute runs on the same cores."""
     endurance_bytes: Bytes | None = None
@@ -80,6 +84,9 @@ class Machine(Part):
     """Elements a second of the fused optimizer on all threads, fp32 states, low-precision copy included."""
     update_rate_bf16: Positive | None = None
     """The same with both moments in bf16. None: nobody measured it, and plans count on `update_rate`."""
+    checksum_rate: Positive | None = None
+    """Bytes a second of optimizer states of which an update takes the checksums, before and after, in passing. None:
+    nobody measured it, and plans count on nothing for it."""
     update_threads: Count
     compute_threads: Count
     volumes: tuple[Volume, ...] = Field(min_length=1)

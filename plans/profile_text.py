@@ -46,6 +46,7 @@ def _machine(machine: Machine) -> list[str]:
         ("host to device", f"{rate(machine.h2d_bandwidth)}, back {rate(machine.d2h_bandwidth)}"),
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {times(machine.update_threads, 'thread')}"),
         *([("", f"{number(machine.update_rate_bf16)} with states in bf16")] if machine.update_rate_bf16 else []),
+        *([("", f"{rate(machine.checksum_rate)} of states are summed in passing")] if machine.checksum_rate else []),
     )
 
 

@@ -259,6 +259,20 @@ class Graph:
     stages: int
 
 
+def passing_states(ops: Sequence[Op]) -> dict[Region, Region]:
+    """Optimizer states that come from ssd for an update and go back behind it: where they are on host, and on ssd.
+
+    The update has all of their bytes in a cache, before and after, so it takes their checksums and not the transfers.
+    """
+    transfers = [op for op in ops if isinstance(op, Transfer)]
+    read = {op.target: op.source for op in transfers if op.kind == "read"}
+    written = {op.source: op.target for op in transfers if op.kind == "write"}
+    updated = [op.optimizer for op in ops if isinstance(op, Update)]
+    passing = {region: read[region] for region in updated if region in read and written.get(region) == read[region]}
+    assert len(passing) == sum(region in passing for region in updated), "states on host that are updated twice"
+    return passing
+
+
 GraphName = Literal["first", "steady", "flush", "evaluate"]
 
 

@@ -1,8 +1,9 @@
 """Measures what computing and a drive take from each other where both want the processor.
 
-Owns one figure each way: how much slower a layer runs while the drive reads or writes as a store does, checksums
-included, and how much of its bandwidth the drive keeps meanwhile. The processor time of its transfers tells too little:
-compute runs on all cores at once and waits for the slowest of them, so what is taken of one is lost on all.
+Owns the figures of each way: how much slower a layer runs while the drive reads or writes as a store does, with
+checksums and without, and how much of its bandwidth the drive keeps meanwhile. The processor time of its transfers
+tells too little: compute runs on all cores at once and waits for the slowest of them, so what is taken of one is lost
+on all.
 """
 
 import statistics
@@ -37,8 +38,26 @@ class Contention:
     read_cores: float
     """Of the machine's, that compute does without while the volume reads at full bandwidth."""
     write_cores: float
+    read_cores_unsummed: float
+    """The same where nobody sums what is moved, as of states that an update sums in passing."""
+    write_cores_unsummed: float
     bandwidth_kept: float
     """The fraction of its bandwidth that the volume keeps while compute runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a drive does beside compute."""
+
+    direction: Direction
+    summed: bool
+    """Whether its threads take the checksum of what it moves."""
+
+    def __str__(self) -> str:
+        return f"{self.direction}s" + ("" if self.summed else " what nobody sums")
+
+
+_DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 
 
 def measure_contention(
@@ -54,36 +73,39 @@ def measure_contention(
 
     Errors: as `storage.measure_volume`.
     """
-    directions: tuple[Direction, ...] = ("read", "write")
-    kept: dict[Direction, list[float]] = {direction: [] for direction in directions}
+    loads = [_Load(direction, summed) for direction in _DIRECTIONS for summed in (True, False)]
+    kept: dict[_Load, list[float]] = {load: [] for load in loads}
     try:
         with opened(directory, FILE_BYTES, LANES * PLACES * REQUEST_BYTES, open_engine) as bench:
             bench.write_all(limits.seconds, lambda fraction, what: None)
 
-            def computed(direction: Direction) -> float:
+            def computed(load: _Load) -> float:
                 """The fraction of its speed that compute keeps."""
                 alone = _median_of(work)
-                with bench.moving(direction, REQUEST_BYTES, LANES) as by_itself:
+                with bench.moving(load.direction, REQUEST_BYTES, LANES, summed=load.summed) as by_itself:
                     time.sleep(WINDOW_SECONDS)
-                with bench.moving(direction, REQUEST_BYTES, LANES) as beside:
+                with bench.moving(load.direction, REQUEST_BYTES, LANES, summed=load.summed) as beside:
                     slowed = _median_of(work)
-                kept[direction].append(beside.bytes_per_second / by_itself.bytes_per_second)
+                kept[load].append(beside.bytes_per_second / by_itself.bytes_per_second)
                 return alone / slowed
 
-            figures = {direction: partial(computed, direction) for direction in directions}
+            figures = {load: partial(computed, load) for load in loads}
             found = repeat(figures, limits, progress, f"{directory}: beside compute")
     except IoError as error:
         raise explained(error, directory) from error
     notes = [
-        f"{directory}: what compute keeps while it {direction}s: {trouble}"
-        for direction, measured in found.items()
+        f"{directory}: what compute keeps while it {load}: {trouble}"
+        for load, measured in found.items()
         if (trouble := measured.trouble())
     ]
-    moved = {direction: _fraction(statistics.median(each)) for direction, each in kept.items()}
+    moved = {load: _fraction(statistics.median(each)) for load, each in kept.items()}
+    read, read_unsummed, write, write_unsummed = (_cores(found[load], moved[load], cores) for load in loads)
     return (
         Contention(
-            read_cores=_cores(found["read"], moved["read"], cores),
-            write_cores=_cores(found["write"], moved["write"], cores),
+            read_cores=read,
+            write_cores=write,
+            read_cores_unsummed=min(read_unsummed, read),  # what is above is noise
+            write_cores_unsummed=min(write_unsummed, write),
             bandwidth_kept=statistics.fmean(moved.values()),
         ),
         notes,

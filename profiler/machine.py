@@ -6,11 +6,13 @@ be used of it, `processor` and the memory of `native.process` say.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
-from ssdplan.native import Arena, adamw_statistics
+from ssdplan.native import Arena, adamw_statistics, adamw_summed
 from ssdplan.plans.profile import ELEMENT_BYTES, OptimizerStates, Precision
 from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
 from ssdplan.profiler.parts import Device
@@ -61,11 +63,28 @@ def _measure_copies(
     return figures["h2d"], figures["d2h"]
 
 
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Elements a second of the fused optimizer, as steps call it, with a copy of the weights and the sum of the
+    gradient's squares."""
+
+    fp32: Measurement
+    bf16: Measurement
+    """Of the moments."""
+    summed: Measurement
+    """As `fp32`, with the checksums of the states before and after."""
+
+    @property
+    def checksum_rate(self) -> float | None:
+        """Bytes of states a second of which both checksums are taken in passing; None where that took no time."""
+        seconds = 1 / self.summed.median - 1 / self.fp32.median
+        return 12 / seconds if seconds > 0 else None
+
+
 def measure_update(
     precision: Precision, threads: int, available_bytes: int, limits: Limits, progress: Progress
-) -> tuple[dict[OptimizerStates, Measurement], list[str]]:
-    """Elements a second of the fused optimizer, as steps call it, by the format of its states, with a copy of the
-    weights in `precision` and the sum of the gradient's squares; and notes for people."""
+) -> tuple[Updates, list[str]]:
+    """The rates of updates with a copy of the weights in `precision`, and notes for people."""
     element = ELEMENT_BYTES[precision]
     count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + element))
     count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
@@ -80,13 +99,25 @@ def measure_update(
         "bf16": (exp_avg_bf16, exp_avg_bf16 + 2 * count),
     }
 
-    def rate(states: OptimizerStates) -> float:
+    settings: dict[str, Any] = {
+        "lr": 1e-4,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "step": 10,
+        "threads": threads,
+    }
+    places = (0, 4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK)
+    ends = [4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK, 12 * UPDATE_CHUNK]
+
+    def rate(states: OptimizerStates, *, summed: bool = False) -> float:
         each, (exp_avg, exp_avg_sq) = ELEMENT_BYTES[states], moments[states]
         seconds = 0.0
         for first in range(0, count, UPDATE_CHUNK):
             time.sleep(PAUSE_SECONDS)
             started = time.perf_counter()
-            adamw_statistics(
+            streams = (
                 master + 4 * first,
                 exp_avg + each * first,
                 exp_avg_sq + each * first,
@@ -94,20 +125,20 @@ def measure_update(
                 parameter + element * first,
                 precision,
                 UPDATE_CHUNK,
-                moment_dtype=states,
-                lr=1e-4,
-                beta1=0.9,
-                beta2=0.95,
-                eps=1e-8,
-                weight_decay=0.1,
-                step=10,
-                threads=threads,
             )
+            if summed:
+                adamw_summed(*streams, positions=places, ends=ends, **settings)
+            else:
+                adamw_statistics(*streams, moment_dtype=states, **settings)
             seconds += time.perf_counter() - started
         return count / seconds
 
-    rates: dict[OptimizerStates, Callable[[], float]] = {"fp32": partial(rate, "fp32"), "bf16": partial(rate, "bf16")}
+    rates = {
+        "states in fp32": partial(rate, "fp32"),
+        "states in bf16": partial(rate, "bf16"),
+        "checksums of its states": partial(rate, "fp32", summed=True),
+    }
     figures = repeat(rates, limits, progress, f"optimizer on {threads} threads")
-    troubles = {states: figure.trouble() for states, figure in figures.items()}
-    notes = [f"optimizer with states in {states}: {trouble}" for states, trouble in troubles.items() if trouble]
-    return figures, notes
+    troubles = {what: figure.trouble() for what, figure in figures.items()}
+    notes = [f"optimizer with {what}: {trouble}" for what, trouble in troubles.items() if trouble]
+    return Updates(*figures.values()), notes

@@ -115,7 +115,8 @@ def measure_volume(
     worst = min(efficiency(point, points[0][0], points[-1][1]) for point in points)
     if worst < POOR_MIX:
         notes.append(f"{directory}: reading and writing at once reaches {worst:.0%} of what taking turns would")
-    reads, writes = (median(cores[MIXES[end]]) + sum(points[end]) / checked for end in (0, -1))
+    unsummed = [median(cores[MIXES[end]]) for end in (0, -1)]
+    reads, writes = (plain + sum(points[end]) / checked for plain, end in zip(unsummed, (0, -1), strict=True))
     return Volume(
         path=str(directory),
         free_bytes=free or 0,
@@ -123,6 +124,8 @@ def measure_volume(
         frontier=frontier(points),
         read_cores=reads,
         write_cores=writes,
+        read_cores_unsummed=unsummed[0],
+        write_cores_unsummed=unsummed[1],
     ), notes
 
 
@@ -263,19 +266,27 @@ class Bench:
         return reading.moved, writing.moved, seconds
 
     @contextmanager
-    def moving(self, direction: Direction, nbytes: int, lanes: int) -> Iterator["Moved"]:
-        """Read or write without end, as a store does: requests of `nbytes` with their checksums, `lanes` at once, all
-        over the arena. What is yielded knows how much it was when the context has ended."""
+    def moving(self, direction: Direction, nbytes: int, lanes: int, *, summed: bool) -> Iterator["Moved"]:
+        """Read or write without end, as a store does: requests of `nbytes`, with their checksums or without, `lanes` at
+        once, all over the arena. What is yielded knows how much it was when the context has ended."""
         self.runs += 1
         stop, moved = threading.Event(), Moved()
-        move = self.engine.read_summed if direction == "read" else self.engine.write_summed
+        summing = self.engine.read_summed if direction == "read" else self.engine.write_summed
+        plain = self._read if direction == "read" else self._write
+
+        def move(segments: Sequence[Segment]) -> None:
+            if summed:
+                summing([segments])
+            else:
+                plain(segments)
+
         whole = self.size // MIB * MIB
         half = whole // 2
         start = half if direction == "write" else 0
         places = self.arena.nbytes // nbytes
         running = [
             _Lane(
-                lambda segments: move([segments]),
+                move,
                 self.file,
                 (nbytes,),
                 start,

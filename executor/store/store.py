@@ -26,6 +26,8 @@ from .superblock import Superblock, data_start
 from .table import EXTENT, Table
 from .volumes import Disk, Locks, Request, Staging, Volume, claim, make_blank, translated, write_superblock
 
+Segment = tuple[int, int, int, int]
+"""File, offset, address in memory, bytes."""
 METADATA_BYTES = 64 << 10
 """Room in every table for the owner's own."""
 _FILL_BYTES = 16 << 20
@@ -239,30 +241,47 @@ class Store:
         those that were written.
         """
         chosen = self._layout.range(offset, nbytes)
-        assert _NOWHERE not in self._copy[chosen.start : chosen.stop], f"{self._name(chosen[0])}: read before written"
-        with translated():
-            ranges = [self._segments(index, self._copy[index], address - offset) for index in chosen]
-            with self._told(offset, nbytes, [self._copy[index] for index in chosen]):
-                checksums = self._disk.read_summed(ranges)
-        for index, checksum in zip(chosen, checksums, strict=True):
-            if checksum != self._checksums[index]:
-                raise StoreError(self._damage(index))
-        with self._counting:
-            self.bytes_read += nbytes
+        with self._reading(chosen, offset, nbytes, address) as ranges:
+            checksums = self._disk.read_summed(ranges)
+        self._require(chosen, checksums)
 
-    def write(self, offset: int, nbytes: int, address: int) -> None:
+    def read_unchecked(self, offset: int, nbytes: int, address: int) -> None:
+        """As `read`, but whoever uses the bytes must take their checksums in passing and ask `require`. Raises
+        IoFailure."""
+        chosen = self._layout.range(offset, nbytes)
+        with self._reading(chosen, offset, nbytes, address) as ranges, self._requests() as started:
+            started.append(self._disk.read([segment for each in ranges for segment in each]))
+            started[0].wait()
+
+    def extents(self, offset: int, nbytes: int) -> tuple[int, ...]:
+        """The bytes at which the extents of a range end, counted from its beginning: each has a checksum."""
+        extents = (self._layout.extents[index] for index in self._layout.range(offset, nbytes))
+        return tuple(extent.address + extent.nbytes - offset for extent in extents)
+
+    def require(self, offset: int, nbytes: int, checksums: Sequence[int]) -> None:
+        """Raise StoreError unless these are the checksums of the range's extents as they were last written."""
+        self._require(self._layout.range(offset, nbytes), checksums)
+
+    def write(self, offset: int, nbytes: int, address: int, checksums: Sequence[int] = ()) -> None:
         """Memory to bytes [offset, offset + nbytes) of the store, which must begin and end at cuts of the records.
 
-        Raises IoFailure or DiskFullError; after one the store can be read but not committed.
+        `checksums`: of the range's extents, from who knows them; else they are taken while the drive works. Raises
+        IoFailure or DiskFullError; after one the store can be read but not committed.
         """
         chosen = self._layout.range(offset, nbytes)
+        assert len(checksums) in (0, len(chosen)), "a checksum for each extent"
         copies = [self._free_copy(index) for index in chosen]
         with self._failing():
             ranges = [self._segments(index, copy, address - offset) for index, copy in zip(chosen, copies, strict=True)]
             with self._told(offset, nbytes, copies):
-                checksums = self._disk.write_summed(ranges)
+                if checksums:
+                    with self._requests() as started:
+                        started.append(self._disk.write([segment for each in ranges for segment in each]))
+                        started[0].wait()
+                else:
+                    checksums = self._disk.write_summed(ranges)
         span = slice(chosen.start, chosen.stop)
-        self._copy[span], self._checksums[span] = copies, checksums
+        self._copy[span], self._checksums[span] = copies, list(checksums)
         self._born[span] = [self.generation + 1] * len(chosen)
         with self._counting:
             self.bytes_written += nbytes
@@ -429,11 +448,27 @@ class Store:
 
     # Transfers.
 
-    def _segments(self, index: int, copy: int, shift: int) -> list[tuple[int, int, int, int]]:
+    @contextlib.contextmanager
+    def _reading(self, chosen: range, offset: int, nbytes: int, address: int) -> Iterator[list[list[Segment]]]:
+        """The segments of each extent, for who reads them inside."""
+        assert _NOWHERE not in self._copy[chosen.start : chosen.stop], f"{self._name(chosen[0])}: read before written"
+        with translated():
+            ranges = [self._segments(index, self._copy[index], address - offset) for index in chosen]
+            with self._told(offset, nbytes, [self._copy[index] for index in chosen]):
+                yield ranges
+        with self._counting:
+            self.bytes_read += nbytes
+
+    def _require(self, chosen: range, checksums: Sequence[int]) -> None:
+        for index, checksum in zip(chosen, checksums, strict=True):
+            if checksum != self._checksums[index]:
+                raise StoreError(self._damage(index))
+
+    def _segments(self, index: int, copy: int, shift: int) -> list[Segment]:
         extent = self._layout.extents[index]
         return self._on_volumes(extent.places[copy], extent.nbytes, shift + extent.address)
 
-    def _on_volumes(self, place: int, nbytes: int, address: int) -> list[tuple[int, int, int, int]]:
+    def _on_volumes(self, place: int, nbytes: int, address: int) -> list[Segment]:
         start = self._superblock.data_start
         return [
             (self._volumes[volume].file, start + begin, address + within, length)

@@ -1,5 +1,6 @@
 #include "adamw.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -10,7 +11,10 @@ namespace ssdplan {
 namespace {
 
 constexpr std::size_t kGroup = kLine / sizeof(std::uint16_t);  // elements of one turn: a line of 16-bit items
-constexpr std::size_t kPrefetch = 4096;  // bytes ahead: past the end of a page, where the processor's own ends
+// Bytes that are fetched ahead of their use: past the end of a page, where the processor's own fetching ends; and, where
+// a block is summed before it is updated, the whole next one.
+constexpr std::size_t kPrefetch = 4096;
+constexpr std::size_t kPrefetchBlock = kBlock * sizeof(float);
 
 struct Updated {
     float master;
@@ -28,8 +32,8 @@ SSDPLAN_INLINE Updated adamw_element(float p, float m, float v, float g, const A
 
 // Fetches, ahead of its use, what a later turn takes of a stream.
 template <typename Item>
-SSDPLAN_INLINE void prefetch(Item* stream) {
-    Item* const turn = stream + kPrefetch / sizeof(Item);
+SSDPLAN_INLINE void prefetch(Item* stream, std::size_t ahead) {
+    Item* const turn = stream + ahead / sizeof(Item);
     for (std::size_t at = 0; at < kGroup; at += kLine / sizeof(Item)) {
         __builtin_prefetch(turn + at, std::is_const_v<Item> ? 0 : 1);
     }
@@ -56,7 +60,7 @@ struct CopiedMaster {
             std::memcpy(parameter + i, turn, lanes * sizeof *turn);
         }
     }
-    SSDPLAN_INLINE void prefetch_turn(std::size_t i) const { prefetch(master + i); }
+    SSDPLAN_INLINE void prefetch_turn(std::size_t i, std::size_t ahead) const { prefetch(master + i, ahead); }
 
     float* master;
     std::uint16_t* parameter;
@@ -72,9 +76,9 @@ struct PlainMaster {
         std::memcpy(master + i, values, lanes * sizeof *values);
         std::memcpy(parameter + i, values, lanes * sizeof *values);
     }
-    SSDPLAN_INLINE void prefetch_turn(std::size_t i) const {
-        prefetch(master + i);
-        prefetch(parameter + i);
+    SSDPLAN_INLINE void prefetch_turn(std::size_t i, std::size_t ahead) const {
+        prefetch(master + i, ahead);
+        prefetch(parameter + i, ahead);
     }
 
     float* master;
@@ -103,9 +107,9 @@ struct SplitMaster {
             residual[i + lane] = static_cast<std::uint16_t>(kept);
         }
     }
-    SSDPLAN_INLINE void prefetch_turn(std::size_t i) const {
-        prefetch(parameter + i);
-        prefetch(residual + i);
+    SSDPLAN_INLINE void prefetch_turn(std::size_t i, std::size_t ahead) const {
+        prefetch(parameter + i, ahead);
+        prefetch(residual + i, ahead);
     }
 
     std::uint16_t* parameter;
@@ -115,7 +119,7 @@ struct SplitMaster {
 // No array is said to be unaliased, for the parameter may be the master; an element depends on no other in any case.
 template <typename Master, typename Moment>
 SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars,
-                               double* squares) {
+                               double* squares, std::size_t ahead) {
     const AdamwScalars s = scalars;
     const Master master(streams);
     auto* const exp_avg = static_cast<typename Moment::Storage*>(streams.exp_avg);
@@ -135,10 +139,10 @@ SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements
     };
     std::size_t i = 0;
     for (; i + kGroup <= elements; i += kGroup) {
-        master.prefetch_turn(i);
-        prefetch(exp_avg + i);
-        prefetch(exp_avg_sq + i);
-        prefetch(gradient + i);
+        master.prefetch_turn(i, ahead);
+        prefetch(exp_avg + i, ahead);
+        prefetch(exp_avg_sq + i, ahead);
+        prefetch(gradient + i, ahead);
 #pragma omp simd
         for (std::size_t lane = 0; lane < kGroup; ++lane) update(i + lane, lane);
         master.store(i, values, kGroup);
@@ -164,8 +168,8 @@ SSDPLAN_INLINE bool adamw_body(const AdamwStreams& streams, std::size_t elements
 
 #define SSDPLAN_ADAMW(name, Master, Moment)                                                                      \
     SSDPLAN_DISPATCHED bool name(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, \
-                                 double* squares) {                                                              \
-        return adamw_body<Master, Moment>(streams, elements, scalars, squares);                                  \
+                                 double* squares, std::size_t ahead) {                                           \
+        return adamw_body<Master, Moment>(streams, elements, scalars, squares, ahead);                           \
     }
 SSDPLAN_ADAMW(adamw_fp32, PlainMaster, Fp32)
 SSDPLAN_ADAMW(adamw_bf16, CopiedMaster<Bf16>, Fp32)
@@ -203,10 +207,10 @@ SSDPLAN_INLINE void stream_mix_body(const AdamwStreams& streams, std::size_t ele
     };
     std::size_t i = 0;
     for (; i + kGroup <= elements; i += kGroup) {
-        prefetch(master + i);
-        prefetch(exp_avg + i);
-        prefetch(exp_avg_sq + i);
-        prefetch(gradient + i);
+        prefetch(master + i, kPrefetch);
+        prefetch(exp_avg + i, kPrefetch);
+        prefetch(exp_avg_sq + i, kPrefetch);
+        prefetch(gradient + i, kPrefetch);
 #pragma omp simd
         for (std::size_t lane = 0; lane < kGroup; ++lane) mix(i + lane, lane);
         stream_line(parameter + i, turn);
@@ -232,6 +236,29 @@ T* advanced(T* pointer, std::size_t elements, std::size_t item) {
     return pointer == nullptr ? nullptr : reinterpret_cast<T*>(reinterpret_cast<Byte*>(pointer) + elements * item);
 }
 
+using Update = bool (*)(const AdamwStreams&, std::size_t, const AdamwScalars&, double*, std::size_t);
+
+Update update_of(const AdamwStreams& streams) {
+    const bool narrow = streams.moment_dtype == Dtype::bf16;
+    if (streams.residual != nullptr) return narrow ? adamw_split_moments_bf16 : adamw_split;
+    switch (streams.parameter_dtype) {
+        case Dtype::bf16:
+            return narrow ? adamw_bf16_moments_bf16 : adamw_bf16;
+        case Dtype::fp16:
+            return narrow ? adamw_fp16_moments_bf16 : adamw_fp16;
+        case Dtype::fp32:
+            break;
+    }
+    return narrow ? adamw_fp32_moments_bf16 : adamw_fp32;
+}
+
+void add_states(ExtentSums (&sums)[3], const AdamwStreams& streams, std::size_t elements) {
+    const std::size_t moment_bytes = elements * item_bytes(streams.moment_dtype);
+    sums[0].add(streams.master, elements * sizeof *streams.master);
+    sums[1].add(streams.exp_avg, moment_bytes);
+    sums[2].add(streams.exp_avg_sq, moment_bytes);
+}
+
 }  // namespace
 
 AdamwStreams AdamwStreams::from(std::size_t element) const {
@@ -245,20 +272,20 @@ AdamwStreams AdamwStreams::from(std::size_t element) const {
             parameter_dtype};
 }
 
-bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares) {
-    const bool narrow = streams.moment_dtype == Dtype::bf16;
-    if (streams.residual != nullptr) {
-        return (narrow ? adamw_split_moments_bf16 : adamw_split)(streams, elements, scalars, squares);
+bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares,
+           AdamwSums* sums) {
+    const Update update = update_of(streams);
+    if (sums == nullptr) return update(streams, elements, scalars, squares, kPrefetch);
+    bool finite = true;
+    for (std::size_t begin = 0; begin < elements; begin += kBlock) {
+        const AdamwStreams block = streams.from(begin);
+        const std::size_t count = std::min(kBlock, elements - begin);
+        add_states(sums->before, block, count);
+        finite = update(block, count, scalars, squares, kPrefetchBlock) && finite;
+        add_states(sums->after, block, count);
+        if (squares != nullptr) ++squares;
     }
-    switch (streams.parameter_dtype) {
-        case Dtype::bf16:
-            return (narrow ? adamw_bf16_moments_bf16 : adamw_bf16)(streams, elements, scalars, squares);
-        case Dtype::fp16:
-            return (narrow ? adamw_fp16_moments_bf16 : adamw_fp16)(streams, elements, scalars, squares);
-        case Dtype::fp32:
-            break;
-    }
-    return (narrow ? adamw_fp32_moments_bf16 : adamw_fp32)(streams, elements, scalars, squares);
+    return finite;
 }
 
 void stream_mix(const AdamwStreams& streams, std::size_t elements) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "checksum.hpp"
 #include "formats.hpp"
 
 namespace ssdplan {
@@ -35,10 +36,19 @@ struct AdamwStreams {
     AdamwStreams from(std::size_t element) const;  // the same streams, beginning at an element
 };
 
+// What a store needs to know of masters, exp_avg and exp_avg_sq, in this order: the sums of their bytes as they were
+// before an update, and as it leaves them.
+struct AdamwSums {
+    ExtentSums before[3];
+    ExtentSums after[3];
+};
+
 // Returns whether every scaled gradient is finite. `squares` is null, or receives the sum of squares of each block of
 // the gradient, unscaled, taken while the pass has it at hand: sum_of_squares() of kBlock elements, or of the last
-// ones.
-bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares = nullptr);
+// ones. `sums` is null, or takes the bytes of the states, block after block, while these are in a cache: masters must be
+// there, and a stream's bytes a multiple of kChecksumUnit.
+bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares = nullptr,
+           AdamwSums* sums = nullptr);
 
 // Loads and stores what adamw does of streams with fp32 masters and a 2-byte parameter, and hardly computes: m ^= g,
 // v ^= g, p ^= g and the parameter is p's upper half, all on bits. How fast this runs bounds any such update.

@@ -2,10 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings.hpp"
 #include "kernels.hpp"
@@ -97,6 +99,40 @@ parameter than bf16, an unknown dtype, a negative size or a number out of range.
 
 finite is what `adamw` returns, parameters and moments get the same bits, and sum_of_squares is that of
 `gradient_statistics`. Raises ValueError as `adamw`.)");
+    module.def(
+        "adamw_summed",
+        [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,
+           std::uintptr_t parameter, const std::string& parameter_dtype, std::int64_t elements,
+           const std::array<std::int64_t, 3>& positions, const std::vector<std::int64_t>& ends,
+           const std::string& moment_dtype, double lr, double beta1, double beta2, double eps, double weight_decay,
+           std::int64_t step, double gradient_scale, std::int64_t threads) {
+            const AdamwArrays arrays{elements, master,    0,        exp_avg, exp_avg_sq, parse_dtype(moment_dtype),
+                                     gradient, parameter, parse_dtype(parameter_dtype)};
+            const AdamwSettings settings{lr, beta1, beta2, eps, weight_decay, step, gradient_scale};
+            AdamwSummed summed;
+            const py::tuple statistics = released([&] {
+                summed = parallel_adamw_summed(arrays, settings, {positions, ends}, threads);
+                return summed.statistics;
+            });
+            return py::make_tuple(statistics[0], statistics[1], summed.before, summed.after);
+        },
+        "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "parameter_dtype"_a, "elements"_a,
+        py::kw_only(), "positions"_a, "ends"_a, "moment_dtype"_a = "fp32", "lr"_a, "beta1"_a, "beta2"_a, "eps"_a,
+        "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2,
+        R"(`adamw_statistics`, and the sums of the states as they were and as they are, in the one pass: (finite,
+sum_of_squares, before, after).
+
+The states lie among bytes that are cut into extents: `positions` are the bytes at which the range's masters, exp_avg and
+exp_avg_sq begin there, `ends` those at which the extents end. before and after are lists, one sum an extent: the
+exclusive or of what ranges that make up an extent give, put into `checksum_of`, is the `checksum` of that extent before
+and after these updates. What is summed is in a cache anyway, so this takes much less than two passes more.
+
+Raises ValueError as `adamw_statistics`, for masters with a residual, and where the bytes of a stream, a position or an end
+is no multiple of 256, ends do not rise or states lie beyond them.)");
+    module.def(
+        "checksum_of", &parallel_checksum_of, "sum"_a, "nbytes"_a,
+        "The `checksum` of nbytes of which `sum` is the sum, as `adamw_summed` tells it. Raises ValueError for a size that "
+        "`checksum` refuses.");
     module.def(
         "stream_mix",
         [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,

@@ -1,5 +1,6 @@
 #include "checksum.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
@@ -26,7 +27,9 @@ SSDPLAN_INLINE void step(Word& x) {
 
 SSDPLAN_DISPATCHED void sums_of(const unsigned char* data, std::size_t nbytes, std::uint64_t* sums) {
     static_assert(kVectors == 4);
-    Words a{}, b{}, c{}, d{};
+    Words all[kVectors];
+    std::memcpy(all, sums, sizeof all);
+    Words a = all[0], b = all[1], c = all[2], d = all[3];
     for (std::size_t at = 0; at < nbytes; at += kChecksumUnit) {
         for (std::size_t line = 0; line < kChecksumUnit; line += 64) __builtin_prefetch(data + at + kPrefetch + line);
         Words words[kVectors];
@@ -40,7 +43,10 @@ SSDPLAN_DISPATCHED void sums_of(const unsigned char* data, std::size_t nbytes, s
         c ^= words[2];
         d ^= words[3];
     }
-    const Words all[kVectors] = {a, b, c, d};
+    all[0] = a;
+    all[1] = b;
+    all[2] = c;
+    all[3] = d;
     std::memcpy(sums, all, sizeof all);
 }
 
@@ -116,13 +122,49 @@ const Powers& powers() {
 
 }  // namespace
 
-std::uint64_t checksum_sum(const void* data, std::size_t nbytes) {
-    std::uint64_t sums[kChecksumUnit / sizeof(std::uint64_t)];
-    sums_of(static_cast<const unsigned char*>(data), nbytes, sums);
+void RunningSum::add(const void* data, std::size_t nbytes) {
+    sums_of(static_cast<const unsigned char*>(data), nbytes, sums_);
+}
+
+std::uint64_t RunningSum::sum() const {
     const Table& s = powers().word;
     std::uint64_t h = 0;
-    for (const std::uint64_t sum : sums) h = s(h) ^ sum;
+    for (const std::uint64_t sum : sums_) h = s(h) ^ sum;
     return h;
+}
+
+std::uint64_t checksum_sum(const void* data, std::size_t nbytes) {
+    RunningSum sum;
+    sum.add(data, nbytes);
+    return sum.sum();
+}
+
+ExtentSums::ExtentSums(const std::vector<std::size_t>& ends, std::size_t position, std::atomic<std::uint64_t>* sums)
+    : ends_(ends),
+      sums_(sums),
+      position_(position),
+      extent_(static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), position) - ends.begin())) {}
+
+void ExtentSums::add(const void* data, std::size_t nbytes) {
+    const auto* bytes = static_cast<const std::byte*>(data);
+    while (nbytes > 0) {
+        const std::size_t part = std::min(nbytes, ends_[extent_] - position_);
+        running_.add(bytes, part);
+        bytes += part;
+        nbytes -= part;
+        position_ += part;
+        if (position_ == ends_[extent_]) {
+            flush();
+            ++extent_;
+        }
+    }
+}
+
+void ExtentSums::flush() {
+    const std::uint64_t sum = running_.sum();
+    if (sum == 0) return;  // nothing, or zeros: either adds nothing
+    sums_[extent_].fetch_xor(checksum_carry(sum, ends_[extent_] - position_), std::memory_order_relaxed);
+    running_ = RunningSum{};
 }
 
 std::uint64_t checksum_carry(std::uint64_t sum, std::size_t nbytes) {

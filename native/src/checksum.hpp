@@ -25,8 +25,10 @@
 // block of zeros, such as a lost write leaves, has a checksum like any other.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace ssdplan {
 
@@ -36,6 +38,37 @@ constexpr std::size_t kChecksumUnit = 256;  // nbytes is a multiple of it
 // its parts, each carried past the bytes of the range that follow the part.
 std::uint64_t checksum_sum(const void* data, std::size_t nbytes);
 std::uint64_t checksum_carry(std::uint64_t sum, std::size_t nbytes);
+
+// The sum of a range that is read front to back, in pieces that are multiples of kChecksumUnit bytes.
+class RunningSum {
+  public:
+    void add(const void* data, std::size_t nbytes);
+    std::uint64_t sum() const;
+
+  private:
+    std::uint64_t sums_[kChecksumUnit / sizeof(std::uint64_t)] = {};  // those that run side by side
+};
+
+// The sums of extents, into which a range is cut, of which some consecutive bytes pass by: from byte `position` of the
+// range on, extents ending at `ends`, in multiples of kChecksumUnit. What it finds goes to `sums`, one an extent, to which
+// others may add at the same time.
+class ExtentSums {
+  public:
+    ExtentSums(const std::vector<std::size_t>& ends, std::size_t position, std::atomic<std::uint64_t>* sums);
+    ExtentSums(const ExtentSums&) = delete;
+    ExtentSums& operator=(const ExtentSums&) = delete;
+    ~ExtentSums() { flush(); }
+    void add(const void* data, std::size_t nbytes);
+
+  private:
+    void flush();
+
+    const std::vector<std::size_t>& ends_;
+    std::atomic<std::uint64_t>* sums_;
+    std::size_t position_;
+    std::size_t extent_;
+    RunningSum running_;
+};
 
 // The checksum of nbytes whose sum is `sum`.
 std::uint64_t checksum_finish(std::uint64_t sum, std::size_t nbytes);

@@ -41,6 +41,15 @@ std::size_t checked_size(const char* name, std::int64_t size) {
     return static_cast<std::size_t>(size);
 }
 
+std::size_t checked_summed(const char* name, std::int64_t nbytes) {
+    const std::size_t length = checked_size(name, nbytes);
+    if (length % kChecksumUnit != 0) {
+        throw std::invalid_argument(std::string(name) + " must be a multiple of " + std::to_string(kChecksumUnit) +
+                                    ", not " + std::to_string(length));
+    }
+    return length;
+}
+
 void check_pointer(const char* name, std::uintptr_t pointer, std::size_t elements, std::size_t alignment) {
     if (elements == 0) return;
     if (pointer == 0) throw std::invalid_argument(std::string(name) + " is a null pointer");
@@ -102,6 +111,17 @@ AdamwStreams checked_streams(const AdamwArrays& a) {
     }
     return {at<float>(a.master),         at<std::uint16_t>(a.residual), at<void>(a.exp_avg), at<void>(a.exp_avg_sq),
             at<const float>(a.gradient), at<void>(a.parameter),         a.moment_dtype,      a.parameter_dtype};
+}
+
+// Rising multiples of the checksum's unit.
+std::vector<std::size_t> checked_ends(const std::vector<std::int64_t>& ends) {
+    std::vector<std::size_t> checked;
+    for (const std::int64_t end : ends) {
+        const std::size_t value = checked_summed("ends", end);
+        if (value <= (checked.empty() ? 0 : checked.back())) throw std::invalid_argument("ends must rise from above 0");
+        checked.push_back(value);
+    }
+    return checked;
 }
 
 AdamwScalars checked_scalars(const AdamwSettings& a) {
@@ -195,6 +215,39 @@ GradientStatistics parallel_adamw_statistics(const AdamwArrays& arrays, const Ad
                                 [&](std::size_t begin, std::size_t count, double* squares) {
                                     return adamw(streams.from(begin), count, scalars, squares);
                                 });
+}
+
+AdamwSummed parallel_adamw_summed(const AdamwArrays& arrays, const AdamwSettings& settings, const AdamwPlaces& places,
+                                  std::int64_t threads) {
+    const unsigned workers = checked_threads(threads);
+    const AdamwStreams streams = checked_streams(arrays);
+    const AdamwScalars scalars = checked_scalars(settings);
+    const auto elements = static_cast<std::size_t>(arrays.elements);
+    if (streams.residual != nullptr) throw std::invalid_argument("masters with residuals are not summed");
+    const std::vector<std::size_t> ends = checked_ends(places.ends);
+    const std::size_t moment = item_bytes(streams.moment_dtype);
+    const std::array<std::size_t, 3> items{sizeof(float), moment, moment};
+    std::array<std::size_t, 3> positions{};
+    for (std::size_t stream = 0; stream < items.size(); ++stream) {
+        positions[stream] = checked_summed("positions", places.positions[stream]);
+        const std::size_t nbytes =
+            checked_summed("the bytes of a stream", static_cast<std::int64_t>(elements * items[stream]));
+        if (elements > 0 && (ends.empty() || positions[stream] + nbytes > ends.back())) {
+            throw std::invalid_argument("states lie beyond the end of all extents");
+        }
+    }
+    std::vector<std::atomic<std::uint64_t>> before(ends.size());
+    std::vector<std::atomic<std::uint64_t>> after(ends.size());
+    const GradientStatistics statistics =
+        statistics_by_pieces(elements, workers, [&](std::size_t begin, std::size_t count, double* squares) {
+            const auto from = [&](std::size_t stream, std::vector<std::atomic<std::uint64_t>>& sums) {
+                return ExtentSums(ends, positions[stream] + begin * items[stream], sums.data());
+            };
+            AdamwSums sums{{from(0, before), from(1, before), from(2, before)},
+                           {from(0, after), from(1, after), from(2, after)}};
+            return adamw(streams.from(begin), count, scalars, squares, &sums);
+        });
+    return {statistics, {before.begin(), before.end()}, {after.begin(), after.end()}};
 }
 
 void parallel_stream_mix(const AdamwArrays& arrays, std::int64_t threads) {
@@ -379,12 +432,8 @@ void parallel_zeroth_order(const ZerothOrderArrays& arrays, std::uint64_t seed, 
 
 std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
-    const std::size_t length = checked_size("nbytes", nbytes);
+    const std::size_t length = checked_summed("nbytes", nbytes);
     check_pointer("address", data, length, 1);
-    if (length % kChecksumUnit != 0) {
-        throw std::invalid_argument("nbytes must be a multiple of " + std::to_string(kChecksumUnit) + ", not " +
-                                    std::to_string(length));
-    }
     std::atomic<std::uint64_t> sum{0};
     Workers::shared().run(pieces(length, kChecksumPiece), workers, [&](std::size_t piece) {
         const std::size_t begin = piece * kChecksumPiece;
@@ -392,6 +441,10 @@ std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::i
         sum ^= checksum_carry(checksum_sum(at<const std::byte>(data) + begin, nbytes), length - begin - nbytes);
     });
     return checksum_finish(sum, length);
+}
+
+std::uint64_t parallel_checksum_of(std::uint64_t sum, std::int64_t nbytes) {
+    return checksum_finish(sum, checked_summed("nbytes", nbytes));
 }
 
 }  // namespace ssdplan

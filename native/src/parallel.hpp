@@ -2,10 +2,12 @@
 // range is cut depends on its length alone, never on the number of threads.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "exact_sum.hpp"
 #include "formats.hpp"
@@ -42,10 +44,24 @@ struct AdamwSettings {
     double gradient_scale;
 };
 
+// Where a range's masters, exp_avg and exp_avg_sq lie among bytes that are summed, and where the extents of these end.
+struct AdamwPlaces {
+    std::array<std::int64_t, 3> positions;
+    std::vector<std::int64_t> ends;
+};
+
+struct AdamwSummed {
+    GradientStatistics statistics;
+    std::vector<std::uint64_t> before;  // of each extent: the part that the range's states have in its sum (checksum.hpp)
+    std::vector<std::uint64_t> after;
+};
+
 // All throw std::invalid_argument for a null or misaligned pointer, a negative size or a number out of range.
 bool parallel_adamw(const AdamwArrays& arrays, const AdamwSettings& settings, std::int64_t threads);
 GradientStatistics parallel_adamw_statistics(const AdamwArrays& arrays, const AdamwSettings& settings,
                                              std::int64_t threads);
+AdamwSummed parallel_adamw_summed(const AdamwArrays& arrays, const AdamwSettings& settings, const AdamwPlaces& places,
+                                  std::int64_t threads);
 void parallel_stream_mix(const AdamwArrays& arrays, std::int64_t threads);
 GradientStatistics parallel_statistics(std::uintptr_t gradient, std::int64_t elements, std::int64_t threads);
 GradientStatistics parallel_copy_statistics(std::uintptr_t destination, std::uintptr_t source, std::int64_t elements,
@@ -80,5 +96,6 @@ struct Move {
 void parallel_zeroth_order(const ZerothOrderArrays& arrays, std::uint64_t seed, std::int64_t tensor,
                            const std::optional<Move>& pending, const std::optional<Move>& next, std::int64_t threads);
 std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::int64_t threads);
+std::uint64_t parallel_checksum_of(std::uint64_t sum, std::int64_t nbytes);
 
 }  // namespace ssdplan

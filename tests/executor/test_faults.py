@@ -18,12 +18,15 @@ import torch
 
 from ssdplan import native
 from ssdplan.executor.device import EmulatedDevice
+from ssdplan.executor.metrics import StepMetrics
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
-from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.resume import Kept, reopened
+from ssdplan.executor.store import Store
+from ssdplan.executor.store.volumes import Staging
 from ssdplan.executor.train import train
-from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError
+from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
@@ -144,3 +147,53 @@ def test_a_failed_flush_ends_the_run(campaign):
         assert digest == expected
         break
     assert flushes >= 6, "two when the volume is made, two for each of the commits"
+
+
+@pytest.mark.parametrize("role", ["optimizer", "parameters"])
+@pytest.mark.parametrize("keep_moments", ["fp32", "bf16"])
+def test_states_that_the_drive_changed_end_the_run_before_anything_is_written_of_them(tmp_path, role, keep_moments):
+    """Whether the transfer sums them or, in passing, the update: named, with nothing durable lost."""
+    model = open_model(prepare(tmp_path, layers=2) / "llama", torch.float32)
+    plan = make_plan(
+        model, sequence_length=LENGTH, optimizer=0.0, parameters=0.0, alpha=0.3, optimizer_states=keep_moments
+    )
+    out = tmp_path / "run"
+
+    def damage(metrics: StepMetrics) -> None:
+        """Of the extents that the store would read next, one byte of the first of this role."""
+        if metrics.step != 2:
+            return
+        store = stores[-1]
+        index = next(
+            index
+            for index, extent in enumerate(store._layout.extents)
+            if store._layout.records[extent.record].name.startswith(role)
+        )
+        extent = store._layout.extents[index]
+        (file, start, _, _), *_ = store._on_volumes(extent.places[store._copy[index]], extent.nbytes, 0)
+        page = Staging(4096)
+        store._disk.read([(file, start, page.address, 4096)]).wait()
+        page.put(bytes([page.get(0, 1)[0] ^ 16]))
+        store._disk.write([(file, start, page.address, 4096)]).wait()
+
+    stores: list[Store] = []
+    create = Store.create
+
+    def made(*arguments: Any, **options: Any) -> Store:
+        stores.append(create(*arguments, **options))
+        return stores[-1]
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreError, match=f"of {role}.* is not what was written"):
+        patch.setattr(Store, "create", made)
+        train(
+            plan,
+            model,
+            EmulatedDevice(),
+            data=tmp_path / "text.txt",
+            out=out,
+            recipe=Recipe(steps=4, optimizer=AdamW(lr=1e-3), snapshot_every=1),
+            watch=Watch(step=damage),
+        )
+    assert not (out / "model").exists()
+    with reopened(out) as kept:
+        assert kept.step == 2

@@ -83,7 +83,7 @@ def test_an_update_of_windows_is_that_of_each_part_and_its_norm_that_of_the_whol
     def update(weight_decay: float, cuts=()) -> tuple[torch.Tensor, torch.Tensor, int]:
         memory, parameters = fresh()
         optimizer = AdamW(lr=1e-2, weight_decay=weight_decay)
-        finite, squares = optimizer.update(
+        finite, squares, *_ = optimizer.update(
             memory, states, gradient, parameters, step=1, gradient_scale=0.5, threads=2, statistics=True, windows=cuts
         )
         assert finite

@@ -4,6 +4,7 @@ and its formats of masters and moments against what they are made of."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import xor
 from typing import TypeVar
 
 import numpy as np
@@ -447,3 +448,95 @@ def test_wrong_arguments_are_refused_and_named() -> None:
     with pytest.raises(TypeError):
         call(**addresses, **rates, master=master, amsgrad=True)
     assert equal_bits(state.bits(), before)
+
+
+EXTENT = 4096
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_the_sums_of_extents_before_and_after_are_their_checksums(data: st.DataObject) -> None:
+    """Of states that lie one stream after the other, updated whole or in pieces, on any number of threads."""
+    parameter = data.draw(st.sampled_from(["bf16", "fp16", "fp32"]))
+    moments = data.draw(st.sampled_from(["fp32", "bf16"]))
+    elements = 4096 * data.draw(st.integers(1, 40))
+    item = 4 if moments == "fp32" else 2
+    nbytes = (4 + 2 * item) * elements
+    ends = sorted(data.draw(st.sets(st.integers(1, nbytes // EXTENT - 1), max_size=4)) | {nbytes // EXTENT})
+    ends = [EXTENT * end for end in ends]
+    cuts = sorted(data.draw(st.sets(st.integers(1, elements // 128 - 1), max_size=3)) | {0, elements // 128})
+    plain = State.random(elements, parameter, moments)
+    finite, squares = plain.update_statistics(3)
+    state = State.random(elements, parameter, moments)
+    arena = torch.cat([t.view(torch.uint8) for t in (state.kept, state.exp_avg, state.exp_avg_sq)])
+    places = (0, 4 * elements, (4 + item) * elements)
+    lying = [slice(start, stop) for start, stop in pairwise((0, *ends))]
+
+    def checksums() -> list[int]:
+        return [native.checksum(arena[each].data_ptr(), each.stop - each.start) for each in lying]
+
+    expected, before, after, seen = checksums(), [0] * len(ends), [0] * len(ends), 0
+    for start, stop in pairwise(128 * cut for cut in cuts):
+        starts = [place + size * start for place, size in zip(places, (4, item, item), strict=True)]
+        fine, of_part, old, new = native.adamw_summed(
+            *(arena.data_ptr() + each for each in starts),
+            state.gradient.data_ptr() + 4 * start,
+            state.parameter.data_ptr() + state.parameter.element_size() * start,
+            parameter,
+            stop - start,
+            positions=tuple(starts),
+            ends=ends,
+            moment_dtype=moments,
+            lr=LR,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPS,
+            weight_decay=WEIGHT_DECAY,
+            step=3,
+            threads=data.draw(st.integers(1, 3)),
+        )
+        before, after = (list(map(xor, *each)) for each in ((before, old), (after, new)))
+        seen += of_part
+        assert fine
+    sizes = [each.stop - each.start for each in lying]
+    assert [native.checksum_of(each, size) for each, size in zip(before, sizes, strict=True)] == expected
+    assert [native.checksum_of(each, size) for each, size in zip(after, sizes, strict=True)] == checksums()
+    whole = torch.cat([t.view(torch.uint8) for t in (plain.kept, plain.exp_avg, plain.exp_avg_sq)])
+    assert torch.equal(arena, whole) and torch.equal(state.parameter, plain.parameter) and finite
+    assert len(cuts) > 2 or seen == squares
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ends": [128]}, "multiple of 256"),
+        ({"ends": [4096, 4096]}, "rise"),
+        ({"ends": []}, "beyond"),
+        ({"ends": [4096]}, "beyond"),
+        ({"positions": (0, 4096, 4096 + 64)}, "multiple of 256"),
+        ({"positions": (0, 4096, -256)}, "negative"),
+        ({"elements": 1000}, "multiple of 256"),
+        ({"moment_dtype": "bf16", "elements": 64}, "multiple of 256"),
+    ],
+)
+def test_extents_that_cannot_be_summed_are_refused(change: dict[str, object], says: str) -> None:
+    state = State.random(1024)
+    given = {"elements": 1024, "positions": (0, 4096, 8192), "ends": [12288], "moment_dtype": "fp32"} | change
+    before = state.kept.clone()
+    with pytest.raises(ValueError, match=says):
+        native.adamw_summed(
+            state.kept.data_ptr(),
+            state.exp_avg.data_ptr(),
+            state.exp_avg_sq.data_ptr(),
+            state.gradient.data_ptr(),
+            state.parameter.data_ptr(),
+            "bf16",
+            lr=LR,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPS,
+            weight_decay=WEIGHT_DECAY,
+            step=1,
+            **given,
+        )
+    assert torch.equal(state.kept, before)

@@ -175,3 +175,50 @@ def test_the_command_line_takes_both_choices(
     assert "clipping" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*COMMAND, "--clip-grad-norm", "0"])
+
+
+EVERYTHING_ON_SSD = {"parameters": 0.0, "optimizer": 0.0, "checkpoints": 0.0}
+
+
+@pytest.mark.parametrize("states", ["fp32", "bf16"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_updates_take_time_for_the_checksums_of_what_passes(states: OptimizerStates, shared: bool) -> None:
+    """Where nothing else takes any: the bytes of optimizer states on ssd at the rate that was measured; of states on
+    host nobody takes checksums."""
+    fast = made_volume(read=1e13, write=1e13)
+    machine = made_machine(shared=shared, link=1e13, update_rate=1e13, volumes=(fast,))
+    machine = machine.model_copy(update={"checksum_rate": 1e6})
+    profile = made_profile(machine=machine, model=made_model(blocks=6, flops=1e17))
+    request = SolveRequest(GIB, micro_batch_size=1, micro_batches=1, delay_ratio=0.0, optimizer_states=states)
+    plan = planned(profile, replace(request, residency=EVERYTHING_ON_SSD))
+    passing = elements_of(plan.model) * (12 if states == "fp32" else 8)
+    for seconds in (plan.prediction.program_seconds, plan.prediction.step_seconds):
+        assert seconds == pytest.approx(passing / 1e6, rel=1e-3)
+    stays = planned(profile, replace(request, residency=EVERYTHING_ON_SSD | {"optimizer": 1.0}))
+    assert stays.prediction.step_seconds < 1e-3 * plan.prediction.step_seconds
+
+
+def test_the_program_counts_the_cores_of_transfers_by_who_sums_them() -> None:
+    """A drive that would take more cores than there are bounds the step by these; of what an update sums, half."""
+    cores = {"read_cores": 40.0, "write_cores": 80.0, "read_cores_unsummed": 20.0, "write_cores_unsummed": 40.0}
+    volume = made_volume(read=1e12, write=1e12).model_copy(update=cores)
+    machine = made_machine(shared=True, cores=8, link=1e15, update_rate=1e15, volumes=(volume,))
+    model = made_model(blocks=6, flops=1e17)
+    fixed = FixedChoices(delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=0.0)
+    found = solve_program(model, machine, micro_batch_size=1, micro_batches=1, limits=Limits(float(GIB)), fixed=fixed)
+    assert found is not None
+    passing = 12 * elements_of(model)
+    read, write = found.ssd_read_bytes - passing, found.ssd_write_bytes - passing
+    taken = (40 * read + 80 * write + 20 * passing + 40 * passing) / 8 / 1e12
+    assert found.seconds == pytest.approx(taken, rel=1e-3)
+    nobody_measured = volume.model_copy(update={"read_cores_unsummed": None, "write_cores_unsummed": None})
+    older = solve_program(
+        model,
+        machine.model_copy(update={"volumes": (nobody_measured,)}),
+        micro_batch_size=1,
+        micro_batches=1,
+        limits=Limits(float(GIB)),
+        fixed=fixed,
+    )
+    assert older is not None
+    assert older.seconds == pytest.approx((40 * (read + passing) + 80 * (write + passing)) / 8 / 1e12, rel=1e-3)

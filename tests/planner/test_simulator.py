@@ -136,6 +136,37 @@ def test_reads_and_writes_take_their_cores_from_compute() -> None:
     assert apart.ends[0] == pytest.approx(BACKWARD)
 
 
+def test_what_an_update_sums_in_passing_costs_the_update_time_and_the_transfer_fewer_cores() -> None:
+    """States that are read, updated and written again: three parts in four of what is read, and all that is written."""
+    volume = made_volume(read=2e9, write=2e9).model_copy(
+        update={"read_cores": 1.0, "read_cores_unsummed": 0.2, "write_cores": 0.8, "write_cores_unsummed": 0.4}
+    )
+    machine = made_machine(shared=True, cores=2, update_rate=1e9, volumes=(volume,))
+    machine = machine.model_copy(update={"checksum_rate": 4e9})
+    states, on_ssd, elsewhere, nowhere = (
+        Region(0, 0, 12_000_000),
+        Region(1, 0, 12_000_000),
+        Region(2, 0, 4_000_000),
+        Region(3, 0, 1),
+    )
+    read = Transfer(0, 0, (), "read", on_ssd, states, "made")
+    other = Transfer(1, 0, (0,), "read", elsewhere, elsewhere, "made")
+    updated = Update(2, 0, (1,), 0, 0, 1_000_000, False, states, nowhere, nowhere, "fp32")
+    write = Transfer(3, 0, (2,), "write", states, on_ssd, "made")
+    long = replace(backward(4), waits=(2,))
+    timeline = simulate(Graph("made", (read, other, updated, write, long), 1), MODEL, machine, 1)
+    ends = timeline.ends
+    assert ends[1] == pytest.approx(16e6 / 2e9)  # nobody computes beside them
+    assert ends[2] - ends[1] == pytest.approx(1e-3 + 12e6 / 4e9)
+    beside = 12e6 / 2e9
+    assert ends[3] - ends[2] == pytest.approx(beside) and beside < BACKWARD
+    assert ends[4] - ends[2] == pytest.approx(BACKWARD + beside * 0.4 / 2)
+    reading = replace(backward(4), waits=())
+    slowed = simulate(Graph("made", (read, other, updated, write, reading), 1), MODEL, machine, 1).ends[4]
+    mean = 0.75 * 0.2 + 0.25 * 1.0
+    assert slowed == pytest.approx(BACKWARD + 8e-3 * mean / 2)
+
+
 def test_the_drive_keeps_what_it_was_measured_to_keep_beside_compute() -> None:
     """Four fifths while compute runs, all of its bandwidth afterwards."""
     volume = made_volume(read=2e9, write=2e9).model_copy(update={"bandwidth_kept": 0.8})

@@ -3,7 +3,10 @@
 import errno
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,18 @@ from tests.profiler.test_storage import MadeDrive, Segments, silent
 CORES = 4
 LIMITS = Limits(seconds=5.0, least=3, most=5)
 WORK_SECONDS = 0.01
+
+
+@dataclass
+class Ending:
+    """A request that tells when it has ended."""
+
+    seconds: float
+    ended: Callable[[], None]
+
+    def wait(self) -> None:
+        time.sleep(self.seconds)
+        self.ended()
 
 
 class SharedDrive(MadeDrive):
@@ -33,10 +48,17 @@ class SharedDrive(MadeDrive):
         assert segment[1] + segment[3] <= self.size
         self.moving.append(kind)
         self.most_at_once = max(self.most_at_once, len(self.moving))
-        rate = self.rates[kind] * (self.kept if self.computing.is_set() else 1.0)
-        time.sleep(segment[3] / rate)
+        time.sleep(segment[3] / self._rate(kind))
         self.moving.remove(kind)
         return [0]
+
+    def _submit(self, kind: str, segments: Segments) -> Any:
+        """Nobody sums it."""
+        self.moving.append(f"{kind} unsummed")
+        return Ending(segments[0][3] / self._rate(kind), lambda: self.moving.remove(f"{kind} unsummed"))
+
+    def _rate(self, kind: str) -> float:
+        return self.rates[kind] * (self.kept if self.computing.is_set() else 1.0)
 
     def read_summed(self, ranges: list[Segments]) -> list[int]:
         return self._summed("read", ranges)
@@ -53,18 +75,22 @@ class SharedDrive(MadeDrive):
 
 
 def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
-    drive = SharedDrive({"read": 1.25, "write": 2.0}, kept=0.8)
+    slowed = {"read": 1.25, "write": 2.0, "read unsummed": 1.1, "write unsummed": 1.4}
+    drive = SharedDrive(slowed, kept=0.8)
     found, notes = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
     assert found.bandwidth_kept == pytest.approx(0.8, abs=0.12)
     # Lost to a drive that moved only so much; at its full bandwidth it would have taken more.
     assert found.read_cores == pytest.approx(CORES * 0.2 / 0.8, abs=0.05 * CORES)
     assert found.write_cores == pytest.approx(CORES * 0.5 / 0.8, abs=0.08 * CORES)
+    assert found.read_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.1) / 0.8, abs=0.05 * CORES)
+    assert found.write_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.4) / 0.8, abs=0.06 * CORES)
     assert drive.most_at_once == LANES and drive.closed and not list(tmp_path.iterdir())
     assert all("beside compute" in note or "what compute keeps" in note for note in notes)
 
 
 def test_who_takes_nothing_is_not_charged(tmp_path: Path) -> None:
-    drive = SharedDrive({"read": 1.0, "write": 1.0}, kept=1.3)
+    kinds = ("read", "write", "read unsummed", "write unsummed")
+    drive = SharedDrive(dict.fromkeys(kinds, 1.0), kept=1.3)
     found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
     assert found.read_cores == found.write_cores == 0.0 and found.bandwidth_kept == 1.0
 

@@ -10,8 +10,8 @@ import torch
 from ssdplan.native import adamw
 from ssdplan.native.process import host_memory
 from ssdplan.plans.profile import OptimizerStates
-from ssdplan.profiler.machine import measure_link, measure_update
-from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.machine import Updates, measure_link, measure_update
+from ssdplan.profiler.measure import Limits, Measurement
 from ssdplan.profiler.processor import cores, cpu_name
 from tests.profiler.made import MadeDevice
 
@@ -159,9 +159,18 @@ def test_the_rate_of_updates_is_that_of_the_kernel(precision: str, states: Optim
             threads=1,
         )
         rates.append(count / (time.perf_counter() - started))
-    assert max(rates) / 3 < figures[states].median < max(rates) * 3
+    assert max(rates) / 3 < getattr(figures, states).median < max(rates) * 3
+
+
+def test_what_checksums_take_in_passing_is_the_difference() -> None:
+    def figure(median: float) -> Measurement:
+        return Measurement(median, 0.0, 9, stable=True)
+
+    assert Updates(figure(1e9), figure(2e9), figure(0.5e9)).checksum_rate == pytest.approx(12e9)
+    assert Updates(figure(1e9), figure(2e9), figure(1e9)).checksum_rate is None
+    assert Updates(figure(1e9), figure(2e9), figure(1.1e9)).checksum_rate is None
 
 
 def test_little_memory_is_enough_for_the_rate_of_updates() -> None:
     figures, _ = measure_update("bf16", 1, 100 << 20, Limits(seconds=0.2), silent)
-    assert all(figure.median > 1e6 for figure in figures.values()) and set(figures) == {"fp32", "bf16"}
+    assert all(figure.median > 1e6 for figure in (figures.fp32, figures.bf16, figures.summed))

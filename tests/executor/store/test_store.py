@@ -76,6 +76,30 @@ def test_what_is_written_is_read_again(tmp_path, shares, durable):
     store.close()
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_who_takes_checksums_in_passing_brings_and_asks_for_them(tmp_path, durable):
+    """Each extent has its own; what another hand wrote, or the drive changed, is noticed when they are asked for."""
+    size = 9 * MIB
+    store = Store.create([tmp_path], one(size, 8 * MIB), PLAN, [1.0], durable=durable)
+    assert store.extents(0, size) == (4 * MIB, 8 * MIB, 9 * MIB) and store.extents(8 * MIB, MIB) == (MIB,)
+    memory, rng = Staging(8 * MIB), random.Random(3)
+    memory.put(rng.randbytes(8 * MIB))
+    sums = [native.checksum(memory.address + start, 4 * MIB) for start in (0, 4 * MIB)]
+    store.write(0, 8 * MIB, memory.address, sums)
+    again = Staging(8 * MIB)
+    store.read(0, 8 * MIB, again.address)  # which looks itself
+    again.put(bytes(8 * MIB))
+    store.read_unchecked(0, 8 * MIB, again.address)
+    assert again.get(0, 8 * MIB) == memory.get(0, 8 * MIB)
+    store.require(0, 8 * MIB, sums)
+    for wrong in ([sums[1], sums[0]], [sums[0], sums[1] ^ 1]):
+        with pytest.raises(StoreError, match="is not what was written there"):
+            store.require(0, 8 * MIB, wrong)
+    with pytest.raises(AssertionError, match="a checksum for each extent"):
+        store.write(0, 8 * MIB, memory.address, sums[:1])
+    store.close()
+
+
 def test_threads_read_and_write_at_once(tmp_path):
     """Two of each, as the runner's lanes do, on ranges of their own; every byte and all traffic is right."""
     shares, size, turns = 4, 3 * MIB, 25

@@ -118,6 +118,32 @@ int main() {
         }
         for (std::thread& caller : callers) caller.join();
 
+        if (elements % 2048 == 0) {
+            // Threads add to the sums of extents at once; these end within a stream, and within a block of one.
+            const auto n = static_cast<std::int64_t>(elements);
+            const std::int64_t streams[] = {4 * n, 8 * n, 12 * n};
+            const AdamwPlaces places{{0, streams[0], streams[1]}, {4096, streams[0] + 4096, streams[2]}};
+            State summed(elements);
+            const std::vector<float> before[] = {summed.master, summed.exp_avg, summed.exp_avg_sq};
+            const AdamwSummed sums = parallel_adamw_summed(summed.arrays(), kSettings, places, 3);
+            CHECK(same(summed.master, alone.master) && same(summed.exp_avg_sq, alone.exp_avg_sq));
+            CHECK(sums.statistics.sum_of_squares.bytes() == expected.sum_of_squares.bytes());
+            const std::vector<float> after[] = {summed.master, summed.exp_avg, summed.exp_avg_sq};
+            std::int64_t begin = 0;
+            for (std::size_t extent = 0; extent < places.ends.size(); begin = places.ends[extent], ++extent) {
+                const auto lies = [&](const std::vector<float>(&states)[3]) {
+                    std::vector<float> all;
+                    for (const auto& stream : states) all.insert(all.end(), stream.begin(), stream.end());
+                    return parallel_checksum(address(all) + static_cast<std::uintptr_t>(begin),
+                                             places.ends[extent] - begin, 1);
+                };
+                CHECK(parallel_checksum_of(sums.before[extent], places.ends[extent] - begin) == lies(before));
+                CHECK(parallel_checksum_of(sums.after[extent], places.ends[extent] - begin) == lies(after));
+            }
+            const AdamwPlaces short_of_it{places.positions, {4096}};
+            CHECK_THROWS(std::invalid_argument, parallel_adamw_summed(summed.arrays(), kSettings, short_of_it, 1));
+        }
+
         std::vector<std::uint16_t> half(elements);
         std::vector<float> back(elements);
         const auto n = static_cast<std::int64_t>(elements);
