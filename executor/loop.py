@@ -91,7 +91,7 @@ class Loop:
         session, scaling = self.session, self.scaling
         batches = self.texts.step(step)
         read, written = session.traffic()
-        start = time.perf_counter()
+        start, stolen = time.perf_counter(), process.stolen_seconds()
         optimizer = self.recipe.optimizer_at(step - scaling.skipped if scaling else step)
         loss, tokens, self.timeline = session.train_step(step, batches, optimizer, scaling)
         seconds = time.perf_counter() - start
@@ -115,6 +115,7 @@ class Loop:
             loss_scale=scaling.scale if scaling else 1.0,
             skipped=bool(overflow),
             ssd_written_bytes=self.written_before + now_written,
+            stolen_seconds=process.stolen_seconds() - stolen,
         )
         self.history.losses.append(loss)
         better = self.calibrator.take(self.timeline) if self.calibrator and not self._after_flush else None

@@ -46,6 +46,8 @@ class StepMetrics:
     ssd_written_bytes: int = 0
     """Of states, by the whole run until now: when they were loaded, in steps and between them. What a kill undid is
     not in it, nor is the filling of a new store."""
+    stolen_seconds: float = 0.0
+    """Processor time, of all cores, that the host of a virtual machine gave to others meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class History:
 _GROUPS = {
     "train": ("loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens"),
     "held_out": ("eval_loss",),
-    "speed": ("tokens_per_second", "step_seconds"),
+    "speed": ("tokens_per_second", "step_seconds", "stolen_seconds"),
     "ssd": ("ssd_read_bytes", "ssd_write_bytes", "ssd_written_bytes"),
     "memory": ("host_peak_bytes", "device_peak_bytes", "process_peak_bytes"),
     "snapshot": ("snapshot_seconds", "snapshot_bytes", "flush_seconds"),

@@ -1,7 +1,8 @@
-"""The process's memory as the kernel counts it: what it takes, what it may still take, and what malloc keeps of it.
+"""The process's memory as the kernel counts it: what it takes, what it may still take, and what malloc keeps of it;
+and what of the processors it does not get.
 
-Owns the reading of /proc, of control groups and of resource limits, where they bear on memory (in a container the
-limits count, not the hardware), and glibc's settings. On another C library, the settings do nothing.
+Owns the reading of /proc, of control groups and of resource limits, where they bear on that (in a container the limits
+count, not the hardware), and glibc's settings. On another C library, the settings do nothing.
 
 Left alone, malloc keeps what a layer's compute freed, in pieces that the next layer's tensors do not fit into, and the
 process grows by a half more than ever lives at once. Giving every large piece back at once costs up to a fifth of a
@@ -9,6 +10,7 @@ layer's time in new pages; giving back where compute turns to another kind of la
 """
 
 import ctypes
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -58,6 +60,13 @@ def obtainable_bytes() -> int:
         if limit != resource.RLIM_INFINITY:
             least = min(least, max(limit - _status(counted), 0))
     return least
+
+
+def stolen_seconds(root: Path = Path("/")) -> float:
+    """Processor time, of all cores since the start, that the host of this virtual machine gave to others while it was
+    wanted here (steal); 0 on a machine of one's own. It grows by hundredths of a second."""
+    words = read_words(root / "proc/stat")
+    return int(words[8]) / os.sysconf("SC_CLK_TCK") if len(words) > 8 and words[0] == "cpu" else 0.0
 
 
 def resident_bytes() -> int:

@@ -8,6 +8,7 @@ from .errors import UsageError
 from .overlay import Overlay
 from .units import format_bytes, format_seconds
 
+WORTH_TELLING = 0.01
 MOST_HELD_OUT = 4
 """Evaluations that fit on a line."""
 
@@ -26,6 +27,8 @@ def describe_report(path: Path) -> str:
         if report["predictions"]:
             lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
             lines += [_row(row) for row in report["predictions"]]
+        if (share := report.get("stolen_share", 0.0)) >= WORTH_TELLING:
+            lines += ["", f"  the host gave {share:.0%} of the processors' time to others (steal)"]
         if report["losses"]:
             lines += ["", f"  training loss  {report['losses'][0]:.4f} first, {report['losses'][-1]:.4f} last"]
         held_out = list(report["eval_losses"].items())

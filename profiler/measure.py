@@ -1,6 +1,7 @@
 """Repeats a measurement until its median can be relied on, within a bound of count and of time.
 
-Owns the rule by which a figure counts as stable, and the form of progress reports. It never knows what is measured.
+Owns the rules by which a figure counts as stable and a sample as disturbed, and the form of progress reports. It never
+knows what is measured.
 """
 
 import math
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from ssdplan.native.process import stolen_seconds
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -25,7 +28,8 @@ class Limits:
     spread: float = 0.03
     """A median with a smaller spread is stable."""
     least: int = 5
-    """Samples that each figure gets if there is time for them; fewer if it takes long and others do not."""
+    """Samples, undisturbed ones, that each figure gets if there is time for them; fewer if it takes long and others do
+    not."""
     most: int = 50
 
     def __post_init__(self) -> None:
@@ -45,6 +49,8 @@ class Measurement:
     """Half of the 95% confidence interval of the median, as a fraction of it; infinite for a single sample."""
     samples: int
     stable: bool
+    disturbed: int = 0
+    """Samples that were left out, for the host of this virtual machine ran others on its cores meanwhile."""
 
     def trouble(self) -> str | None:
         """What a reader of the figure should know, in a few words; None when it is stable."""
@@ -76,12 +82,14 @@ def repeat(
     what: str,
     *,
     clock: Callable[[], float] = time.perf_counter,
+    stolen: Callable[[], float] = stolen_seconds,
 ) -> dict[Key, Measurement]:
     """Call each of `figures` again and again, until the median of each is stable or `limits` end it.
 
-    They take turns in rounds, so that whatever drifts on the machine meanwhile hits all of them alike.
+    They take turns in rounds, so that whatever drifts on the machine meanwhile hits all of them alike. A sample during
+    which `stolen` grew is left out once there are enough others.
     """
-    samples: dict[Key, list[float]] = {key: [] for key in figures}
+    samples: dict[Key, Samples] = {key: Samples() for key in figures}
     spent = dict.fromkeys(figures, 0.0)
     turns = list(figures)
     started = clock()
@@ -89,9 +97,10 @@ def repeat(
     while turns:
         for key in turns:
             progress(done, what)
-            begun = clock()
-            samples[key].append(figures[key]())
-            ended = clock()
+            begun, before = clock(), stolen()
+            sample = figures[key]()
+            ended, after = clock(), stolen()
+            samples[key].add(sample, disturbed=after > before)
             spent[key] += ended - begun
             done = max(done, min(1.0, (ended - started) / limits.seconds))
         turns = _next_round(samples, spent, limits)
@@ -99,31 +108,60 @@ def repeat(
     return {key: _measurement(values, limits) for key, values in samples.items()}
 
 
-def _measurement(values: Sequence[float], limits: Limits) -> Measurement:
+class Samples:
+    """Of one figure, those that something disturbed apart from the others."""
+
+    def __init__(self) -> None:
+        self._quiet: list[float] = []
+        self._disturbed: list[float] = []
+
+    def add(self, sample: float, *, disturbed: bool) -> None:
+        (self._disturbed if disturbed else self._quiet).append(sample)
+
+    @property
+    def quiet(self) -> int:
+        return len(self._quiet)
+
+    @property
+    def taken(self) -> int:
+        return len(self._quiet) + len(self._disturbed)
+
+    @property
+    def values(self) -> list[float]:
+        """Those that count: the quiet ones, or all while these are too few."""
+        return self._quiet if len(self._quiet) >= FEWEST else self._quiet + self._disturbed
+
+    @property
+    def left_out(self) -> int:
+        return self.taken - len(self.values)
+
+
+def _measurement(samples: Samples, limits: Limits) -> Measurement:
+    values = samples.values
     spread = spread_of(values)
     stable = len(values) >= FEWEST and spread <= limits.spread
-    return Measurement(statistics.median(values), spread, len(values), stable)
+    return Measurement(statistics.median(values), spread, len(values), stable, samples.left_out)
 
 
-def _next_round(samples: Mapping[Key, Sequence[float]], spent: Mapping[Key, float], limits: Limits) -> list[Key]:
+def _next_round(samples: Mapping[Key, Samples], spent: Mapping[Key, float], limits: Limits) -> list[Key]:
     """Which figures the next round measures; none when all is done or the time is over.
 
     Everything, if there is time for `least` samples of each. If not, the figures share the time, and what a cheap one
     does not need is left to the others: better to know most of them well than all of them badly.
     """
-    enough = all(len(values) >= limits.least for values in samples.values())
-    if enough and all(spread_of(values) <= limits.spread for values in samples.values()):
+    enough = all(each.quiet >= limits.least for each in samples.values())
+    if enough and all(spread_of(each.values) <= limits.spread for each in samples.values()):
         return []
-    if max(map(len, samples.values())) >= limits.most:
+    if max(each.taken for each in samples.values()) >= limits.most:
         return []
-    costs = {key: spent[key] / len(values) for key, values in samples.items()}
+    costs = {key: spent[key] / each.taken for key, each in samples.items()}
     left = limits.seconds - sum(spent.values())
     share = fair_share([limits.least * cost for cost in costs.values()], limits.seconds)
     if share is None:
         return list(samples) if sum(costs.values()) <= left else []
     turns = []
     for key, cost in costs.items():
-        if len(samples[key]) < limits.least and spent[key] + cost <= share and cost <= left:
+        if samples[key].quiet < limits.least and spent[key] + cost <= share and cost <= left:
             turns.append(key)
             left -= cost
     return turns

@@ -5,6 +5,7 @@ planner nor executor: the model, its layers and the device are handed in.
 """
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -31,6 +32,8 @@ DTYPES: dict[torch.dtype, document.Precision] = {
 }
 
 
+STEAL_WORTH_A_NOTE = 0.02
+"""Of the processors' time."""
 FROZEN, FORWARD = ".frozen", ".forward"
 """How the names of classes of frozen states end: of those that a backward uses, and of those that none does."""
 
@@ -78,6 +81,7 @@ def profile(
     layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
     layers.begin_step(0, [make_micro_batch(ids, ids, None, None)])  # refuses what the model cannot take
     threads, memory = cores(), process.host_memory()
+    begun, stolen = time.perf_counter(), process.stolen_seconds()
     precision = DTYPES[model.dtype]
     notes: list[str] = []
     if chunk is None:
@@ -121,6 +125,12 @@ def profile(
         beside=beside_compute if device.kind == "cpu" else None,
     )
     process_bytes = _process_bytes()
+    share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)
+    if share >= STEAL_WORTH_A_NOTE:
+        notes.append(
+            f"the host gave {share:.0%} of the processors' time to others meanwhile (steal): what it disturbed is left "
+            "out where there was enough else, but steps will be as much slower as they are disturbed"
+        )
     return document.Profile(
         schema="ssdplan.profile/1",
         created=datetime.now(UTC).isoformat(timespec="seconds"),

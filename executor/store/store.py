@@ -1,7 +1,8 @@
 """The tensor store: training states as extents on volumes, each with its checksum, in generations that survive a crash.
 
 Owns what is durable and when (docs/store-format.md): copy-on-write, the commit protocol, and the check of every byte
-that is read. It moves bytes between its address space and memory; it does not know what they mean.
+that is read, by checksums that it takes itself or that whoever took them in passing brings. It moves bytes between its
+address space and memory; it does not know what they mean.
 """
 
 import contextlib

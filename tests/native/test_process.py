@@ -1,8 +1,10 @@
 """The process's memory, against what is known to be there."""
 
+import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +115,13 @@ def test_limits_that_are_not_set_do_not_count() -> None:
     if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
         pytest.skip("this process has a limit of its own")
     assert process.obtainable_bytes() <= process.host_memory().total
+
+
+def test_what_a_host_gave_to_others_is_what_proc_says(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    assert process.stolen_seconds(tmp_path) == 0.0
+    (tmp_path / "proc/stat").write_text("cpu  9 8 7 6 5 4 3 250 1 0\ncpu0 1 1 1 1 1 1 1 125 1 0\n")
+    assert process.stolen_seconds(tmp_path) == 250 / os.sysconf("SC_CLK_TCK")
+    (tmp_path / "proc/stat").write_text("cpu  9 8 7 6\n")  # of a kernel that does not tell
+    assert process.stolen_seconds(tmp_path) == 0.0
+    assert 0.0 <= process.stolen_seconds() <= process.stolen_seconds()

@@ -1,5 +1,6 @@
 """What a person reads of a plan and of a profile: the document's own figures, in lines that fit."""
 
+import json
 import re
 
 import pytest
@@ -25,6 +26,7 @@ from ssdplan.plans.pools import Blocks, Pool
 from ssdplan.plans.profile import Model, Profile, Volume
 from ssdplan.plans.profile_text import describe_profile
 from ssdplan.plans.quantities import bar, count, duration, exact_percent, number, percent
+from ssdplan.plans.report import describe_report
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.text import describe_plan
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
@@ -482,3 +484,14 @@ def test_a_placement_that_is_all_on_host() -> None:
     assert isinstance(decision.placement["block"], Placement)
     body = describe_plan(_plan(model, decision, schedule), schedule).split("Where states live")[1].split("\n\n")[0]
     assert body.count("100%") == 7  # two states of three classes, and the checkpoints
+
+
+def test_a_report_tells_what_the_host_gave_to_others(tmp_path):
+    report = {"steps": 3, "model": "made", "steady_steps": 2, "losses": [], "eval_losses": {}, "predictions": []}
+    row = {"quantity": "step_seconds", "unit": "s", "predicted": 2.0, "measured": 3.0, "relative_error": 0.5}
+    for share, told in ((0.0, False), (0.004, False), (0.13, True)):
+        (tmp_path / "report.json").write_text(json.dumps({**report, "predictions": [row], "stolen_share": share}))
+        text = describe_report(tmp_path / "report.json")
+        assert ("the host gave 13% of the processors' time to others (steal)" in text) == told
+    (tmp_path / "report.json").write_text(json.dumps({**report, "predictions": [row]}))  # of an older version
+    assert "steal" not in describe_report(tmp_path / "report.json")

@@ -132,3 +132,36 @@ def test_a_portion_of_the_progress() -> None:
     part(0.5, "b")
     part(1.0, "c")
     assert told == [(pytest.approx(0.2), "a"), (pytest.approx(0.4), "b"), (pytest.approx(0.6), "c")]
+
+
+class Host:
+    """A host that runs others on the cores during every sample but each `quiet`-th, which then takes twice as long."""
+
+    def __init__(self, clock: Clock, quiet: int) -> None:
+        self.clock, self.quiet, self.samples, self.stolen = clock, quiet, 0, 3.0
+
+    def sample(self) -> float:
+        self.samples += 1
+        seconds = 0.1
+        if self.samples % self.quiet:
+            self.stolen += 0.1
+            seconds = 0.2
+        self.clock.now += seconds
+        return seconds
+
+
+@pytest.mark.parametrize(("quiet", "median", "left_out"), [(1, 0.1, 0), (2, 0.1, 5), (3, 0.1, 10)])
+def test_samples_that_the_host_disturbed_are_left_out(quiet: int, median: float, left_out: int) -> None:
+    clock = Clock()
+    host = Host(clock, quiet)
+    found = repeat({"x": host.sample}, Limits(100), silent, "", clock=clock, stolen=lambda: host.stolen)["x"]
+    assert (found.median, found.samples, found.disturbed, found.stable) == (median, 5, left_out, True)
+
+
+def test_where_the_host_disturbs_nearly_all_they_count() -> None:
+    """Two quiet samples are no median; but it takes no more time for that than it may."""
+    clock = Clock()
+    host = Host(clock, 7)
+    limits = Limits(seconds=3.5)
+    found = repeat({"x": host.sample}, limits, silent, "", clock=clock, stolen=lambda: host.stolen)["x"]
+    assert found.median == 0.2 and found.disturbed == 0 and clock.now - 100 <= 3.5
