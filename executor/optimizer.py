@@ -77,62 +77,86 @@ class AdamW:
         assert states.numel() == OPTIMIZER_BYTES[optimizer_states] * elements and parameters.numel() == elements
         assert not extents or extents[-1] == states.numel()
         moment_bytes = (OPTIMIZER_BYTES[optimizer_states] - 4) // 2
-        master, of_gradient, of_parameters = states.data_ptr(), gradient.data_ptr(), parameters.data_ptr()
-        exp_avg = 4 * elements
-        exp_avg_sq = exp_avg + moment_bytes * elements
-        parameter_dtype = DTYPE_NAMES[parameters.dtype]
-        chosen = windows or (Window(0, elements, (Piece(0, elements, decays=True),)),)
-        edges = (edge for window in chosen for part in window.pieces for edge in (part.start, part.stop))
-        passing = bool(extents) and all(edge * moment_bytes % _SUMMED == 0 for edge in edges)
-        before, after = [0] * len(extents), [0] * len(extents)
-        lengths = [stop - start for start, stop in pairwise((0, *extents))]
-
-        def checksums() -> list[int]:
-            ends = zip(extents, lengths, strict=True)
-            return [native.checksum(master + stop - nbytes, nbytes, threads) for stop, nbytes in ends]
-
-        def piece(part: Piece, *, statistics: bool) -> tuple[bool, int]:
-            nonlocal before, after
-            places = (4 * part.start, exp_avg + moment_bytes * part.start, exp_avg_sq + moment_bytes * part.start)
-            streams: tuple[Any, ...] = (
-                *(master + place for place in places),
-                of_gradient + 4 * part.start,
-                of_parameters + parameters.element_size() * part.start,
-                parameter_dtype,
-                part.stop - part.start,
-            )
-            settings: dict[str, Any] = {
-                "moment_dtype": optimizer_states,
-                "lr": self.lr,
-                "beta1": self.beta1,
-                "beta2": self.beta2,
-                "eps": self.eps,
-                "weight_decay": self.weight_decay if part.decays else 0.0,
-                "step": step,
-                "gradient_scale": gradient_scale,
-                "threads": threads,
-            }
-            if passing:
-                finite, squares, *sums = native.adamw_summed(*streams, positions=places, ends=extents, **settings)
-                before, after = (list(map(xor, *each)) for each in zip((before, after), sums, strict=True))
-                return finite, squares if statistics else 0
-            if statistics:
-                return native.adamw_statistics(*streams, **settings)
-            return native.adamw(*streams, **settings), 0
-
-        if extents and not passing:
-            before = checksums()
+        starts = ((0, 4), (4 * elements, moment_bytes), ((4 + moment_bytes) * elements, moment_bytes))
+        settings: dict[str, Any] = {
+            "moment_dtype": optimizer_states,
+            "lr": self.lr,
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "eps": self.eps,
+            "step": step,
+            "gradient_scale": gradient_scale,
+            "threads": threads,
+        }
+        windows = windows or (Window(0, elements, (Piece(0, elements, decays=True),)),)
+        passing = bool(extents) and all(
+            edge * moment_bytes % _SUMMED == 0
+            for window in windows
+            for part in window.pieces
+            for edge in (part.start, part.stop)
+        )
+        sums = _Sums(states, extents, threads)
+        if not passing:
+            sums.look_before()
         finite, squares = True, 0
-        for window in chosen:
+        for window in windows:
             whole = len(window.pieces) == 1
             if statistics and not whole:
-                count = window.stop - window.start
-                squares += native.gradient_statistics(of_gradient + 4 * window.start, count, threads=threads)[1]
+                start = gradient.data_ptr() + 4 * window.start
+                squares += native.gradient_statistics(start, window.stop - window.start, threads=threads)[1]
             for part in window.pieces:
-                fine, of_part = piece(part, statistics=statistics and whole)
-                finite, squares = finite and fine, squares + of_part
+                places = [start + each * part.start for start, each in starts]
+                streams: tuple[Any, ...] = (
+                    *(states.data_ptr() + place for place in places),
+                    gradient.data_ptr() + 4 * part.start,
+                    parameters.data_ptr() + parameters.element_size() * part.start,
+                    DTYPE_NAMES[parameters.dtype],
+                    part.stop - part.start,
+                )
+                settings["weight_decay"] = self.weight_decay if part.decays else 0.0
+                fine, of_part = True, 0
+                if passing:
+                    fine, of_part, *found = native.adamw_summed(*streams, positions=places, ends=extents, **settings)
+                    sums.add(*found)
+                elif statistics and whole:
+                    fine, of_part = native.adamw_statistics(*streams, **settings)
+                else:
+                    fine = native.adamw(*streams, **settings)
+                finite = finite and fine
+                squares += of_part if statistics and whole else 0
         if passing:
-            before, after = (list(map(native.checksum_of, sums, lengths)) for sums in (before, after))
-        elif extents:
-            after = checksums()
-        return Updated(finite, squares, tuple(before), tuple(after))
+            sums.finish()
+        else:
+            sums.look_after()
+        return Updated(finite, squares, tuple(sums.before), tuple(sums.after))
+
+
+class _Sums:
+    """The checksums of the extents of some states, before and after their update: found by the kernel in passing, where
+    what each call updates begins and ends where sums can, else by passes of their own."""
+
+    def __init__(self, states: torch.Tensor, extents: Sequence[int], threads: int) -> None:
+        self._address, self._threads = states.data_ptr(), threads
+        self._spans = list(pairwise((0, *extents))) if extents else []
+        self.before = [0] * len(extents)
+        self.after = [0] * len(extents)
+
+    def add(self, before: Sequence[int], after: Sequence[int]) -> None:
+        """What one call of the kernel found, which are parts of sums."""
+        self.before = list(map(xor, self.before, before))
+        self.after = list(map(xor, self.after, after))
+
+    def finish(self) -> None:
+        """All parts are there."""
+        lengths = [stop - start for start, stop in self._spans]
+        self.before = list(map(native.checksum_of, self.before, lengths))
+        self.after = list(map(native.checksum_of, self.after, lengths))
+
+    def look_before(self) -> None:
+        self.before = self._look()
+
+    def look_after(self) -> None:
+        self.after = self._look()
+
+    def _look(self) -> list[int]:
+        return [native.checksum(self._address + start, stop - start, self._threads) for start, stop in self._spans]

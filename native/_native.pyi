@@ -118,7 +118,7 @@ def adamw_summed(
     parameter_dtype: str,
     elements: int,
     *,
-    positions: tuple[int, int, int],
+    positions: Sequence[int],
     ends: Sequence[int],
     moment_dtype: str = "fp32",
     lr: float,

@@ -138,11 +138,12 @@ def _lanes(machine: Machine, ops: Sequence[Op]) -> tuple[dict[Resource, int], li
 def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:
     """Cores that reads and writes take at full bandwidth, on average over what these operations move: states that an
     update sums in passing take fewer."""
+    each = io_cores(machine.volumes), unsummed_io_cores(machine.volumes)
+    if each[0] == each[1]:
+        return each[0]
     passing = passing_states(ops)
     result = []
-    for kind, summed, unsummed in zip(
-        ("read", "write"), io_cores(machine.volumes), unsummed_io_cores(machine.volumes), strict=True
-    ):
+    for kind, summed, unsummed in zip(("read", "write"), *each, strict=True):
         moved = [op for op in ops if isinstance(op, Transfer) and op.kind == kind]
         total = sum(op.nbytes for op in moved)
         by_updates = sum(op.nbytes for op in moved if (op.target if kind == "read" else op.source) in passing)
@@ -160,7 +161,7 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
         "d2h": machine.d2h_bandwidth,
     }
     timings = {entry.name: model.timing(entry.name, micro_batch_size) for entry in model.classes}
-    passing = passing_states(ops)
+    passing = passing_states(ops) if machine.checksum_rate else {}
     seconds = []
     warm = -1
     """The stage whose layer is in caches, as far as these hold it."""
@@ -178,7 +179,8 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.optimizer_states)
-            if machine.checksum_rate and op.optimizer in passing:
+            if op.optimizer in passing:
+                assert machine.checksum_rate is not None
                 needed += op.optimizer.nbytes / machine.checksum_rate
             seconds.append(needed)
     return seconds

@@ -20,7 +20,7 @@ import torch
 from ssdplan import native
 from ssdplan.profiler.bench_report import Row, Target, Unit
 from ssdplan.profiler.bench_turns import ratio_of, spread, take_turns
-from ssdplan.profiler.measure import Progress
+from ssdplan.profiler.measure import Progress, portion
 
 MIB = 1 << 20
 ALIGNMENT = 2 * MIB
@@ -30,6 +30,8 @@ STEP = 10
 GRAIN = 2048
 GROUP = 64
 """Elements under one scale."""
+_CHUNK = 1 << 20
+"""Elements that training updates in a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,22 @@ class AdamStates:
             exp_avg_sq=exp_avg_sq.data_ptr(),
             moment_dtype=moment_dtype,
             gradient=self.gradient.data_ptr(),
+            lr=LR,
+            beta1=BETA1,
+            beta2=BETA2,
+            eps=EPS,
+            weight_decay=WEIGHT_DECAY,
+            step=STEP,
+            threads=threads,
+        )
+
+    def step_of_chunk(self, start: int, threads: int, update: Callable[..., object]) -> None:
+        """Our step with fp32 moments on a chunk, as `update` makes it."""
+        streams = (self.master, self.exp_avg, self.exp_avg_sq, self.gradient, self.copy)
+        update(
+            *(stream[start:].data_ptr() for stream in streams),
+            "bf16",
+            _CHUNK,
             lr=LR,
             beta1=BETA1,
             beta2=BETA2,
@@ -260,6 +278,38 @@ def measure_zeroth_order(setting: Setting, progress: Progress) -> list[Row]:
 
 
 def measure_checksum(setting: Setting, progress: Progress) -> list[Row]:
+    """The checksum alone, and where most of a step's bytes have theirs taken: in an update."""
+    halves = portion(progress, 0.0, 0.5), portion(progress, 0.5, 1.0)
+    return [_checksum_alone(setting, halves[0]), _checksum_in_passing(setting, halves[1])]
+
+
+def _checksum_in_passing(setting: Setting, progress: Progress) -> Row:
+    """An update that takes the checksums of its states before and after, and one between two passes that do."""
+    count = max(setting.nbytes // AdamStates.ELEMENT_BYTES // _CHUNK, 1) * _CHUNK
+    states = AdamStates(count)
+
+    def summed(chunk: int) -> None:
+        for stream in (states.master, states.exp_avg, states.exp_avg_sq):
+            native.checksum(stream[chunk:].data_ptr(), 4 * _CHUNK, setting.threads)
+
+    def apart() -> None:
+        for chunk in range(0, count, _CHUNK):
+            summed(chunk)
+            states.step_of_chunk(chunk, setting.threads, native.adamw_statistics)
+            summed(chunk)
+
+    def passing() -> None:
+        ends = [4 * _CHUNK, 8 * _CHUNK, 12 * _CHUNK]
+        for chunk in range(0, count, _CHUNK):
+            update = partial(native.adamw_summed, positions=(0, *ends[:2]), ends=ends)
+            states.step_of_chunk(chunk, setting.threads, update)
+
+    seconds = take_turns({"ours": passing, "apart": apart}, setting.pairs, progress, "checksum in passing")
+    name = "taken by an update, two passes beside it"
+    return _speed("checksum", name, amount=count, seconds=seconds, rival="apart", target=None)
+
+
+def _checksum_alone(setting: Setting, progress: Progress) -> Row:
     """The checksum reads what a copy reads and writes."""
     nbytes = setting.nbytes // 2 // ALIGNMENT * ALIGNMENT
     source, target = _arrays((torch.uint8, nbytes), (torch.uint8, nbytes))
@@ -270,10 +320,9 @@ def measure_checksum(setting: Setting, progress: Progress) -> list[Row]:
         "copy": partial(native.copy, target.data_ptr(), source.data_ptr(), nbytes, threads=setting.threads),
     }
     seconds = take_turns(contenders, setting.pairs, progress, "checksum")
-    row = _speed(
+    return _speed(
         "checksum", "copy of as many bytes", amount=nbytes, seconds=seconds, rival="copy", target=None, unit="B/s"
     )
-    return [row]
 
 
 def measure_page_lock(setting: Setting, progress: Progress) -> list[Row]:
