@@ -11,8 +11,8 @@ namespace ssdplan {
 namespace {
 
 constexpr std::size_t kGroup = kLine / sizeof(std::uint16_t);  // elements of one turn: a line of 16-bit items
-// Bytes that are fetched ahead of their use: past the end of a page, where the processor's own fetching ends; and, where
-// a block is summed before it is updated, the whole next one.
+// Bytes that are fetched ahead of their use: past the end of a page, where the processor's own fetching ends; and,
+// where a block is summed before it is updated, the whole next one.
 constexpr std::size_t kPrefetch = 4096;
 constexpr std::size_t kPrefetchBlock = kBlock * sizeof(float);
 

@@ -45,8 +45,8 @@ struct AdamwSums {
 
 // Returns whether every scaled gradient is finite. `squares` is null, or receives the sum of squares of each block of
 // the gradient, unscaled, taken while the pass has it at hand: sum_of_squares() of kBlock elements, or of the last
-// ones. `sums` is null, or takes the bytes of the states, block after block, while these are in a cache: masters must be
-// there, and a stream's bytes a multiple of kChecksumUnit.
+// ones. `sums` is null, or takes the bytes of the states, block after block, while these are in a cache: masters must
+// be there, and a stream's bytes a multiple of kChecksumUnit.
 bool adamw(const AdamwStreams& streams, std::size_t elements, const AdamwScalars& scalars, double* squares = nullptr,
            AdamwSums* sums = nullptr);
 

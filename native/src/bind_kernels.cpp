@@ -106,8 +106,9 @@ finite is what `adamw` returns, parameters and moments get the same bits, and su
            const std::array<std::int64_t, 3>& positions, const std::vector<std::int64_t>& ends,
            const std::string& moment_dtype, double lr, double beta1, double beta2, double eps, double weight_decay,
            std::int64_t step, double gradient_scale, std::int64_t threads) {
-            const AdamwArrays arrays{elements, master,    0,        exp_avg, exp_avg_sq, parse_dtype(moment_dtype),
-                                     gradient, parameter, parse_dtype(parameter_dtype)};
+            const AdamwArrays arrays{elements, master,     0,
+                                     exp_avg,  exp_avg_sq, parse_dtype(moment_dtype),
+                                     gradient, parameter,  parse_dtype(parameter_dtype)};
             const AdamwSettings settings{lr, beta1, beta2, eps, weight_decay, step, gradient_scale};
             AdamwSummed summed;
             const py::tuple statistics = released([&] {
@@ -129,10 +130,9 @@ and after these updates. What is summed is in a cache anyway, so this takes much
 
 Raises ValueError as `adamw_statistics`, for masters with a residual, and where the bytes of a stream, a position or an end
 is no multiple of 256, ends do not rise or states lie beyond them.)");
-    module.def(
-        "checksum_of", &parallel_checksum_of, "sum"_a, "nbytes"_a,
-        "The `checksum` of nbytes of which `sum` is the sum, as `adamw_summed` tells it. Raises ValueError for a size that "
-        "`checksum` refuses.");
+    module.def("checksum_of", &parallel_checksum_of, "sum"_a, "nbytes"_a,
+               "The `checksum` of nbytes of which `sum` is the sum, as `adamw_summed` tells it. Raises ValueError for "
+               "a size that `checksum` refuses.");
     module.def(
         "stream_mix",
         [](std::uintptr_t master, std::uintptr_t exp_avg, std::uintptr_t exp_avg_sq, std::uintptr_t gradient,

@@ -50,8 +50,8 @@ class RunningSum {
 };
 
 // The sums of extents, into which a range is cut, of which some consecutive bytes pass by: from byte `position` of the
-// range on, extents ending at `ends`, in multiples of kChecksumUnit. What it finds goes to `sums`, one an extent, to which
-// others may add at the same time.
+// range on, extents ending at `ends`, in multiples of kChecksumUnit. What it finds goes to `sums`, one an extent, to
+// which others may add at the same time.
 class ExtentSums {
   public:
     ExtentSums(const std::vector<std::size_t>& ends, std::size_t position, std::atomic<std::uint64_t>* sums);

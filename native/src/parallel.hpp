@@ -52,7 +52,7 @@ struct AdamwPlaces {
 
 struct AdamwSummed {
     GradientStatistics statistics;
-    std::vector<std::uint64_t> before;  // of each extent: the part that the range's states have in its sum (checksum.hpp)
+    std::vector<std::uint64_t> before;  // of each extent: what the range's states are of its sum (checksum.hpp)
     std::vector<std::uint64_t> after;
 };
 
