@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--seconds",
         type=of.positive,
-        default=38,
+        default=42,
         metavar="N",
         help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once",
     )

@@ -69,6 +69,16 @@ def stolen_seconds(root: Path = Path("/")) -> float:
     return int(words[8]) / os.sysconf("SC_CLK_TCK") if len(words) > 8 and words[0] == "cpu" else 0.0
 
 
+def stolen_share(root: Path = Path("/")) -> float:
+    """Of the processor time that was wanted on this machine since its start, what its host gave to others."""
+    words = read_words(root / "proc/stat")
+    if len(words) <= 8 or words[0] != "cpu":
+        return 0.0
+    user, nice, system, _, _, irq, softirq, stolen = map(int, words[1:9])
+    wanted = user + nice + system + irq + softirq + stolen
+    return stolen / wanted if wanted else 0.0
+
+
 def resident_bytes() -> int:
     """What the process has in memory, pages of files that it maps included."""
     return _status("VmRSS")

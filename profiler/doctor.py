@@ -17,6 +17,8 @@ GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY_BYTES = 512 * MIB
 """Python, torch and the libraries take some 400 MiB before a plan's first byte."""
 LITTLE_MEMORY_BYTES = 2 * GIB
+MUCH_STOLEN = 0.02
+"""Of the processor time that was wanted."""
 OLD_KERNEL, URING_KERNEL = (5, 13), (5, 6)
 """From the one on io_uring keeps buffers and files registered; from the other it has the reads that are used."""
 NATIVE_BF16 = (8, 0)
@@ -48,6 +50,9 @@ def _processor(facts: Facts) -> Iterator[Finding]:
     if facts.isa == "baseline":
         means = "It has no AVX2, so updates and checksums run at a part of memory's speed."
         yield Finding("processor", "warn", f"{found}, no vector kernels", means)
+    elif facts.stolen_share >= MUCH_STOLEN:
+        found += f"; {facts.stolen_share:.0%} of the time that was wanted on them, the host gave to others (steal)"
+        yield Finding("processor", "warn", found, "Steps are as much slower, and less even than a profile can tell.")
     else:
         yield Finding("processor", "ok", f"{found}, kernels for {facts.isa}")
 

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdplan.native import Arena, Engine, isa
-from ssdplan.native.process import Memory, host_memory, obtainable_bytes, read_fields, read_lines, read_words
+from ssdplan.native.process import (
+    Memory,
+    host_memory,
+    obtainable_bytes,
+    read_fields,
+    read_lines,
+    read_words,
+    stolen_share,
+)
 from ssdplan.profiler.drives import Drive, Mount, drives_of, mount_of
 from ssdplan.profiler.health import Health, ask
 from ssdplan.profiler.processor import cores, cpu_name
@@ -119,6 +127,8 @@ class Facts:
     processor: str
     cores: int
     isa: str
+    stolen_share: float
+    """Of the processor time that was wanted here since the start, what the host of a virtual machine gave to others."""
     hardware_bytes: int
     """Of DRAM, whatever this process may use of it."""
     memory: Memory
@@ -152,6 +162,7 @@ def gather(directory: Path, gpus: tuple[Gpu, ...], torch_problem: str, torch_cud
         processor=cpu_name(),
         cores=cores(),
         isa=isa(),
+        stolen_share=stolen_share(),
         hardware_bytes=_kibibytes(meminfo, "MemTotal"),
         memory=host_memory(),
         obtainable_bytes=obtainable_bytes(),

@@ -46,7 +46,7 @@ class ProfileLimits:
     link_seconds: float = 1.0
     update_seconds: float = 3.0
     model_seconds: float = 18.0
-    contention_seconds: float = 10.0
+    contention_seconds: float = 14.0
 
     @classmethod
     def within(cls, seconds: float) -> "ProfileLimits":

@@ -122,6 +122,7 @@ def test_what_a_host_gave_to_others_is_what_proc_says(tmp_path: Path) -> None:
     assert process.stolen_seconds(tmp_path) == 0.0
     (tmp_path / "proc/stat").write_text("cpu  9 8 7 6 5 4 3 250 1 0\ncpu0 1 1 1 1 1 1 1 125 1 0\n")
     assert process.stolen_seconds(tmp_path) == 250 / os.sysconf("SC_CLK_TCK")
+    assert process.stolen_share(tmp_path) == 250 / (9 + 8 + 7 + 4 + 3 + 250)
     (tmp_path / "proc/stat").write_text("cpu  9 8 7 6\n")  # of a kernel that does not tell
-    assert process.stolen_seconds(tmp_path) == 0.0
+    assert process.stolen_seconds(tmp_path) == process.stolen_share(tmp_path) == 0.0
     assert 0.0 <= process.stolen_seconds() <= process.stolen_seconds()
