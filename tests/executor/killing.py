@@ -33,11 +33,13 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.records import Records
 from ssdplan.executor.resume import reopened
 from ssdplan.executor.run_directory import RunDirectory
+from ssdplan.executor.runner import Action
 from ssdplan.executor.session import Session
 from ssdplan.executor.store import Store, check
 from ssdplan.executor.train import train
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule import Graph
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
@@ -246,18 +248,19 @@ def wound(moment: int | None) -> Clock:
     clock = Clock(moment)
     TickingEngine.clock, TickingEngine.real = clock, native.Engine
     native.Engine = TickingEngine  # type: ignore[misc,assignment]
-    bind = Operations._bind
+    bind = Operations.bind
 
-    def ticking(operations: Operations, op: Any) -> Any:
-        action = bind(operations, op)
+    def ticking(operations: Operations, graph: Graph) -> list[Action]:
+        def before(action: Action) -> Action:
+            def act() -> None:
+                clock.tick()
+                action()
 
-        def act() -> None:
-            clock.tick()
-            action()
+            return act
 
-        return act
+        return [before(action) for action in bind(operations, graph)]
 
-    Operations._bind = ticking  # type: ignore[method-assign]
+    Operations.bind = ticking  # type: ignore[method-assign]
     clock.before(RunDirectory, "change", "moved", "plan_ahead")
     clock.before(Path, "unlink", "rename", "replace")
     return clock
