@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +28,14 @@ ALIGNMENT = 2 * MIB
 """Every array begins at a huge page."""
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY = 1e-5, 0.9, 0.95, 1e-8, 0.1
 STEP = 10
+ADAMW: dict[str, Any] = {
+    "lr": LR,
+    "beta1": BETA1,
+    "beta2": BETA2,
+    "eps": EPS,
+    "weight_decay": WEIGHT_DECAY,
+    "step": STEP,
+}
 GRAIN = 2048
 GROUP = 64
 """Elements under one scale."""
@@ -101,12 +110,7 @@ class AdamStates:
             exp_avg_sq=exp_avg_sq.data_ptr(),
             moment_dtype=moment_dtype,
             gradient=self.gradient.data_ptr(),
-            lr=LR,
-            beta1=BETA1,
-            beta2=BETA2,
-            eps=EPS,
-            weight_decay=WEIGHT_DECAY,
-            step=STEP,
+            **ADAMW,
             threads=threads,
         )
 
@@ -117,12 +121,7 @@ class AdamStates:
             *(stream[start:].data_ptr() for stream in streams),
             "bf16",
             _CHUNK,
-            lr=LR,
-            beta1=BETA1,
-            beta2=BETA2,
-            eps=EPS,
-            weight_decay=WEIGHT_DECAY,
-            step=STEP,
+            **ADAMW,
             threads=threads,
         )
 
