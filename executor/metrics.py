@@ -250,6 +250,12 @@ def compare(prediction: Prediction, steady: list[StepMetrics], arenas: dict[str,
     ]
 
 
+def stolen_share(measured: list[StepMetrics], cores: int) -> float:
+    """Of the processors' time, what the host of a virtual machine gave to others during these steps."""
+    seconds = sum(metrics.step_seconds for metrics in measured)
+    return sum(metrics.stolen_seconds for metrics in measured) / (cores * seconds) if seconds else 0.0
+
+
 def write_report(path: Path, compared: list[Compared], more: dict[str, object]) -> None:
     """report.json: `predictions`, and what else is worth keeping of the run."""
     rows = [{**asdict(row), "relative_error": row.relative_error} for row in compared]

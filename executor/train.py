@@ -26,7 +26,7 @@ from .export import export_model
 from .interruption import Interruption
 from .keeper import Keeper
 from .loop import Loop
-from .metrics import Compared, History, MetricsFile, StepMetrics, compare, cut_back, write_report
+from .metrics import Compared, History, MetricsFile, compare, cut_back, stolen_share, write_report
 from .model import StreamedModel
 from .recipe import Recipe, Watch
 from .records import Records
@@ -161,12 +161,6 @@ def train(
             raise
 
 
-def _stolen_share(measured: list[StepMetrics], cores: int) -> float:
-    """Of the processors' time, what the host of a virtual machine gave to others during these steps."""
-    seconds = sum(metrics.step_seconds for metrics in measured)
-    return sum(metrics.stolen_seconds for metrics in measured) / (cores * seconds) if seconds else 0.0
-
-
 def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, begun: int, loading_peak: int) -> Result:
     """Trace, report and model of a run whose steps are done; `begun`: how many it had behind it when it went on."""
     session, measured, history = loop.session, loop.measured, loop.history
@@ -185,7 +179,7 @@ def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, begun: int, loa
             "losses": history.losses,
             "eval_losses": {str(step): loss for step, loss in history.eval_losses.items()},
             "loading_process_peak_bytes": loading_peak,
-            "stolen_share": _stolen_share(measured, loop.plan.machine.cores),
+            "stolen_share": stolen_share(measured, loop.plan.machine.cores),
             "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
         },
     )

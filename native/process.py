@@ -65,18 +65,22 @@ def obtainable_bytes() -> int:
 def stolen_seconds(root: Path = Path("/")) -> float:
     """Processor time, of all cores since the start, that the host of this virtual machine gave to others while it was
     wanted here (steal); 0 on a machine of one's own. It grows by hundredths of a second."""
-    words = read_words(root / "proc/stat")
-    return int(words[8]) / os.sysconf("SC_CLK_TCK") if len(words) > 8 and words[0] == "cpu" else 0.0
+    return _stolen_and_wanted(root)[0] / os.sysconf("SC_CLK_TCK")
 
 
 def stolen_share(root: Path = Path("/")) -> float:
     """Of the processor time that was wanted on this machine since its start, what its host gave to others."""
+    stolen, wanted = _stolen_and_wanted(root)
+    return stolen / wanted if wanted else 0.0
+
+
+def _stolen_and_wanted(root: Path) -> tuple[int, int]:
+    """Ticks of all cores since the start; none where the kernel does not tell."""
     words = read_words(root / "proc/stat")
     if len(words) <= 8 or words[0] != "cpu":
-        return 0.0
+        return 0, 0
     user, nice, system, _, _, irq, softirq, stolen = map(int, words[1:9])
-    wanted = user + nice + system + irq + softirq + stolen
-    return stolen / wanted if wanted else 0.0
+    return stolen, user + nice + system + irq + softirq + stolen
 
 
 def resident_bytes() -> int:

@@ -57,7 +57,12 @@ class _Load:
         return f"{self.direction}s" + ("" if self.summed else " what nobody sums")
 
 
-_DIRECTIONS: tuple[Direction, ...] = ("read", "write")
+_LOADS = (
+    _Load("read", summed=True),
+    _Load("read", summed=False),
+    _Load("write", summed=True),
+    _Load("write", summed=False),
+)
 
 
 def measure_contention(
@@ -73,8 +78,7 @@ def measure_contention(
 
     Errors: as `storage.measure_volume`.
     """
-    loads = [_Load(direction, summed) for direction in _DIRECTIONS for summed in (True, False)]
-    kept: dict[_Load, list[float]] = {load: [] for load in loads}
+    kept: dict[_Load, list[float]] = {load: [] for load in _LOADS}
     try:
         with opened(directory, FILE_BYTES, LANES * PLACES * REQUEST_BYTES, open_engine) as bench:
             bench.write_all(limits.seconds, lambda fraction, what: None)
@@ -89,7 +93,7 @@ def measure_contention(
                 kept[load].append(beside.bytes_per_second / by_itself.bytes_per_second)
                 return alone / slowed
 
-            figures = {load: partial(computed, load) for load in loads}
+            figures = {load: partial(computed, load) for load in _LOADS}
             found = repeat(figures, limits, progress, f"{directory}: beside compute")
     except IoError as error:
         raise explained(error, directory) from error
@@ -99,7 +103,7 @@ def measure_contention(
         if (trouble := measured.trouble())
     ]
     moved = {load: _fraction(statistics.median(each)) for load, each in kept.items()}
-    read, read_unsummed, write, write_unsummed = (_cores(found[load], moved[load], cores) for load in loads)
+    read, read_unsummed, write, write_unsummed = (_cores(found[load], moved[load], cores) for load in _LOADS)
     return (
         Contention(
             read_cores=read,

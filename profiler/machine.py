@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ssdplan.native import Arena, adamw_statistics, adamw_summed
+from ssdplan.plans.homes import OPTIMIZER_BYTES
 from ssdplan.plans.profile import ELEMENT_BYTES, OptimizerStates, Precision
 from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
 from ssdplan.profiler.parts import Device
@@ -78,7 +79,7 @@ class Updates:
     def checksum_rate(self) -> float | None:
         """Bytes of states a second of which both checksums are taken in passing; None where that took no time."""
         seconds = 1 / self.summed.median - 1 / self.fp32.median
-        return 12 / seconds if seconds > 0 else None
+        return OPTIMIZER_BYTES["fp32"] / seconds if seconds > 0 else None
 
 
 def measure_update(
@@ -108,7 +109,6 @@ def measure_update(
         "step": 10,
         "threads": threads,
     }
-    places = (0, 4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK)
     ends = [4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK, 12 * UPDATE_CHUNK]
 
     def rate(states: OptimizerStates, *, summed: bool = False) -> float:
@@ -127,7 +127,7 @@ def measure_update(
                 UPDATE_CHUNK,
             )
             if summed:
-                adamw_summed(*streams, positions=places, ends=ends, **settings)
+                adamw_summed(*streams, positions=(0, *ends[:2]), ends=ends, **settings)
             else:
                 adamw_statistics(*streams, moment_dtype=states, **settings)
             seconds += time.perf_counter() - started

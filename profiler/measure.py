@@ -49,8 +49,6 @@ class Measurement:
     """Half of the 95% confidence interval of the median, as a fraction of it; infinite for a single sample."""
     samples: int
     stable: bool
-    disturbed: int = 0
-    """Samples that were left out, for the host of this virtual machine ran others on its cores meanwhile."""
 
     def trouble(self) -> str | None:
         """What a reader of the figure should know, in a few words; None when it is stable."""
@@ -131,16 +129,12 @@ class Samples:
         """Those that count: the quiet ones, or all while these are too few."""
         return self._quiet if len(self._quiet) >= FEWEST else self._quiet + self._disturbed
 
-    @property
-    def left_out(self) -> int:
-        return self.taken - len(self.values)
-
 
 def _measurement(samples: Samples, limits: Limits) -> Measurement:
     values = samples.values
     spread = spread_of(values)
     stable = len(values) >= FEWEST and spread <= limits.spread
-    return Measurement(statistics.median(values), spread, len(values), stable, samples.left_out)
+    return Measurement(statistics.median(values), spread, len(values), stable)
 
 
 def _next_round(samples: Mapping[Key, Samples], spent: Mapping[Key, float], limits: Limits) -> list[Key]:
