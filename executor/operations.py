@@ -5,7 +5,7 @@ allocates and computes no addresses. It decides no order; the runners do not kno
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,18 +14,7 @@ import torch
 from ssdplan.native import process
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.profile import Machine, OptimizerStates
-from ssdplan.plans.schedule import (
-    Backward,
-    Forward,
-    Graph,
-    Op,
-    Region,
-    Schedule,
-    Tier,
-    Transfer,
-    Update,
-    passing_states,
-)
+from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
 
 from .device import Device
 from .layers import Layers
@@ -172,16 +161,15 @@ class Operations:
 
     def bind(self, graph: Graph) -> list[Action]:
         """One action an op, ready to run any number of times."""
-        passing = passing_states(graph.ops)
-        return [self._bind(op, passing) for op in graph.ops]
+        return [self._bind(op) for op in graph.ops]
 
-    def _bind(self, op: Op, passing: Mapping[Region, Region]) -> Action:
+    def _bind(self, op: Op) -> Action:
         match op:
             case Transfer(kind="read"):
                 store = self._storage()
-                read = store.read_unchecked if op.target in passing else store.read
+                read = store.read_unchecked if op.summed_by_update else store.read
                 return partial(read, *self._store_arguments(op.source, op.target))
-            case Transfer(kind="write") if op.source in passing:
+            case Transfer(kind="write", summed_by_update=True):
                 return partial(self._write_summed, op.source, *self._store_arguments(op.target, op.source))
             case Transfer(kind="write"):
                 return partial(self._storage().write, *self._store_arguments(op.target, op.source))
@@ -197,10 +185,9 @@ class Operations:
             case Backward():
                 return self._bind_backward(op)
             case Update():
-                lying = passing.get(op.optimizer)
                 return partial(
                     self._update,
-                    None if lying is None else self._passing(op.optimizer, lying),
+                    self._passing(op.optimizer, op.stored) if op.stored else None,
                     op.delayed,
                     op.final_gradient,
                     op.state,

@@ -10,17 +10,7 @@ from math import inf
 
 from ssdplan.plans.calibration import Expectation
 from ssdplan.plans.profile import Machine, Model, update_rate
-from ssdplan.plans.schedule import (
-    RESOURCES,
-    Backward,
-    Forward,
-    Graph,
-    Op,
-    Resource,
-    Transfer,
-    Update,
-    passing_states,
-)
+from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.turns import Turns
 
@@ -141,12 +131,11 @@ def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:
     each = io_cores(machine.volumes), unsummed_io_cores(machine.volumes)
     if each[0] == each[1]:
         return each[0]
-    passing = passing_states(ops)
     result = []
     for kind, summed, unsummed in zip(("read", "write"), *each, strict=True):
         moved = [op for op in ops if isinstance(op, Transfer) and op.kind == kind]
         total = sum(op.nbytes for op in moved)
-        by_updates = sum(op.nbytes for op in moved if (op.target if kind == "read" else op.source) in passing)
+        by_updates = sum(op.nbytes for op in moved if op.summed_by_update)
         result.append(summed + (unsummed - summed) * (by_updates / total if total else 0.0))
     return result[0], result[1]
 
@@ -161,7 +150,6 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
         "d2h": machine.d2h_bandwidth,
     }
     timings = {entry.name: model.timing(entry.name, micro_batch_size) for entry in model.classes}
-    passing = passing_states(ops) if machine.checksum_rate else {}
     seconds = []
     warm = -1
     """The stage whose layer is in caches, as far as these hold it."""
@@ -179,8 +167,7 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.optimizer_states)
-            if op.optimizer in passing:
-                assert machine.checksum_rate is not None
+            if op.stored and machine.checksum_rate:
                 needed += op.optimizer.nbytes / machine.checksum_rate
             seconds.append(needed)
     return seconds

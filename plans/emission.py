@@ -69,12 +69,13 @@ class Emission:
         when: When = When.ALWAYS,
         *,
         final_gradient: bool = False,
+        summed_by_update: bool = False,
     ) -> None:
         """Copy `source` to `target`, unless it is there: with unified memory, what compute wants often is."""
         assert source.nbytes == target.nbytes > 0
         if source == target:
             return
-        self.ops.append(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient))
+        self.ops.append(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient, summed_by_update))
         self.whens.append(when)
 
     def emit(self, op: Op, when: When = When.ALWAYS) -> None:

@@ -110,6 +110,9 @@ class Transfer(Op):
     what: str
     final_gradient: bool = False
     """True when it takes a whole step's gradient off the device, the moment to see its norm."""
+    summed_by_update: bool = False
+    """True for optimizer states on their way from ssd to an update, or back: the update has their bytes in a cache,
+    before and after, so it takes their checksums, and the transfer none."""
 
     @property
     def resource(self) -> Resource:
@@ -210,6 +213,8 @@ class Update(Op):
     optimizer_states: OptimizerStates
     final_gradient: bool = False
     """True when nobody has looked at a whole step's gradient before, the moment to see its norm."""
+    stored: Region | None = None
+    """Where on ssd `optimizer` came from and goes back to, summed by the update; None when it stays on host."""
 
     @property
     def resource(self) -> Resource:
@@ -257,20 +262,6 @@ class Graph:
     name: str
     ops: tuple[Op, ...]
     stages: int
-
-
-def passing_states(ops: Sequence[Op]) -> dict[Region, Region]:
-    """Optimizer states that come from ssd for an update and go back behind it: where they are on host, and on ssd.
-
-    The update has all of their bytes in a cache, before and after, so it takes their checksums and not the transfers.
-    """
-    transfers = [op for op in ops if isinstance(op, Transfer)]
-    read = {op.target: op.source for op in transfers if op.kind == "read"}
-    written = {op.source: op.target for op in transfers if op.kind == "write"}
-    updated = [op.optimizer for op in ops if isinstance(op, Update)]
-    passing = {region: read[region] for region in updated if region in read and written.get(region) == read[region]}
-    assert len(passing) == sum(region in passing for region in updated), "states on host that are updated twice"
-    return passing
 
 
 GraphName = Literal["first", "steady", "flush", "evaluate"]

@@ -117,13 +117,15 @@ class Updates:
         chunk = self._chunk(
             "optimizer", home, OPTIMIZER_BYTES[emission.decision.optimizer_states], "optimizer in transit"
         )
-        emission.move("read", home.optimizer, chunk, f"optimizer states of {emission.name(home.state)}", when)
+        what = f"optimizer states of {emission.name(home.state)}"
+        emission.move("read", home.optimizer, chunk, what, when, summed_by_update=True)
         return chunk
 
     def _update(self, home: Home, optimizer: Region, gradient: Region, parameters: Region, when: When) -> None:
         """Update a home, and send on what lives on ssd or on the device."""
         assert home.optimizer is not None
         emission = self._emission
+        stored = home.optimizer if emission.tier(home.optimizer) == "ssd" else None
         emission.emit(
             Update(
                 NOWHERE,
@@ -138,11 +140,13 @@ class Updates:
                 parameters,
                 emission.decision.optimizer_states,
                 final_gradient=emission.unified and not home.delayed,
+                stored=stored,
             ),
             when,
         )
-        if emission.tier(home.optimizer) == "ssd":
-            emission.move("write", optimizer, home.optimizer, f"optimizer states of {emission.name(home.state)}", when)
+        if stored:
+            what = f"optimizer states of {emission.name(home.state)}"
+            emission.move("write", optimizer, stored, what, when, summed_by_update=True)
         if emission.tier(home.parameters) == "ssd":
             emission.move("write", parameters, home.parameters, emission.name(home.state), when)
         elif emission.tier(home.parameters) == "device":

@@ -19,6 +19,7 @@ import ssdplan.native as native
 Result = TypeVar("Result")
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LR, BETAS, EPS, WEIGHT_DECAY = 3e-3, (0.9, 0.999), 1e-8, 0.1
+RATES = {"lr": LR, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "weight_decay": WEIGHT_DECAY}
 FORMATS = [(parameter, moments, False) for parameter in TORCH_DTYPES for moments in ("fp32", "bf16")]
 FORMATS += [("bf16", moments, True) for moments in ("fp32", "bf16")]
 
@@ -95,11 +96,7 @@ class State:
             exp_avg_sq=exp_avg_sq.data_ptr(),
             moment_dtype=names[exp_avg.dtype],
             gradient=gradient.data_ptr(),
-            lr=LR,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPS,
-            weight_decay=WEIGHT_DECAY,
+            **RATES,
             step=step,
             gradient_scale=gradient_scale,
             threads=threads,
@@ -425,7 +422,7 @@ def test_wrong_arguments_are_refused_and_named() -> None:
         "gradient": state.gradient.data_ptr(),
     }
     master = state.kept.data_ptr()
-    rates = {"lr": LR, "beta1": 0.9, "beta2": 0.99, "eps": EPS, "weight_decay": 0.1, "step": 1}
+    rates = RATES | {"step": 1}
     before = state.bits()
     cases: list[tuple[str, dict[str, object]]] = [
         ("master is a null pointer", {"master": None}),
@@ -487,11 +484,7 @@ def test_the_sums_of_extents_before_and_after_are_their_checksums(data: st.DataO
             positions=tuple(starts),
             ends=ends,
             moment_dtype=moments,
-            lr=LR,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPS,
-            weight_decay=WEIGHT_DECAY,
+            **RATES,
             step=3,
             threads=data.draw(st.integers(1, 3)),
         )
@@ -531,11 +524,7 @@ def test_extents_that_cannot_be_summed_are_refused(change: dict[str, object], sa
             state.gradient.data_ptr(),
             state.parameter.data_ptr(),
             "bf16",
-            lr=LR,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPS,
-            weight_decay=WEIGHT_DECAY,
+            **RATES,
             step=1,
             **given,
         )

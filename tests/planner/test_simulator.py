@@ -149,10 +149,10 @@ def test_what_an_update_sums_in_passing_costs_the_update_time_and_the_transfer_f
         Region(2, 0, 4_000_000),
         Region(3, 0, 1),
     )
-    read = Transfer(0, 0, (), "read", on_ssd, states, "made")
+    read = Transfer(0, 0, (), "read", on_ssd, states, "made", summed_by_update=True)
     other = Transfer(1, 0, (0,), "read", elsewhere, elsewhere, "made")
-    updated = Update(2, 0, (1,), 0, 0, 1_000_000, False, states, nowhere, nowhere, "fp32")
-    write = Transfer(3, 0, (2,), "write", states, on_ssd, "made")
+    updated = Update(2, 0, (1,), 0, 0, 1_000_000, False, states, nowhere, nowhere, "fp32", stored=on_ssd)
+    write = Transfer(3, 0, (2,), "write", states, on_ssd, "made", summed_by_update=True)
     long = replace(backward(4), waits=(2,))
     timeline = simulate(Graph("made", (read, other, updated, write, long), 1), MODEL, machine, 1)
     ends = timeline.ends

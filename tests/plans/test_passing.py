@@ -3,7 +3,7 @@
 import pytest
 
 from ssdplan.plans.build import build_schedule
-from ssdplan.plans.schedule import Transfer, Update, passing_states
+from ssdplan.plans.schedule import Transfer, Update
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 
@@ -24,16 +24,19 @@ def test_those_of_homes_on_ssd_and_no_others(schedule, unified, optimizer):
     }
     assert bool(on_ssd) == (optimizer < 1.0)
     for graph, delayed in ((made.first, {False}), (made.steady, {False, True}), (made.flush, {True})):
-        passing = passing_states(graph.ops)
+        updates = [op for op in graph.ops if isinstance(op, Update)]
+        passing = {op.optimizer: op.stored for op in updates if op.stored}
+        assert len(passing) == sum(op.optimizer in passing for op in updates), "each is updated once"
         assert set(passing.values()) == {region for region, late in on_ssd.items() if late in delayed}
-        updated = [op.optimizer for op in graph.ops if isinstance(op, Update)]
-        assert set(passing) <= set(updated)
         # Each is brought once, by a transfer that nobody sums, and taken back once.
+        transfers = [op for op in graph.ops if isinstance(op, Transfer)]
         for kind in ("read", "write"):
             ends = [
-                op.target if kind == "read" else op.source
-                for op in graph.ops
-                if isinstance(op, Transfer) and op.kind == kind
+                (op.target, op.source) if kind == "read" else (op.source, op.target)
+                for op in transfers
+                if op.kind == kind
             ]
-            assert sorted(map(str, (end for end in ends if end in passing))) == sorted(map(str, passing))
-    assert passing_states(made.evaluate.ops) == {}
+            assert sorted(map(str, (end for end in ends if end[0] in passing))) == sorted(map(str, passing.items()))
+        summed = [op for op in transfers if op.summed_by_update]
+        assert summed == [op for op in transfers if {op.source, op.target} & set(passing)]
+    assert not any(isinstance(op, Transfer) and op.summed_by_update for op in made.evaluate.ops)
