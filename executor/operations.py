@@ -58,7 +58,7 @@ class Memory:
         self._device.release(self.host)
 
 
-_GIVE_BACK_EVERY = 16
+_GIVE_BACK_EVERY = 64
 """Compute ops: often enough that the heap hardly grows, and seldom enough that it costs a few thousandths of them."""
 
 

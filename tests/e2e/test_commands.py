@@ -5,29 +5,37 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ssdplan.plans.units import parse_bytes
 from tests.tiny import make_model, make_tokenizer
+from tests.warm import ENVIRONMENT, SECONDS, run
 
 COMMAND = [sys.executable, "-m", "ssdplan.cli"]
 QUICK = ("--seconds", 4)
 """For `profile` where nobody looks at how sure its figures are."""
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def ssdplan(*arguments: object, cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
+def anew(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command as a shell starts it."""
+    return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=cwd,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=SECONDS,
         check=False,
     )
+
+
+def ssdplan(
+    *arguments: object, cwd: Path, expect: int = 0, start: Callable[..., subprocess.CompletedProcess[str]] = run
+) -> subprocess.CompletedProcess[str]:
+    done = start(*arguments, cwd=cwd)
     assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done
@@ -51,18 +59,18 @@ def home(tmp_path_factory) -> Path:
     (path / "held-out.txt").write_text("over the lazy dog jumps the quick brown fox. " * 8)
     ssdplan(
         "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", "1,2", "--precision", "fp32",
-        *QUICK, cwd=path,
+        *QUICK, cwd=path, start=anew,
     )  # fmt: skip
     least = refused("solve", "profile.json", "--host-memory", "64KiB", "--global-batch", 4, cwd=path, code=3)
     budget = least.rsplit("would do is ", 1)[1]
-    ssdplan("solve", "profile.json", "--host-memory", budget, "--global-batch", 4, cwd=path)
+    ssdplan("solve", "profile.json", "--host-memory", budget, "--global-batch", 4, cwd=path, start=anew)
     return path
 
 
 def test_all_four_commands_work_together(home, tmp_path):
     shown = ssdplan(
         "show", "plan.json", "--plots", tmp_path / "plots", "--trace", tmp_path / "trace.json",
-        "--html", tmp_path / "plan.html", cwd=home,
+        "--html", tmp_path / "plan.html", cwd=home, start=anew,
     )  # fmt: skip
     plan = json.loads((home / "plan.json").read_text())
     assert plan["prediction"]["ssd_write_bytes"] > 0, "the budget does not hold the training state"
@@ -72,7 +80,7 @@ def test_all_four_commands_work_together(home, tmp_path):
     out = tmp_path / "run"
     done = ssdplan(
         "run", "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--eval-every", 4, "--steps", 12,
-        "--lr", "3e-3", "--out", out, cwd=home,
+        "--lr", "3e-3", "--out", out, cwd=home, start=anew,
     )  # fmt: skip
     assert "predicted" in done.stdout and "tokens/s" in done.stderr
     report = json.loads((out / "report.json").read_text())
