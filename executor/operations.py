@@ -5,7 +5,7 @@ allocates and computes no addresses. It decides no order; the runners do not kno
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,16 +13,16 @@ import torch
 
 from ssdplan.native import process
 from ssdplan.plans.errors import NumericalError
-from ssdplan.plans.profile import Machine, OptimizerStates
+from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
 
 from .device import Device
 from .layers import Layers
 from .model import StreamedModel
-from .optimizer import AdamW
+from .optimizer import AdamW, RangeUpdate
 from .runner import Action
 from .store import Store
-from .weight_decay import Span, Window, spared_spans, windows
+from .weight_decay import Span, spared_spans, windows
 
 
 class Memory:
@@ -185,19 +185,7 @@ class Operations:
             case Backward():
                 return self._bind_backward(op)
             case Update():
-                return partial(
-                    self._update,
-                    self._passing(op.optimizer, op.stored) if op.stored else None,
-                    op.delayed,
-                    op.final_gradient,
-                    op.state,
-                    op.start,
-                    () if not self._spared[op.state] else windows(op.start, op.stop, self._spared[op.state]),
-                    self._memory.view(op.optimizer),
-                    op.optimizer_states,
-                    self._memory.view(op.gradient, torch.float32),
-                    self._memory.view(op.parameters, self._dtype),
-                )
+                return self._bind_update(op)
             case _:
                 raise AssertionError(f"unknown op {op}")
 
@@ -222,40 +210,34 @@ class Operations:
             self._overflowed(state, start, target)
         self._squares.append(squares)
 
-    def _update(
-        self,
-        passing: "_Passing | None",
-        delayed: bool,
-        final_gradient: bool,
-        state: int,
-        start: int,
-        cuts: Sequence[Window],
-        states: torch.Tensor,
-        optimizer_states: OptimizerStates,
-        gradient: torch.Tensor,
-        parameters: torch.Tensor,
-    ) -> None:
-        settings = self._pending if delayed else self._prompt
-        assert settings is not None, "an update before the first step, or of one that is skipped"
-        assert delayed or not (self._scaled or self._clip_grad_norm), "an update before all gradients are known"
-        finite, squares, before, after = settings.optimizer.update(
-            states,
-            optimizer_states,
+    def _bind_update(self, op: Update) -> Action:
+        passing = self._passing(op.optimizer, op.stored) if op.stored else None
+        gradient = self._memory.view(op.gradient, torch.float32)
+        update = RangeUpdate(
+            self._memory.view(op.optimizer),
+            op.optimizer_states,
             gradient,
-            parameters,
-            step=settings.step,
-            gradient_scale=settings.gradient_scale,
+            self._memory.view(op.parameters, self._dtype),
             threads=self._threads,
-            statistics=final_gradient,
-            windows=cuts,
+            statistics=op.final_gradient,
+            windows=windows(op.start, op.stop, self._spared[op.state]) if self._spared[op.state] else (),
             extents=passing.extents if passing else (),
+        )
+        return partial(self._update, update, passing, op, gradient)
+
+    def _update(self, update: RangeUpdate, passing: "_Passing | None", op: Update, gradient: torch.Tensor) -> None:
+        settings = self._pending if op.delayed else self._prompt
+        assert settings is not None, "an update before the first step, or of one that is skipped"
+        assert op.delayed or not (self._scaled or self._clip_grad_norm), "an update before all gradients are known"
+        finite, squares, before, after = update(
+            settings.optimizer, step=settings.step, gradient_scale=settings.gradient_scale
         )
         if passing:
             self._storage().require(passing.offset, passing.nbytes, before)
             self._checksums[passing.on_host] = after
         if not finite:
-            self._overflowed(state, start, gradient)
-        if final_gradient:
+            self._overflowed(op.state, op.start, gradient)
+        if op.final_gradient:
             self._squares.append(squares)
 
     def _overflowed(self, state: int, start: int, gradient: torch.Tensor) -> None:

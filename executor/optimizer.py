@@ -3,8 +3,9 @@
 Owns hyper-parameters and the count of steps. Which ranges, and when, is the schedule's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import xor
 from typing import Any, NamedTuple
@@ -49,114 +50,111 @@ class AdamW:
     decay_all: bool = True
     """Whether biases and the weights of norms decay too; transformers.Trainer spares them (`weight_decay`)."""
 
-    def update(
+
+class RangeUpdate:
+    """AdamW on one range in place, bound to its arrays once and called every step: what a call does besides the kernel
+    costs a step as often as it updates.
+
+    Keeps addresses alone; the arrays must outlive it. Without `windows`, the range's elements cut where decay begins or
+    ends, all decay. With `statistics` the sum of squares of the gradient is taken in the same pass; and so are, where
+    `extents` are given, the checksums of those parts of the states that end at these bytes, from the first to the last.
+    """
+
+    def __init__(
         self,
         states: torch.Tensor,
         optimizer_states: OptimizerStates,
         gradient: torch.Tensor,
         parameters: torch.Tensor,
         *,
-        step: int,
-        gradient_scale: float,
         threads: int,
         statistics: bool = False,
         windows: Sequence[Window] = (),
         extents: Sequence[int] = (),
-    ) -> "Updated":
-        """Update one range in place. `states` uint8: fp32 masters [n], then first and second moments [n] each in the
-        format `optimizer_states`; `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype.
-
-        `step` counts from 1. Gradients count times `gradient_scale`, rounded to fp32. Moments in bf16 are rounded once
-        the masters are updated, to the nearest, ties to even. `windows` are the range's elements, cut where decay
-        begins or ends; without them all decay. With `statistics` the sum of squares of the gradient is taken in the
-        same pass; and so are, where `extents` are given, the checksums of those parts of `states` that end at these
-        bytes, from the first to the last.
-        """
+    ) -> None:
+        """`states` uint8: fp32 masters [n], then first and second moments [n] each in the format `optimizer_states`;
+        `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype."""
         elements = gradient.numel()
         assert states.dtype == torch.uint8 and gradient.dtype == torch.float32
         assert states.numel() == OPTIMIZER_BYTES[optimizer_states] * elements and parameters.numel() == elements
         assert not extents or extents[-1] == states.numel()
         moment_bytes = (OPTIMIZER_BYTES[optimizer_states] - 4) // 2
         starts = ((0, 4), (4 * elements, moment_bytes), ((4 + moment_bytes) * elements, moment_bytes))
-        settings: dict[str, Any] = {
-            "moment_dtype": optimizer_states,
-            "lr": self.lr,
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "eps": self.eps,
-            "step": step,
-            "gradient_scale": gradient_scale,
-            "threads": threads,
-        }
         windows = windows or (Window(0, elements, (Piece(0, elements, decays=True),)),)
-        passing = bool(extents) and all(
+        self._threads = threads
+        self._passing = bool(extents) and all(
             edge * moment_bytes % _SUMMED == 0
             for window in windows
-            for part in window.pieces
-            for edge in (part.start, part.stop)
+            for piece in window.pieces
+            for edge in (piece.start, piece.stop)
         )
-        sums = _Sums(states, extents, threads)
-        if not passing:
-            sums.look_before()
-        finite, squares = True, 0
+        self._spans = [(states.data_ptr() + start, stop - start) for start, stop in pairwise((0, *extents))]
+        self._calls: list[_Call] = []
+        self._counted_apart: list[tuple[int, int]] = []
+        """Where the squares of a gradient are that no single call sees, and how many elements."""
         for window in windows:
-            whole = len(window.pieces) == 1
-            if statistics and not whole:
-                start = gradient.data_ptr() + 4 * window.start
-                squares += native.gradient_statistics(start, window.stop - window.start, threads=threads)[1]
-            for part in window.pieces:
-                places = [start + each * part.start for start, each in starts]
+            counted = statistics and len(window.pieces) == 1
+            if statistics and not counted:
+                self._counted_apart.append((gradient.data_ptr() + 4 * window.start, window.stop - window.start))
+            for piece in window.pieces:
+                places = tuple(start + each * piece.start for start, each in starts)
                 streams: tuple[Any, ...] = (
                     *(states.data_ptr() + place for place in places),
-                    gradient.data_ptr() + 4 * part.start,
-                    parameters.data_ptr() + parameters.element_size() * part.start,
+                    gradient.data_ptr() + 4 * piece.start,
+                    parameters.data_ptr() + parameters.element_size() * piece.start,
                     DTYPE_NAMES[parameters.dtype],
-                    part.stop - part.start,
+                    piece.stop - piece.start,
                 )
-                settings["weight_decay"] = self.weight_decay if part.decays else 0.0
-                fine, of_part = True, 0
-                if passing:
-                    fine, of_part, *found = native.adamw_summed(*streams, positions=places, ends=extents, **settings)
-                    sums.add(*found)
-                elif statistics and whole:
-                    fine, of_part = native.adamw_statistics(*streams, **settings)
-                else:
-                    fine = native.adamw(*streams, **settings)
-                finite = finite and fine
-                squares += of_part if statistics and whole else 0
-        if passing:
-            sums.finish()
+                kernel: Callable[..., Any] = native.adamw_statistics if counted else native.adamw
+                if self._passing:
+                    kernel = partial(native.adamw_summed, positions=places, ends=tuple(extents))
+                bound = partial(kernel, *streams, moment_dtype=optimizer_states, threads=threads)
+                self._calls.append(_Call(bound, piece.decays, counted))
+
+    def __call__(self, optimizer: AdamW, *, step: int, gradient_scale: float) -> Updated:
+        """`step` counts from 1. Gradients count times `gradient_scale`, rounded to fp32. Moments in bf16 are rounded
+        once the masters are updated, to the nearest, ties to even."""
+        settings: dict[str, Any] = {
+            "lr": optimizer.lr,
+            "beta1": optimizer.beta1,
+            "beta2": optimizer.beta2,
+            "eps": optimizer.eps,
+            "step": step,
+            "gradient_scale": gradient_scale,
+        }
+        finite, squares = True, 0
+        before = [0] * len(self._spans) if self._passing else self._looked()
+        after = list(before)
+        for call in self._calls:
+            found = call.kernel(weight_decay=optimizer.weight_decay if call.decays else 0.0, **settings)
+            fine, of_part = (found, 0) if isinstance(found, bool) else found[:2]
+            finite = finite and fine
+            if call.counted:
+                squares += of_part
+            if self._passing:
+                before, after = list(map(xor, before, found[2])), list(map(xor, after, found[3]))
+        for start, elements in self._counted_apart:
+            squares += native.gradient_statistics(start, elements, threads=self._threads)[1]
+        if self._passing:
+            before, after = self._finished(before), self._finished(after)
         else:
-            sums.look_after()
-        return Updated(finite, squares, tuple(sums.before), tuple(sums.after))
+            after = self._looked()
+        return Updated(finite, squares, tuple(before), tuple(after))
+
+    def _finished(self, sums: Sequence[int]) -> list[int]:
+        """The checksums of the extents, of what all calls of the kernel found together."""
+        return [native.checksum_of(found, nbytes) for found, (_, nbytes) in zip(sums, self._spans, strict=True)]
+
+    def _looked(self) -> list[int]:
+        """The same by a pass of its own, where calls begin or end where sums in passing cannot."""
+        return [native.checksum(address, nbytes, self._threads) for address, nbytes in self._spans]
 
 
-class _Sums:
-    """The checksums of the extents of some states, before and after their update: found by the kernel in passing, where
-    what each call updates begins and ends where sums can, else by passes of their own."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Of the kernel; what changes from step to step is not bound."""
 
-    def __init__(self, states: torch.Tensor, extents: Sequence[int], threads: int) -> None:
-        self._address, self._threads = states.data_ptr(), threads
-        self._spans = list(pairwise((0, *extents))) if extents else []
-        self.before = [0] * len(extents)
-        self.after = [0] * len(extents)
-
-    def add(self, before: Sequence[int], after: Sequence[int]) -> None:
-        """What one call of the kernel found, which are parts of sums."""
-        self.before = list(map(xor, self.before, before))
-        self.after = list(map(xor, self.after, after))
-
-    def finish(self) -> None:
-        """All parts are there."""
-        lengths = [stop - start for start, stop in self._spans]
-        self.before = list(map(native.checksum_of, self.before, lengths))
-        self.after = list(map(native.checksum_of, self.after, lengths))
-
-    def look_before(self) -> None:
-        self.before = self._look()
-
-    def look_after(self) -> None:
-        self.after = self._look()
-
-    def _look(self) -> list[int]:
-        return [native.checksum(self._address + start, stop - start, self._threads) for start, stop in self._spans]
+    kernel: Callable[..., Any]
+    decays: bool
+    counted: bool
+    """Whether the squares that it finds are all of some window's."""

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.optimizer import AdamW, RangeUpdate
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.plan import Plan
@@ -55,7 +55,7 @@ def test_a_range_holds_masters_then_moments(elements: int) -> None:
     m, v = np.zeros_like(p), np.zeros_like(p)
     for step in (1, 2):
         gradient = torch.from_numpy(gradients[step - 1])
-        OPTIMIZER.update(states, "bf16", gradient, parameters, step=step, gradient_scale=0.3, threads=2)
+        RangeUpdate(states, "bf16", gradient, parameters, threads=2)(OPTIMIZER, step=step, gradient_scale=0.3)
         g = gradients[step - 1] * f(0.3)
         m = m + (g - m) * f(1 - 0.9)
         v = v * f(0.95) + (g * g) * f(1 - 0.95)

@@ -14,7 +14,7 @@ from transformers import Trainer
 from ssdplan import native
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.optimizer import AdamW, RangeUpdate
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from ssdplan.executor.weight_decay import spared_parameters, spared_spans, windows
@@ -83,9 +83,8 @@ def test_an_update_of_windows_is_that_of_each_part_and_its_norm_that_of_the_whol
     def update(weight_decay: float, cuts=()) -> tuple[torch.Tensor, torch.Tensor, int]:
         memory, parameters = fresh()
         optimizer = AdamW(lr=1e-2, weight_decay=weight_decay)
-        finite, squares, *_ = optimizer.update(
-            memory, states, gradient, parameters, step=1, gradient_scale=0.5, threads=2, statistics=True, windows=cuts
-        )
+        bound = RangeUpdate(memory, states, gradient, parameters, threads=2, statistics=True, windows=cuts)
+        finite, squares, *_ = bound(optimizer, step=1, gradient_scale=0.5)
         assert finite
         return memory, parameters, squares
 
