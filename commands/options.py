@@ -36,9 +36,11 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def settle_process() -> None:
     """Before torch is loaded: its threads spin for some microseconds and then wait asleep, for I/O and updates need the
-    cores too, and the heap keeps what it is given, so that it is as large in a run as in the profile."""
+    cores too; the heap keeps what it is given, so that it is as large in a run as in the profile; and of what oneDNN
+    made for a shape of matrices, of which it has a cache, torch's own cache in front keeps what one layer needs."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
     from ssdplan.native.process import settle_heap
 
     settle_heap()

@@ -34,10 +34,8 @@ class Calibrator:
         self._timelines.append(timeline)
         if len(self._timelines) < STEPS:
             return None
-        process.give_back()  # what steps left in the heap, solving may have
-        better = self._look()
-        process.give_back()  # and the other way round
-        return better
+        process.give_back()  # what steps left in the heap, solving may have: it has a process of its own
+        return self._look()
 
     def _look(self) -> Plan | None:
         drift = find_drift(self._plan, self._timelines, self._advisor)

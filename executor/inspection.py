@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan.executor.heads import is_position_wise
-from ssdplan.executor.isolation import How, keeps_apart
+from ssdplan.executor.isolation import Isolation, isolation
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.plans.errors import MismatchError
 
@@ -42,7 +42,7 @@ class Anatomy:
     calls_depend_on_ids: bool  # whether a block's arguments depend on which tokens the input has
     position_rows: int | None  # longest sequence that the model's learned position table has rows for
     head_is_position_wise: bool  # whether a position's logits depend on that position's hidden state alone
-    keeps_apart: How | None  # how sequences that share a row are made as if each had a row of its own; None: no way
+    isolation: Isolation  # what sequences that share a row, or padding, do to each other
 
 
 class _Meta(TorchFunctionMode):
@@ -195,7 +195,7 @@ def inspect(module: PreTrainedModel) -> Anatomy:
             hidden_size=whole.hidden_size,
             vocab_size=whole.logits.shape[-1],
         ),
-        keeps_apart=keeps_apart(module, blocks, returned=returned, hidden_size=whole.hidden_size),
+        isolation=isolation(module, blocks, returned=returned, hidden_size=whole.hidden_size),
     )
 
 

@@ -1,7 +1,8 @@
-"""Finds out whether a model keeps sequences apart that share a row: none sees another, and positions begin again.
+"""Finds out whether a model keeps sequences apart that share a row: none sees another, and positions begin again; and
+whether what a row begins with is untouched by what follows, as by padding.
 
-Owns that one question, and answers it by running the model's own forward and each of its layers on sequences side by
-side and alone, with matrices that stand for trained ones and take no memory. It allocates nothing of the size of a
+Owns these two questions, and answers them by running the model's own forward and each of its layers on sequences side
+by side and alone, with matrices that stand for trained ones and take no memory. It allocates nothing of the size of a
 weight.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -110,11 +112,18 @@ def arguments_apart(how: How, position_ids: torch.Tensor) -> dict[str, torch.Ten
     return {"position_ids": position_ids, "attention_mask": mask}
 
 
-def keeps_apart(
-    module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int | None, hidden_size: int
-) -> How | None:
-    """How a model can be told so that each of the sequences in a row gets from the embedding, and from every layer,
-    what it gets alone; None where it cannot, or cannot be run here.
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What sequences that share a row get from the embedding, and from every layer."""
+
+    causal: bool
+    """The first of a row gets what it gets alone: padding on the right needs no mask."""
+    keeps_apart: How | None
+    """How a model can be told so that each gets what it gets alone; None where it cannot."""
+
+
+def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int | None, hidden_size: int) -> Isolation:
+    """What a model does with sequences that share a row; neither where it cannot be run here.
 
     `returned` is as in `inspection.Anatomy`; the module is in eval mode, its parameters are on meta. Layers are run on
     hidden states of unit scale, so that no layer's rounding grows in the next.
@@ -135,27 +144,38 @@ def keeps_apart(
     def run(ids: torch.Tensor, more: dict[str, torch.Tensor], hidden: Callable[[int], torch.Tensor]) -> Any:
         return _outputs(module, blocks, {"input_ids": ids, **more}, hidden, returned)
 
-    def is_exact(how: How, alone: list[torch.Tensor]) -> bool:
-        more = arguments_apart(how, side_by_side(*(torch.arange(n).expand(2, -1) for n in (_SHORT, _LONG))))
-        shared = run(side_by_side(short, long), more, lambda layer: side_by_side(*hidden_of(layer)))
+    def shared(more: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = run(side_by_side(short, long), more, lambda layer: side_by_side(*hidden_of(layer)))
+        return found
+
+    def are_exact(found: list[torch.Tensor], alone: list[torch.Tensor], row: int, tokens: slice) -> bool:
         return all(
-            torch.allclose(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
-            for one, other in zip(shared, alone, strict=True)
+            torch.allclose(one[row, tokens], other[row, tokens], rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+            for one, other in zip(found, alone, strict=True)
         )
+
+    def is_causal(alone: list[torch.Tensor]) -> bool:
+        found = shared({})
+        return are_exact(found, alone, 0, slice(_SHORT)) and are_exact(found, alone, 1, slice(_LONG))
+
+    def is_apart(how: How, alone: list[torch.Tensor]) -> bool:
+        found = shared(arguments_apart(how, side_by_side(*(torch.arange(n).expand(2, -1) for n in (_SHORT, _LONG)))))
+        return all(are_exact(found, alone, row, slice(None)) for row in (0, 1))
 
     ways: tuple[How, ...] = ("positions",) if _attends_locally(module) else ("positions", "mask")
     with torch.no_grad():
         try:
             shorts = run(short, {}, lambda layer: hidden_of(layer)[0])
             longs = run(long, {}, lambda layer: hidden_of(layer)[1])
+            alone = [side_by_side(*pair) for pair in zip(shorts, longs, strict=True)]
+            causal = is_causal(alone)
         except Exception:  # any code of any model may be in there
-            return None
-        alone = [side_by_side(*pair) for pair in zip(shorts, longs, strict=True)]
+            return Isolation(causal=False, keeps_apart=None)
         for how in ways:
             with suppress(Exception):
-                if is_exact(how, alone):
-                    return how
-    return None
+                if is_apart(how, alone):
+                    return Isolation(causal, how)
+    return Isolation(causal, None)
 
 
 def _attends_locally(module: PreTrainedModel) -> bool:

@@ -35,7 +35,8 @@ IGNORED_LABEL = -100
 class MicroBatch:
     """input_ids, labels: int64 [b, s]; labels are unshifted (the loss shifts them), -100 is not counted.
 
-    attention_mask: int64 or bool [b, s], rows padded on the right; None where nothing is padded. position_ids: int64
+    attention_mask: int64 or bool [b, s], rows padded on the right, with labels that are not counted there; None where
+    nothing is padded. position_ids: int64
     [b, s], for rows of several sequences that must not attend to each other: they begin at 0 again with each, and
     attention_mask is None; None where each row is one sequence.
     """
@@ -135,7 +136,7 @@ class Layers:
             MicroBatch(
                 m.input_ids.to(self._device),
                 m.labels.to(self._device),
-                None if m.attention_mask is None else m.attention_mask.to(self._device),
+                None if m.attention_mask is None or not self._needs_mask(m) else m.attention_mask.to(self._device),
                 None if m.position_ids is None else m.position_ids.to(self._device),
             )
             for m in micro_batches
@@ -154,12 +155,22 @@ class Layers:
         if micro_batch.position_ids is not None:
             assert micro_batch.attention_mask is None, "rows are padded or shared, not both"
             self._model.require_apart(ids.shape[1])
+        if micro_batch.attention_mask is not None:
+            assert (micro_batch.labels[micro_batch.attention_mask == 0] == IGNORED_LABEL).all(), "padding is no target"
         embedding: Any = self._model.module.get_input_embeddings()
         rows = embedding.weight.shape[0]
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= rows:
             wrong = low if low < 0 else high
             raise MismatchError(f"micro-batch {index} has token {wrong}, {self._model.name} has tokens 0 to {rows - 1}")
+
+    def _needs_mask(self, micro_batch: MicroBatch) -> bool:
+        """Whether padding has to be told: not where all rows end together, if what a row begins with is computed as if
+        nothing came behind it. (Rows that end apart would not need it either, but get it as they do elsewhere: kernels
+        round differently with a mask.)"""
+        mask = micro_batch.attention_mask
+        ends_together = mask is not None and bool((mask == mask[:1]).all())
+        return not (ends_together and self._model.padding_needs_no_mask)
 
     def end_step(self) -> float:
         """The mean loss over the step's valid tokens, summed in micro-batch order in float64; forgets the step."""
@@ -460,7 +471,7 @@ class Layers:
     ) -> Any:
         arguments = {"input_ids": input_ids, "attention_mask": attention_mask}
         if position_ids is not None:
-            how = self._model.anatomy.keeps_apart
+            how = self._model.anatomy.isolation.keeps_apart
             assert how is not None
             arguments |= arguments_apart(how, position_ids)
         options = {"use_cache": False, "return_dict": True}

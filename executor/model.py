@@ -154,8 +154,13 @@ class StreamedModel:
     def keeps_apart(self, sequence_length: int) -> bool:
         """Whether sequences that share a row of `sequence_length` tokens are computed as if each had its own."""
         longest = _longrope_limit(self.module)
-        exact = self.anatomy.keeps_apart is not None and self.head_is_position_wise
+        exact = self.anatomy.isolation.keeps_apart is not None and self.head_is_position_wise
         return exact and (longest is None or sequence_length <= longest)
+
+    @property
+    def padding_needs_no_mask(self) -> bool:
+        """Whether the tokens of a row that is padded on the right are computed as if it were not, with no mask."""
+        return self.anatomy.isolation.causal and self.head_is_position_wise
 
     def require_apart(self, sequence_length: int) -> None:
         """MismatchError unless `keeps_apart`."""

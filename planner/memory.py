@@ -22,11 +22,10 @@ HEAP_BYTES, HEAP_DOUBLED_BYTES = 60 << 20, 8 << 20
 each doubling of the micro-batches, which follow each other through one layer, where no profile says. A model of 134M
 parameters took 15, 36 and 53 MiB with 1, 4 and 16 of them, one of 34M took 58 with 2; and a run differs from the next
 by ten."""
-WARMING, WARMING_BYTES, WARMING_DOUBLED_BYTES = 0.3, 16 << 20, 4 << 20
-"""The same beside what a profile found the process to grow by, as a share of that and besides: how much it is changes
-from step to step, so the most of many steps is more than that of a few; and solving leaves something when a run looks
-at its machine. Models of 134M and of 551M parameters, whose layers left holes of 41 and 121 to 145 MiB, took 36 to 60
-and 145 to 176 MiB."""
+WARMING_BYTES, WARMING_DOUBLED_BYTES = 8 << 20, 4 << 20
+"""The same beside what a profile found the process to grow by: holes change from step to step, so the most of many
+steps is more than that of a few. Models of 134M and of 551M parameters, whose holes were 12 and 24 MiB in profiles,
+took 6 to 18 and 13 to 20 MiB with 1 to 8 micro-batches."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
 
@@ -76,7 +75,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         device_arena=arena,
         device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
-        holes=_holes_bytes(model, size),
+        holes=_holes_bytes(model, size, workspace),
         kept=kept_bytes(schedule),
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
@@ -100,17 +99,12 @@ def workspace_bytes(model: Model, micro_batch_size: int) -> int:
     )
 
 
-def _holes_bytes(model: Model, micro_batch_size: int) -> int | None:
-    """What layers leave between their tensors. It adds up over the classes: tensors of one do not fit into holes of
-    another."""
-    holes = 0
-    for entry in model.classes:
-        timing = model.timing(entry.name, micro_batch_size)
-        if timing.process_growth_bytes is None:
-            return None
-        workspace = max(timing.forward_workspace_bytes, timing.backward_workspace_bytes)
-        holes += max(timing.process_growth_bytes - workspace, 0)
-    return holes
+def _holes_bytes(model: Model, micro_batch_size: int, workspace: int) -> int | None:
+    """What the process grows by beyond the workspace while the class that takes most runs: what others left is given
+    back, or is used again."""
+    growths = [model.timing(entry.name, micro_batch_size).process_growth_bytes for entry in model.classes]
+    known = [growth for growth in growths if growth is not None]
+    return max(max(known) - workspace, 0) if len(known) == len(growths) else None
 
 
 def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int) -> float:
@@ -139,7 +133,7 @@ def process_peak_bytes(peaks: Peaks, machine: Machine, micro_batches: int) -> in
     doublings = (micro_batches - 1).bit_length()
     heap = HEAP_BYTES + HEAP_DOUBLED_BYTES * doublings
     if peaks.holes is not None:
-        heap = int((1 + WARMING) * peaks.holes) + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
+        heap = peaks.holes + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
     return base + peaks.host + arena + max(peaks.loading, peaks.kept + compute + heap)
 
 

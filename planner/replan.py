@@ -1,18 +1,26 @@
 """Replan: what a plan would do on a machine that is not as its profile says, and what solve would then choose.
 
-Owns the request that a plan answers, recovered from it: its budgets, schedule and batch, and what the user fixed. All
-else is free, since it changes no result.
+Owns a plan's own advisor, and that solving happens in a process of its own: a run that solved would keep its memory
+tens of MiB larger to its end, and nothing that goes wrong in a solver may end a week of training.
 """
 
+import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 from ssdplan.plans.calibration import Expectation
+from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model, Profile
 from ssdplan.plans.schedule import Graph
 
 from .simulator import expectation, simulate
-from .solve import SolveRequest, solve
+
+SOLVER = "ssdplan.planner.again"
+"""Not imported here: it would bring the linear program's library into every run."""
+SECONDS = 600.0
+"""The longest that solving may take; a model of 175B parameters takes five to ten."""
 
 
 class Replanner:
@@ -30,7 +38,7 @@ class Replanner:
         return simulate(graph, model, machine, self._plan.decision.micro_batch_size).seconds
 
     def replanned(self, machine: Machine, model: Model) -> Plan:
-        """Raises InfeasibleError when nothing fits any more."""
+        """Raises InfeasibleError when nothing fits any more, SsdplanError when solving itself fails."""
         profile = Profile(
             schema="ssdplan.profile/1",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,22 +46,20 @@ class Replanner:
             model=model,
             notes=("rates and times as a run measured them",),
         )
-        return solve(profile, request_of(self._plan), compared=False)
-
-
-def request_of(plan: Plan) -> SolveRequest:
-    """What a plan was asked for, as far as another must keep to it."""
-    decision, asked = plan.decision, plan.asked
-    return SolveRequest(
-        host_memory_bytes=decision.host_budget_bytes,
-        device_memory_bytes=None if decision.unified_memory else decision.device_budget_bytes,
-        micro_batch_size=decision.micro_batch_size,
-        micro_batches=decision.micro_batches,
-        schedule=decision.schedule,
-        optimizer_states=decision.optimizer_states,
-        clip_grad_norm=decision.clip_grad_norm,
-        unified_memory=decision.unified_memory,
-        delay_ratio=asked.delay_ratio,
-        residency=asked.residency,
-        max_ssd_write_bytes=asked.max_ssd_write_bytes,
-    )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", SOLVER],
+                input=json.dumps([self._plan.text(), profile.text()]),
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SsdplanError(f"solving again: {error}") from None
+        if done.returncode == InfeasibleError.exit_code:
+            raise InfeasibleError(done.stderr.strip())
+        if done.returncode:
+            last = done.stderr.strip().rpartition("\n")[2]
+            raise SsdplanError(f"solving again ended with {done.returncode}: {last}")
+        return Plan.model_validate_json(done.stdout)

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ssdplan.native import process
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.plans.profile import LayerClass, Timing
+from ssdplan.plans.rows import row_lengths
 from ssdplan.profiler.measure import Limits, Measurement, Progress, portion, repeat
 from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
 
@@ -221,7 +222,7 @@ class _Bench:
     """Inputs, outputs and one layer's weights and gradients on the device, in buffers that the layers use in turn.
 
     The step's micro-batches are those of all sizes with one whole sequence a row, then those with padding, then, of a
-    model that keeps them apart, those of two sequences a row.
+    model that keeps them apart, those of two sequences a row, then those of shorter rows.
     """
 
     def __init__(
@@ -258,6 +259,7 @@ class _Bench:
         self._loaded: int | None = None
         self._layer_weights: list[torch.Tensor] = []
         self._layer_gradients: list[torch.Tensor] = []
+        self._shorter: dict[int, range] = {}
 
     def _array(self, seed: int) -> torch.Tensor:
         """An inter-layer array for the largest size: normal numbers, in the model's dtype."""
@@ -279,6 +281,11 @@ class _Bench:
                 self._layers.begin_step(0, [micro_batch])
                 self._layers.forward(0, 0, self._layer_weights, None, self._out)
                 context[size] = max(context[size], self._layers.context_bytes() + 3 * ids.nbytes)
+        self._shorter = {}
+        for size, ids in zip(self._sizes, self._ids, strict=True):
+            begin = len(micro_batches)
+            micro_batches += [self._masked(ids[:, :length]) for length in row_lengths(ids.shape[1])[:-1]]
+            self._shorter[size] = range(begin, len(micro_batches))
         self._layers.begin_step(1, micro_batches)
         for micro_batch in range(len(micro_batches)):
             self._layers.forward(0, micro_batch, self._layer_weights, None, self._out)
@@ -287,7 +294,7 @@ class _Bench:
     def _padded(self, ids: torch.Tensor) -> Any:
         """A micro-batch of which the last row is half padding; its three inputs are of one size."""
         mask = torch.ones_like(ids)
-        mask[-1, -(ids.shape[1] // 2) :] = 0
+        mask[-1, ids.shape[1] - ids.shape[1] // 2 :] = 0
         return self._make_micro_batch(ids, ids.masked_fill(mask == 0, IGNORED_LABEL), mask, None)
 
     def _shared(self, ids: torch.Tensor) -> Any:
@@ -296,6 +303,11 @@ class _Bench:
         half = ids.shape[1] // 2
         positions[:, half:] -= half
         return self._make_micro_batch(ids, ids.masked_fill(positions == 0, IGNORED_LABEL), None, positions)
+
+    @property
+    def _masked(self) -> Callable[[torch.Tensor], Any]:
+        """What makes the micro-batches that take most: where sequences share rows, there is a mask in any case."""
+        return self._shared if self._shares else self._padded
 
     def load(self, layer: int) -> None:
         """Read a layer's states into the one place for weights; what was there is gone."""
@@ -363,6 +375,8 @@ class _Bench:
                     partial(saved_activation_bytes, partial(self.backward, layer, micro_batch))
                 )
             found.append((forward, backward, saved))
+        for micro_batch in self._shorter[size]:  # what kernels keep for each length is there before growth begins
+            (self.backward if True in self.directions(layer) else self.forward)(layer, micro_batch)
         growth = self._process_growth(layer, len(self._sizes) + self._sizes.index(size))
         forward, backward, saved = (max(figures) for figures in zip(*found, strict=True))
         return Space(forward, backward, saved, growth)

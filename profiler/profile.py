@@ -181,7 +181,8 @@ def profile(
 
 
 def _process_bytes() -> int:
-    """What is resident when all that was measured is gone: every layer has run, so what kernels keep is there."""
+    """What is resident when all that was measured is gone: every layer has run on rows of every length that a run has,
+    so what kernels keep for them is there."""
     gc.collect()
     process.give_back()
     return process.resident_bytes()

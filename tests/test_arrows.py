@@ -85,3 +85,10 @@ def test_planning_loads_no_torch():
 def test_the_package_leaks_nothing_to_the_top_level(tmp_path):
     code = "import importlib.util as u; assert not [n for n in " + repr((*PARTS, "cli")) + " if u.find_spec(n)]"
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_run_that_may_replan_does_not_load_a_solver() -> None:
+    """It would be in the run's memory to its end."""
+    code = "import sys, ssdplan.planner.replan; print([m for m in ('pulp', 'highspy', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

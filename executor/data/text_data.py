@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.rows import row_length
 
 from .documents import data_files
 from .formats import recognise, samples
@@ -79,11 +80,12 @@ def _shuffle(seed: int, epoch: int, samples: int) -> Ints:
 class TextData:
     """The samples of a data set, tokenised once.
 
-    Without `pack` each sample is one row, cut at `sequence_length` and padded on the right only as far as its
-    micro-batch needs. With it samples share rows: texts are laid end to end, each followed by the end-of-sequence
-    token, and cut into rows of exactly `sequence_length` tokens, and what is left over at the end is dropped; samples
-    of which only a part is learnt (`format` other than `text`) are laid into rows whole. Those that share a row do not
-    attend to each other, and none's first token is predicted, unless `attend_across`.
+    Without `pack` each sample is one row, cut at `sequence_length` and padded on the right to the least of a few
+    lengths (`plans.rows`) that its micro-batch needs. With it samples share rows: texts are laid end to end, each
+    followed by the end-of-sequence token, and cut into rows of exactly `sequence_length` tokens, and what is left over
+    at the end is dropped; samples of which only a part is learnt (`format` other than `text`) are laid into rows whole,
+    which are padded as those without `pack`. Those that share a row do not attend to each other, and none's first token
+    is predicted, unless `attend_across`.
 
     `samples` counts rows an epoch; `documents` and `tokens` what was read (end-of-sequence tokens included, before
     cutting); `cut` samples that are longer than a row (no text, when packed); `left_out` those of which no token is to
@@ -312,7 +314,7 @@ class TextData:
     def _batch(self, rows: list[list[Segment]], counted: int | None = None) -> Batch:
         """Rows side by side; only the first `counted` have labels (all of them by default)."""
         lengths = np.array([sum(stop - start for start, stop in row) for row in rows])
-        shape = (len(rows), int(lengths.max()))
+        shape = (len(rows), row_length(int(lengths.max()), self.sequence_length))
         input_ids = np.full(shape, self._padding, np.int64)
         labels = np.full(shape, NOT_COUNTED, np.int64)
         positions = np.zeros(shape, np.int64)

@@ -167,6 +167,19 @@ def test_other_families_are_found_by_the_same_means(tmp_path: Path, family: str)
     compare(path, make_steps(4, 2, padded=True), torch.float32, 5e-6, 1e-3, head_chunk_tokens=5)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_padding_behind_all_rows_changes_nothing(tmp_path: Path, family: str) -> None:
+    """Of random tokens, which plain PyTorch is told by the mask that is left away here."""
+    path = make_model(family, tmp_path / "model")
+    steps = make_steps(3, 2, padded=False)
+    for step in steps:
+        for k, batch in enumerate(step):
+            mask = torch.ones_like(batch.input_ids)
+            mask[:, LENGTH - 5 - k :] = 0
+            step[k] = MicroBatch(batch.input_ids, batch.labels.masked_fill(mask == 0, -100), mask)
+    compare(path, steps, torch.float32, 5e-6, 1e-3)
+
+
 @pytest.mark.parametrize(("micro_batches", "padded"), [(1, True), (3, False)])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_padding_and_micro_batches_are_independent(

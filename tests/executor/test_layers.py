@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ssdplan.executor.isolation import isolation
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.weights import Weights
@@ -352,6 +353,36 @@ def test_recorded_arguments_are_kept_once_and_forgotten(tmp_path: Path) -> None:
     first = it.layers.context_bytes()
     it.forward(0, 1)
     assert it.layers.context_bytes() == 2 * first
+
+
+def ending_together(length: int, tokens: int) -> MicroBatch:
+    """Two rows of which only the first `tokens` are not padding."""
+    ids = torch.randint(3, 97, (2, length), generator=torch.Generator().manual_seed(length))
+    mask = torch.ones_like(ids)
+    mask[:, tokens:] = 0
+    return MicroBatch(ids, ids.masked_fill(mask == 0, -100), mask)
+
+
+@pytest.mark.parametrize(("causal", "more"), [(True, 0), (False, 2 * 12 * 12)])
+def test_padding_behind_all_rows_needs_no_mask(tmp_path: Path, causal: bool, more: int) -> None:
+    """Unless what comes later in a row changes what came before: a model that attends in both directions is told."""
+    it = opened(make_model("llama", tmp_path / "llama"))
+    found = isolation(it.model.module, it.model.blocks, returned=None, hidden_size=it.model.hidden_size)
+    assert found == it.model.anatomy.isolation and found.causal
+    if not causal:
+        for block in it.model.blocks:
+            block.self_attn.is_causal = False
+        found = isolation(it.model.module, it.model.blocks, returned=None, hidden_size=it.model.hidden_size)
+        assert not found.causal
+        it.model = replace(it.model, anatomy=replace(it.model.anatomy, isolation=found))
+        it.layers = Layers(it.model, CPU)
+    kept = []
+    for batch in (MicroBatch(*[ending_together(12, 12).input_ids] * 2), ending_together(12, 9)):
+        it.batches = [batch]
+        it.layers.begin_step(0, it.batches)
+        it.forward(0, 0)
+        kept.append(it.layers.context_bytes())
+    assert kept[1] - kept[0] == more
 
 
 def test_tokens_and_lengths_that_are_not_the_models(tmp_path: Path) -> None:

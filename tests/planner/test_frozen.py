@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner import horizontal
+from ssdplan.planner.again import request_of
 from ssdplan.planner.lexicographic import value
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.program import FixedChoices, Limits, footprint, program_bound, solve_program
-from ssdplan.planner.replan import request_of
 from ssdplan.planner.solve import SolveRequest, solve
 from ssdplan.planner.traffic import CHECKPOINT_HOST, StateVariables, layer_groups, stages, total_bytes
 from ssdplan.plans.build import build_schedule

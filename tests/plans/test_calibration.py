@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner import simulator
-from ssdplan.planner.replan import Replanner, request_of
+from ssdplan.planner.again import request_of
+from ssdplan.planner.replan import Replanner
 from ssdplan.planner.simulator import expectation, simulate
 from ssdplan.planner.solve import SolveRequest, solve
 from ssdplan.plans.build import build_schedule
@@ -18,6 +19,7 @@ from ssdplan.plans.calibration import (
     find_drift,
     slowdowns,
 )
+from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.plan import Asked, Plan
 from ssdplan.plans.profile import Machine, Model, Profile
 from ssdplan.plans.schedule import Graph
@@ -228,3 +230,29 @@ def test_what_solve_would_choose_now_keeps_to_what_the_user_fixed() -> None:
     assert again.asked == plan.asked and again.decision.delay_ratio == 0.25
     for placement in again.decision.placement.values():
         assert placement.optimizer_prompt_host + placement.optimizer_delayed_host == pytest.approx(0.125)
+
+
+def test_what_solve_cannot_find_any_more_is_said() -> None:
+    model, machine = _model(), _machine()
+    profile = Profile(created="now", machine=machine, model=model)
+    plan = solve(profile, SolveRequest(host_memory_bytes=48 * MIB), compared=False)
+    full = machine.model_copy(
+        update={"volumes": tuple(volume.model_copy(update={"free_bytes": MIB}) for volume in machine.volumes)}
+    )
+    with pytest.raises(InfeasibleError, match="ssd"):
+        Replanner(plan).replanned(full, model)
+
+
+@pytest.mark.parametrize(
+    ("solver", "seconds", "said"), [("no.such.module", 60.0, "ended with 1"), ("timeit", 0.01, "timed out")]
+)
+def test_a_solver_that_fails_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch, solver: str, seconds: float, said: str
+) -> None:
+    """So that the run that asked it notes it, and goes on."""
+    model, machine = _model(), _machine()
+    plan = solve(Profile(created="now", machine=machine, model=model), SolveRequest(host_memory_bytes=48 * MIB))
+    monkeypatch.setattr("ssdplan.planner.replan.SOLVER", solver)
+    monkeypatch.setattr("ssdplan.planner.replan.SECONDS", seconds)
+    with pytest.raises(SsdplanError, match=f"solving again.*{said}"):
+        Replanner(plan).replanned(machine, model)

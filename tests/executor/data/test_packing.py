@@ -70,14 +70,14 @@ def test_a_family_that_cannot_keep_sequences_apart_is_refused(tmp_path: Path, fa
 @pytest.mark.parametrize("family", [*FAMILIES, "falcon"])
 def test_what_is_found_in_fp32_is_found_in_bf16(tmp_path: Path, family: str) -> None:
     path = make_model(family, tmp_path / "model")
-    found = [open_model(path, dtype).anatomy.keeps_apart for dtype in (torch.float32, torch.bfloat16)]
+    found = [open_model(path, dtype).anatomy.isolation.keeps_apart for dtype in (torch.float32, torch.bfloat16)]
     assert found[0] == found[1]
     assert found[0] == (None if family == "falcon" else "mask" if family == "opt" else "positions")  # alibi here
 
 
 def test_a_falcon_that_rotates_is_kept_apart_by_a_mask(tmp_path: Path) -> None:
     path = make_model("falcon", tmp_path / "model", alibi=False)
-    assert open_model(path, torch.float32).anatomy.keeps_apart == "mask"
+    assert open_model(path, torch.float32).anatomy.isolation.keeps_apart == "mask"
     compare(path, shared(3), torch.float32, 5e-6, 1e-3, head_chunk_tokens=7)
 
 

@@ -201,6 +201,23 @@ def test_unpacked_rows_are_documents_cut_and_padded_to_their_micro_batch(tmp_pat
     assert second.input_ids.dtype == second.labels.dtype == second.attention_mask.dtype == np.int64
 
 
+def test_micro_batches_have_one_of_few_lengths(tmp_path: Path, tokenizer: Any) -> None:
+    """Of rows of at most 200 tokens: 64, 112 or 200, the least that the longest row of a micro-batch fits into."""
+    texts = ["ab " * count for count in range(1, 70, 7)]
+    path = write_rows(tmp_path / "a.jsonl", texts)
+    alone = TextData(path, tokenizer, sequence_length=200, pack=False)
+    expected = [
+        next(length for length in (64, 112, 200) if length >= min(len(whole(tokenizer, text)), 200)) for text in texts
+    ]
+    assert set(expected) == {64, 112, 200}
+    assert [batch.input_ids.shape[1] for [batch] in alone.eval_batches(1)] == expected
+    pairs = [batch.input_ids.shape[1] for [batch] in alone.eval_batches(2)]
+    assert pairs == [max(pair) for pair in zip(expected[::2], expected[1::2], strict=True)]
+    for [batch] in alone.eval_batches(1):
+        if batch.attention_mask is not None:
+            assert (batch.labels[batch.attention_mask == 0] == -100).all()
+
+
 def test_a_padding_token_in_the_text_still_counts(tmp_path: Path, tokenizer: Any) -> None:
     """The end of a sequence is often the padding token too: what tells them apart is their place, not their id."""
     tokenizer.pad_token = tokenizer.eos_token

@@ -1,0 +1,56 @@
+"""Solve again: `python -m ssdplan.planner.again` reads a plan and a profile and writes what solve would now choose.
+
+Owns the request that a plan answers, recovered from it: its budgets, schedule and batch, and what the user fixed. All
+else is free, since it changes no result.
+"""
+
+import json
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Profile
+
+from .solve import SolveRequest, solve
+
+
+def request_of(plan: Plan) -> SolveRequest:
+    """What a plan was asked for, as far as another must keep to it."""
+    decision, asked = plan.decision, plan.asked
+    return SolveRequest(
+        host_memory_bytes=decision.host_budget_bytes,
+        device_memory_bytes=None if decision.unified_memory else decision.device_budget_bytes,
+        micro_batch_size=decision.micro_batch_size,
+        micro_batches=decision.micro_batches,
+        schedule=decision.schedule,
+        optimizer_states=decision.optimizer_states,
+        clip_grad_norm=decision.clip_grad_norm,
+        unified_memory=decision.unified_memory,
+        delay_ratio=asked.delay_ratio,
+        residency=asked.residency,
+        max_ssd_write_bytes=asked.max_ssd_write_bytes,
+    )
+
+
+def main() -> int:
+    """Standard input is a JSON list of two texts, a plan and a profile. Standard output is the plan found, without
+    comparisons; where nothing fits any more, standard error says why, and the exit code is an InfeasibleError's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who wants the run to end tells the run, which waits for this
+    with suppress(OSError):  # where memory ends, it is this process that goes, and not the run
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    plan, profile = json.load(sys.stdin)
+    try:
+        request = request_of(Plan.model_validate_json(plan))
+        found = solve(Profile.model_validate_json(profile), request, compared=False)
+    except InfeasibleError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(found.text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
