@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ssdplan.native import process
 from ssdplan.plans.calibration import Advisor, describe_change, describe_drift, find_drift
-from ssdplan.plans.errors import SsdplanError
+from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.quantities import duration
 from ssdplan.plans.timeline import Timeline
@@ -34,7 +34,7 @@ class Calibrator:
         self._timelines.append(timeline)
         if len(self._timelines) < STEPS:
             return None
-        process.give_back()  # what steps left in the heap, solving may have: it has a process of its own
+        process.give_back()  # what steps left in the heap may be what another process solves in
         return self._look()
 
     def _look(self) -> Plan | None:
@@ -44,8 +44,11 @@ class Calibrator:
         text = describe_drift(self._plan, drift)
         try:
             better = self._advisor.replanned(drift.machine, drift.model)
-        except SsdplanError as error:
+        except InfeasibleError as error:
             self._note(f"{text}; solve would find no plan: {error}")
+            return None
+        except SsdplanError as error:
+            self._note(f"{text}; {error}")
             return None
         if better.prediction.step_seconds * (1 + WORTH) > drift.step_seconds:
             self._note(f"{text}; solve would choose none that is faster by {WORTH:.0%} with this batch")

@@ -36,9 +36,8 @@ class MicroBatch:
     """input_ids, labels: int64 [b, s]; labels are unshifted (the loss shifts them), -100 is not counted.
 
     attention_mask: int64 or bool [b, s], rows padded on the right, with labels that are not counted there; None where
-    nothing is padded. position_ids: int64
-    [b, s], for rows of several sequences that must not attend to each other: they begin at 0 again with each, and
-    attention_mask is None; None where each row is one sequence.
+    nothing is padded. position_ids: int64 [b, s], for rows of several sequences that must not attend to each other:
+    they begin at 0 again with each, and attention_mask is None; None where each row is one sequence.
     """
 
     input_ids: torch.Tensor

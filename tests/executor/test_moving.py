@@ -18,7 +18,7 @@ from ssdplan.executor.train import Result, train
 from ssdplan.planner.simulator import expectation, simulate
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.calibration import Expectation
-from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model
 from ssdplan.plans.schedule import Graph
@@ -272,3 +272,9 @@ def test_what_is_told_of_a_drift_says_the_figure_the_change_and_the_way(director
 
     text, chosen = told(none, replan=True)
     assert chosen is None and "solve would find no plan: no plan fits" in text
+
+    def failing(plan: Plan) -> Plan:
+        raise SsdplanError("solving again ended with -9: ")
+
+    text, chosen = told(failing, replan=True)
+    assert chosen is None and text.endswith("; solving again ended with -9: ") and "no plan" not in text

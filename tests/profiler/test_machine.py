@@ -138,12 +138,11 @@ def test_host_memory_that_is_not_page_locked_is_noted() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("states", ["bf16", "fp32"])
 def test_the_rate_of_updates_is_that_of_the_kernel(precision: str, states: OptimizerStates) -> None:
-    figures, _ = measure_update(precision, 1, 4 * GIB, Limits(seconds=1.6), silent)  # type: ignore[arg-type]
     count = 2 << 20
     dtype = torch.float32 if states == "fp32" else torch.bfloat16
     arrays = [torch.full((count,), 0.01, dtype=dtype if number in (1, 2) else torch.float32) for number in range(5)]
-    rates = []
-    for _ in range(20):
+
+    def rate() -> float:
         started = time.perf_counter()
         adamw(
             *(array.data_ptr() for array in arrays),
@@ -158,8 +157,14 @@ def test_the_rate_of_updates_is_that_of_the_kernel(precision: str, states: Optim
             step=1,
             threads=1,
         )
-        rates.append(count / (time.perf_counter() - started))
-    assert max(rates) / 3 < getattr(figures, states).median < max(rates) * 3
+        return count / (time.perf_counter() - started)
+
+    # Before and after: a host that others use may be three times as fast in one of them.
+    rate()
+    rates = [rate() for _ in range(10)]
+    figures, _ = measure_update(precision, 1, 4 * GIB, Limits(seconds=1.6), silent)  # type: ignore[arg-type]
+    rates += [rate() for _ in range(10)]
+    assert min(rates) / 3 < getattr(figures, states).median < max(rates) * 3
 
 
 def test_what_checksums_take_in_passing_is_the_difference() -> None:

@@ -32,10 +32,15 @@ def silent(fraction: float, what: str) -> None:
     pass
 
 
+def never() -> float:
+    """What the host took: nothing, whatever the real one does while a clock is made."""
+    return 0.0
+
+
 def test_what_never_varies_is_measured_the_least_number_of_times() -> None:
     clock = Clock()
     figures = {"a": clock.figure(0.1, lambda: 7.0), "b": clock.figure(0.2, lambda: 9.0)}
-    found = repeat(figures, Limits(seconds=100), silent, "", clock=clock)
+    found = repeat(figures, Limits(seconds=100), silent, "", clock=clock, stolen=never)
     assert {key: (m.median, m.spread, m.samples, m.stable) for key, m in found.items()} == {
         "a": (7.0, 0.0, 5, True),
         "b": (9.0, 0.0, 5, True),
@@ -47,7 +52,7 @@ def test_what_never_varies_is_measured_the_least_number_of_times() -> None:
 def test_noise_is_stable_when_its_median_is_known_well_enough(noise: float, stable: bool) -> None:
     rng, clock = random.Random(1), Clock()
     value = clock.figure(0.1, lambda: rng.lognormvariate(0, noise))
-    found = repeat({"x": value}, Limits(seconds=100), silent, "", clock=clock)["x"]
+    found = repeat({"x": value}, Limits(seconds=100), silent, "", clock=clock, stolen=never)["x"]
     assert found.stable is stable
     assert (found.trouble() is None) is stable
     if stable:
@@ -58,7 +63,9 @@ def test_noise_is_stable_when_its_median_is_known_well_enough(noise: float, stab
 
 def test_a_few_wild_samples_move_neither_median_nor_stability() -> None:
     clock, calls = Clock(), iter([1.0, 50.0, 1.01, 0.99, 1.0, 30.0, 1.0, 1.01, 0.99, 1.0] * 5)
-    found = repeat({"x": clock.figure(0.1, lambda: next(calls))}, Limits(seconds=100), silent, "", clock=clock)["x"]
+    found = repeat(
+        {"x": clock.figure(0.1, lambda: next(calls))}, Limits(seconds=100), silent, "", clock=clock, stolen=never
+    )["x"]
     assert found.stable and found.median == pytest.approx(1.0, abs=0.011)
 
 
@@ -89,7 +96,7 @@ def test_time_is_kept_and_shared(costs: list[float], seconds: float, seed: int) 
     limits = Limits(seconds=seconds)
     seen: list[float] = []
     figures = {i: clock.figure(cost, lambda: rng.lognormvariate(0, 0.5)) for i, cost in enumerate(costs)}
-    found = repeat(figures, limits, lambda fraction, what: seen.append(fraction), "", clock=clock)
+    found = repeat(figures, limits, lambda fraction, what: seen.append(fraction), "", clock=clock, stolen=never)
     elapsed = clock.now - began
     assert elapsed <= max(seconds, sum(costs)) * 1.000001
     assert all(1 <= m.samples <= limits.most for m in found.values())
@@ -105,14 +112,16 @@ def test_time_is_kept_and_shared(costs: list[float], seconds: float, seed: int) 
 def test_a_slow_figure_does_not_starve_the_quick_ones() -> None:
     clock = Clock()
     figures = {"slow": clock.figure(8.0, lambda: 8.0), **{i: clock.figure(0.2, lambda: 0.2) for i in range(5)}}
-    found = repeat(figures, Limits(seconds=20), silent, "", clock=clock)
+    found = repeat(figures, Limits(seconds=20), silent, "", clock=clock, stolen=never)
     assert found["slow"].samples == 1 and found["slow"].trouble() == "measured once only, for want of time"
     assert all(found[i].samples == 5 and found[i].stable for i in range(5))
 
 
 def test_too_few_samples_are_not_stable() -> None:
     clock = Clock()
-    found = repeat({"x": clock.figure(1.0, lambda: 1.0)}, Limits(seconds=2.5), silent, "", clock=clock)["x"]
+    found = repeat({"x": clock.figure(1.0, lambda: 1.0)}, Limits(seconds=2.5), silent, "", clock=clock, stolen=never)[
+        "x"
+    ]
     assert found.samples == FEWEST - 1 and not found.stable
 
 
