@@ -283,6 +283,20 @@ def open_device(kind: str) -> Device:
     raise UsageError(f"--device {kind}: must be cpu or cuda")
 
 
+def generators(device: torch.device) -> list[torch.Generator]:
+    """What operations on a device draw random numbers from where no generator is named: the processor's, and the GPU's.
+
+    Seeding them is torch.manual_seed without the kinds of devices that are not here: for each of those it keeps a
+    formatted stack, 0.7 ms a call.
+    """
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()  # the list is filled by that
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found.append(torch.cuda.default_generators[index])
+    return found
+
+
 def cuda_of_torch() -> str:
     """The version of CUDA that torch was built for; empty: none."""
     return torch.version.cuda or ""

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan import native
+from ssdplan.executor.device import generators
 from ssdplan.executor.finiteness import Finiteness
 from ssdplan.executor.isolation import arguments_apart
 from ssdplan.executor.model import StreamedModel
@@ -91,6 +92,7 @@ class Layers:
         self._model = model
         self._device = device
         self._seed = seed
+        self._generators = generators(device)
         self._head_chunk_tokens = head_chunk_tokens
         self._head = len(model.layers) - 1
         self._blocks = model.blocks
@@ -292,7 +294,9 @@ class Layers:
 
     def _seed_generators(self, layer: int, micro_batch: int) -> None:
         key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
-        torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1)
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+        for generator in self._generators:
+            generator.manual_seed(seed)
 
     def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
         """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssdplan.executor.device import generators
 from ssdplan.executor.isolation import isolation
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import StreamedModel, open_model
@@ -283,6 +284,18 @@ def test_work_in_one_part_of_an_arena_does_not_disturb_a_backward_in_another(tmp
         assert all(torch.equal(a, b) for a, b in zip(gradients, it.gradients[key], strict=True))
     assert not arena.requires_grad and arena.grad_fn is None and arena.grad is None
     assert all(not flat.requires_grad and flat.grad is None for flat in it.weights)
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_generators_that_a_layer_seeds_are_those_that_are_drawn_from(where: str) -> None:
+    if where == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device here")
+    device = torch.device(where)
+    torch.manual_seed(12345)
+    expected = [torch.rand(7), torch.rand(7, device=device)]
+    for generator in generators(device):
+        generator.manual_seed(12345)
+    assert all(map(torch.equal, expected, [torch.rand(7), torch.rand(7, device=device)]))
 
 
 def test_nothing_of_autograd_outlives_a_call(tmp_path: Path) -> None:
