@@ -1,5 +1,6 @@
 """What tests of whole runs share: a tiny model, a text, and the micro-batches that a run takes from it."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from ssdplan import native
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.layers import MicroBatch
-from ssdplan.executor.model import StreamedModel
+from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.moving import Snapshotted
 from ssdplan.executor.records import Records
 from ssdplan.executor.resume import reopened
@@ -18,6 +19,12 @@ from ssdplan.plans.build import build_schedule
 from tests.tiny import make_model, make_tokenizer
 
 LENGTH = 16
+
+
+@functools.lru_cache(maxsize=4)
+def opened(directory: Path, dtype: torch.dtype, freeze: tuple[str, ...] = ()) -> StreamedModel:
+    """`open_model`, once for all runs of a test: what lies in the directory must not change meanwhile."""
+    return open_model(directory, dtype, freeze=freeze)
 
 
 def prepare(path: Path, family: str = "llama", **odd: object) -> Path:

@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from ssdplan.executor.device import EmulatedDevice, squares_of_rows
-from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from tests import reference
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 
 OPTIMIZER = AdamW(lr=3e-3, weight_decay=0.1, beta2=0.95, eps=0.1)
 """With this epsilon a gradient's size matters: AdamW with a small one does the same for gradients of any scale."""
@@ -31,7 +30,7 @@ def directory(tmp_path_factory) -> Path:
 def run(
     directory: Path, out: Path, *, steps: int = STEPS, eval_every: int = 0, serial: bool = False, **choices
 ) -> Result:
-    model = open_model(directory / "llama", torch.float32)
+    model = opened(directory / "llama", torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, **{"alpha": 1.0, "micro_batches": 2, "chunk": 4096, **choices})
     return train(
         plan,

@@ -22,7 +22,7 @@ from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import NumericalError, UsageError
 from tests import reference
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, micro_batches_of, prepare, states_of
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare, states_of
 
 STEPS = 20
 HUGE = LossScale(scale=2.0**26, growth_interval=4)
@@ -57,7 +57,7 @@ def run(
     kept: Kept | None = None,
     **choices,
 ) -> Result:
-    model = open_model(directory / family, torch.float16)
+    model = opened(directory / family, torch.float16)
     choices = {"alpha": 1.0, "micro_batches": 2, "chunk": 4096, **choices}
     return train(
         make_plan(model, sequence_length=LENGTH, precision="fp16", **choices),

@@ -30,7 +30,7 @@ from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.plan import Plan
 from tests import reference
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 
 STEPS = 4
 OPTIMIZER = AdamW(lr=3e-3, weight_decay=0.1, beta2=0.95, eps=1e-4)
@@ -62,7 +62,7 @@ def run(
 ) -> Result:
     """A run under a plan of these choices; with `resumed`, that in `out` goes on under it. `stop`: behind that step."""
     precision = choices.get("precision", "fp32")
-    model = open_model(directory / name, DTYPES[precision], freeze=freeze)
+    model = opened(directory / name, DTYPES[precision], freeze=freeze)
     plan = make_plan(model, sequence_length=LENGTH, **{"micro_batches": 3, "chunk": 4096, **choices})
 
     def step(metrics) -> None:

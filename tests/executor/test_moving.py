@@ -23,7 +23,7 @@ from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Machine, Model
 from ssdplan.plans.schedule import Graph
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, prepare
+from tests.executor.runs import LENGTH, opened, prepare
 
 STEPS_IN_ALL = 8
 
@@ -56,7 +56,7 @@ class Advice:
 def run(
     directory: Path, out: Path, plan: Plan, other: Plan | None, *, watch: Watch | None = None, **choices
 ) -> tuple[Result, Advice | None]:
-    model = open_model(directory / "llama", _dtype(plan), freeze=plan.model.freeze)
+    model = opened(directory / "llama", _dtype(plan), freeze=plan.model.freeze)
     recipe = Recipe(steps=STEPS_IN_ALL, optimizer=AdamW(lr=1e-3, weight_decay=0.1), replan=other is not None, **choices)
     advice = Advice(plan, other) if other else None
     result = train(

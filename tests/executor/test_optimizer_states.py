@@ -17,7 +17,7 @@ from ssdplan.executor.train import Result, train
 from ssdplan.plans.plan import Plan
 from tests import reference
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 
 OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1, beta2=0.95)
 SETTINGS = reference.AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
@@ -29,7 +29,7 @@ def directory(tmp_path_factory) -> Path:
 
 
 def run(directory: Path, out: Path, *, steps: int, serial: bool = False, **choices) -> tuple[Plan, Result]:
-    model = open_model(directory / "llama", torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
+    model = opened(directory / "llama", torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, **{"optimizer_states": "bf16", "micro_batches": 2, **choices})
     recipe = Recipe(steps=steps, optimizer=OPTIMIZER, eval_every=2, serial=serial)
     return plan, train(

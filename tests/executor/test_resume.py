@@ -21,7 +21,6 @@ from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.export_run import export_run
 from ssdplan.executor.learning_rate import LearningRate
 from ssdplan.executor.metrics import StepMetrics
-from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.resume import Kept, reopened
@@ -32,7 +31,7 @@ from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, prepare
+from tests.executor.runs import LENGTH, opened, prepare
 from tests.executor.test_moving import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits
 
 STEPS = 6
@@ -50,7 +49,7 @@ def directory(tmp_path_factory) -> Path:
 
 def plan_of(directory: Path, choices: dict[str, Any], **more: Any) -> Plan:
     precision = {**choices, **more}.get("precision", "fp32")
-    model = open_model(directory / "llama", DTYPES[precision])
+    model = opened(directory / "llama", DTYPES[precision])
     return make_plan(model, sequence_length=LENGTH, **{**choices, **more})
 
 
@@ -71,7 +70,7 @@ def run(
     """Train; `at` is called behind every step, with its number."""
     plan = plan or (kept.plan if kept else None)
     assert plan
-    model = open_model(directory / "llama", DTYPES[plan.decision.precision])
+    model = opened(directory / "llama", DTYPES[plan.decision.precision])
 
     def step(metrics: StepMetrics) -> None:
         at(metrics.step)

@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from tests import reference
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 
 OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1, beta2=0.95)
 
@@ -37,7 +36,7 @@ def run(
     snapshot_every: int = 0,
     **choices,
 ):
-    model = open_model(directory / name, torch.bfloat16 if precision == "bf16" else torch.float32)
+    model = opened(directory / name, torch.bfloat16 if precision == "bf16" else torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, precision=precision, chunk=4096, **choices)
     recipe = Recipe(steps=3, optimizer=OPTIMIZER, serial=serial, eval_every=2, snapshot_every=snapshot_every)
     held_out = directory / "held-out.txt"

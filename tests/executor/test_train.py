@@ -19,7 +19,7 @@ from ssdplan.plans.errors import MismatchError, NumericalError, UsageError
 from ssdplan.plans.plan import Plan
 from tests import reference
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.executor.test_families import vanishing
 from tests.tiny import FAMILIES
 
@@ -33,7 +33,7 @@ def directory(tmp_path_factory) -> Path:
 
 
 def run(directory: Path, out: Path, name: str = "llama", *, recipe: Recipe = RECIPE, data="text.txt", **choices):
-    model = open_model(directory / name, torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
+    model = opened(directory / name, torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, **choices)
     return plan, train(
         plan,

@@ -20,7 +20,7 @@ from ssdplan.executor.train import Result, train
 from ssdplan.executor.weight_decay import spared_parameters, spared_spans, windows
 from tests import reference
 from tests.executor.planned import make_plan
-from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.executor.test_families import vanishing
 from tests.tiny import FAMILIES, OTHERS, make_model
 
@@ -102,7 +102,7 @@ def test_an_update_of_windows_is_that_of_each_part_and_its_norm_that_of_the_whol
 
 
 def run(directory: Path, out: Path, family: str, *, steps: int, serial: bool = False, **choices) -> Result:
-    model = open_model(directory / family, torch.float32)
+    model = opened(directory / family, torch.float32)
     return train(
         make_plan(model, sequence_length=LENGTH, **{"micro_batches": 2, **choices}),
         model,
