@@ -30,7 +30,7 @@ from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreEr
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
-STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", "20"))
+STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", "12"))
 KINDS = ("EIO", "ENOSPC", "short", "delay")
 
 

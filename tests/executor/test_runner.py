@@ -3,6 +3,7 @@
 import contextlib
 import random
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -262,8 +263,8 @@ def test_what_runs_ends_before_an_error_between_two_steps_is_raised(monkeypatch)
 
 
 def test_dispatch_takes_little_processor_time():
-    """Of a step of 30 layers and 16 micro-batches, on actions that do nothing: at most 3% of what the layers alone of
-    such a step of a model of 135 million parameters take on two cores of this machine, measured in turns with it."""
+    """Of a step of 30 layers and 16 micro-batches, on actions that do nothing: at most 3% of what layers and head of
+    such a step of a model of 135 million parameters take on two cores of this machine; medians, measured in turns."""
     blocks, n, length, cores = 30, 16, 128, 2
     model = made_model(blocks=blocks, tied=True, hidden=576, vocab=49152, sequence=length, micro_batch_sizes=(1,))
     decision = decide(
@@ -273,15 +274,14 @@ def test_dispatch_takes_little_processor_time():
     assert len(graph.ops) > 8000
     runner = OverlappedRunner(no_lane, {**LANES, "cpu": "compute"}, IN_FLIGHT)
     nothing = [lambda: None] * len(graph.ops)
-    layer = one_layer(length)
-    layer()
-    runner.run(graph, nothing)
-    dispatch, layers = [], []
-    for _ in range(5):
-        dispatch.append(processor_seconds(lambda: runner.run(graph, nothing)))
-        layers.append(min(processor_seconds(layer) for _ in range(5)))
+    layer, head = layer_and_head(length)
+    shares = []
+    for _ in range(10):
+        dispatch = processor_seconds(lambda: runner.run(graph, nothing))
+        step = n * (blocks * processor_seconds(layer) + processor_seconds(head)) / cores
+        shares.append(dispatch / step)
     runner.close()
-    assert min(dispatch) < 0.03 * blocks * n * min(layers) / cores, (dispatch, layers)
+    assert statistics.median(shares[1:]) < 0.03, shares
 
 
 def processor_seconds(work: Callable[[], None]) -> float:
@@ -290,17 +290,22 @@ def processor_seconds(work: Callable[[], None]) -> float:
     return time.process_time() - before
 
 
-def one_layer(length: int) -> Callable[[], None]:
-    """What one layer of SmolLM2-135M computes for a row of so many tokens: forward, and again with backward."""
+def layer_and_head(length: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What a layer of SmolLM2-135M computes for a row of so many tokens, forward and again with backward, and its
+    head."""
     shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
     config = LlamaConfig(**shape, attn_implementation="sdpa")
-    layer = LlamaDecoderLayer(config, 0).bfloat16()
+    block = LlamaDecoderLayer(config, 0).bfloat16()
+    logits = torch.nn.Linear(576, 49152, bias=False).bfloat16()
     hidden = torch.randn(1, length, 576, dtype=torch.bfloat16, requires_grad=True)
     places = LlamaRotaryEmbedding(config)(hidden, torch.arange(length)[None])
 
-    def work() -> None:
+    def layer() -> None:
         with torch.no_grad():
-            layer(hidden, position_embeddings=places)
-        layer(hidden, position_embeddings=places).sum().backward()
+            block(hidden, position_embeddings=places)
+        block(hidden, position_embeddings=places).sum().backward()
 
-    return work
+    def head() -> None:
+        logits(hidden).sum().backward()
+
+    return layer, head

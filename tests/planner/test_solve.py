@@ -244,7 +244,8 @@ def refused(profile: Profile, request: SolveRequest) -> tuple[str, int]:
     return least_named(caught.value)
 
 
-@pytest.mark.parametrize(("tied", "blocks"), [(False, 1), (True, 8)])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("blocks", [1, 8])
 @pytest.mark.parametrize("fixed", [{}, {"residency": {"optimizer": 0.5}}, {"delay_ratio": 0.4}])
 def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
     profile = made_profile(model=made_model(blocks=blocks, hidden=128, vocab=1024, sequence=64, tied=tied))

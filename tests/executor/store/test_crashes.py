@@ -21,7 +21,7 @@ from tests.executor.store.disks import Flush, SimulatedDisk, Write, crashes
 
 PAGE = 4096
 TABLE_BYTES = 2 * PAGE
-HISTORIES = int(os.environ.get("SSDPLAN_CRASH_HISTORIES", "2"))
+HISTORIES = int(os.environ.get("SSDPLAN_CRASH_HISTORIES", "3"))
 VARIANTS = 16
 """Of each prefix: what became of the writes that no flush had made durable."""
 RECORDS = (
