@@ -169,7 +169,8 @@ Mapping::Mapping(std::size_t nbytes, bool lock) : nbytes_(nbytes) {
 }
 
 Mapping::~Mapping() {
-    (void)::munmap(data_, mapped_bytes_);
+    // In a forked child none of it is there, and what the child mapped itself may lie in its place.
+    if (owner_.is_this_process()) (void)::munmap(data_, mapped_bytes_);
 }
 
 std::size_t Mapping::huge_bytes() const {

@@ -424,18 +424,14 @@ std::shared_ptr<Request> Engine::submit(Direction direction, const std::vector<S
 
 void Engine::flush(std::int64_t file) {
     const Use handle(find(file), file);
-    {
-        // The kernel reports a lost write once; a second flush would succeed and hide it.
-        const std::lock_guard lock(handle->mutex);
-        if (handle->flush_failure) throw IoFailure(*handle->flush_failure);
-    }
+    // The kernel reports a lost write once; another flush, later or at the same time, would succeed and hide it.
+    const std::lock_guard lock(handle->flushing);
+    if (handle->flush_failure) throw IoFailure(*handle->flush_failure);
     int error = faults_.start_flush();
     if (error == 0 && ::fdatasync(handle->descriptor.get()) != 0) error = errno;
     if (error == 0) return;
-    const IoFailure failure(error, handle->path, "flush", 0, 0);
-    const std::lock_guard lock(handle->mutex);
-    handle->flush_failure = failure;
-    throw IoFailure(failure);
+    handle->flush_failure.emplace(error, handle->path, "flush", 0, 0);
+    throw IoFailure(*handle->flush_failure);
 }
 
 void Engine::close_file(std::int64_t file) {

@@ -57,7 +57,8 @@ struct File {
     std::condition_variable idle;
     std::size_t active = 0;
     bool closing = false;
-    std::optional<IoFailure> flush_failure;
+    std::mutex flushing;
+    std::optional<IoFailure> flush_failure;  // of a file that is `flushing`
 };
 
 // The shared state of a request: it lives as long as a block or a handle refers to it.

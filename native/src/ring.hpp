@@ -159,7 +159,8 @@ class Ring {
                                              static_cast<unsigned>(IORING_ENTER_GETEVENTS), nullptr, std::size_t{0});
             if (submitted >= 0) {
                 unsubmitted_ -= static_cast<unsigned>(submitted);
-                if (unsubmitted_ == 0 || has_completion()) return 0;
+                // A signal, or the end of a polling thread's turn, ends the wait without any.
+                if (has_completion()) return 0;
             } else if (errno == EAGAIN || errno == EBUSY) {
                 if (has_completion()) return 0;
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the kernel is short of memory

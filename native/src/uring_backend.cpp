@@ -469,12 +469,15 @@ std::unique_ptr<Backend> make_polled_backend(unsigned queue_depth, Faults& fault
 
 int try_polled_read(int fd) {
     constexpr std::size_t kPage = 4096;
-    const std::unique_ptr<void, void (*)(void*)> page(std::aligned_alloc(kPage, kPage), std::free);
+    std::unique_ptr<void, void (*)(void*)> page(std::aligned_alloc(kPage, kPage), std::free);
     if (!page) return ENOMEM;
     try {
         Ring ring(1, IORING_SETUP_IOPOLL);
         ring.push(operation(IORING_OP_READ, fd, 0, page.get(), kPage, 0));
-        if (const int error = ring.submit_and_wait(); error != 0) return error;
+        if (const int error = ring.submit_and_wait(); error != 0) {
+            if (ring.unsubmitted() == 0) (void)page.release();  // the drive may still write to it
+            return error;
+        }
         int result = -EIO;
         ring.drain([&result](std::uint64_t, int got) { result = got; });
         return result < 0 ? -result : 0;

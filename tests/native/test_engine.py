@@ -439,7 +439,7 @@ def test_descriptors_are_given_back(engine: native.Engine, tmp_path: Path) -> No
 
 
 FORKED = """
-import os, sys
+import mmap, os, sys
 import ssdplan.native as native
 engine = native.Engine(sys.argv[1])
 file = engine.open(sys.argv[2], create_bytes=1 << 20)
@@ -448,7 +448,13 @@ native.copy(arena.address, arena.address + (2 << 20), 2 << 20, threads=4)  # sta
 engine.write([(file, 0, other.address, 1 << 20)]).wait()
 child = os.fork()
 if child == 0:
-    del engine, arena
+    # What a child maps may lie where the arena, which it has no part of, was.
+    mapped = [mmap.mmap(-1, 4 << 20) for _ in range(4)]
+    for each in mapped:
+        each[:] = bytes([7]) * len(each)
+    del engine, arena, other
+    for each in mapped:
+        assert each[:] == bytes([7]) * len(each)
     sys.exit(0)  # runs every destructor
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert engine.read([(file, 0, other.address, 1 << 20)]).wait() == 1 << 20

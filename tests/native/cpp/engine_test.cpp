@@ -2,10 +2,14 @@
 // closing with work in flight.
 #include "engine.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstring>
 #include <random>
 #include <string>
@@ -16,6 +20,7 @@
 #include "block_queue.hpp"
 #include "check.hpp"
 #include "checksum.hpp"
+#include "ring.hpp"
 #include "summed.hpp"
 
 using namespace ssdplan;
@@ -251,6 +256,66 @@ void test_many_files(const std::string& kind, const std::string& polling) {
     CHECK(engine.transfers() >= kThreads * 8 * 8);
 }
 
+// Of several flushes at once none may pass by another's failure.
+void test_flushes_at_once(const std::string& kind) {
+    Engine engine(kind, 3, kPage, 3, "auto", {{0, "flush"}});
+    const std::string path = fresh_path(".flushed");
+    const std::int64_t file = engine.open(path, kPage, false);
+    CHECK(::unlink(path.c_str()) == 0);
+    std::atomic<int> waiting{2 * kThreads};
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 2 * kThreads; ++thread) {
+        threads.emplace_back([&] {
+            --waiting;
+            while (waiting > 0) std::this_thread::yield();
+            CHECK_THROWS(IoFailure, engine.flush(file));
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+}
+
+#ifdef SSDPLAN_HAS_IO_URING
+
+// Waiting ends with a completion and not before, though a signal comes: the memory may be let go then.
+void test_ring_waits() {
+    int pipe[2];
+    CHECK(::pipe(pipe) == 0);
+    struct sigaction action{};
+    action.sa_handler = [](int) {};
+    CHECK(::sigaction(SIGUSR1, &action, nullptr) == 0);
+    const pthread_t waiter = ::pthread_self();
+    std::atomic<bool> over{false};
+    std::thread others([&] {
+        for (int turn = 0; turn < 20; ++turn) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            CHECK(::pthread_kill(waiter, SIGUSR1) == 0);
+        }
+        CHECK(!over);
+        CHECK(::write(pipe[1], "late", 4) == 4);
+    });
+    char target[4] = {};
+    Ring ring(1, 0);
+    io_uring_sqe read{};
+    read.opcode = IORING_OP_READ;
+    read.fd = pipe[0];
+    read.addr = reinterpret_cast<std::uintptr_t>(target);
+    read.len = sizeof target;
+    read.off = ~std::uint64_t{0};
+    ring.push(read);
+    CHECK(ring.submit_and_wait() == 0);
+    over = true;
+    int completions = 0;
+    ring.drain([&](std::uint64_t, int result) {
+        CHECK(result == 4);
+        ++completions;
+    });
+    CHECK(completions == 1);
+    others.join();
+    CHECK(::close(pipe[0]) == 0 && ::close(pipe[1]) == 0);
+}
+
+#endif
+
 // Every transfer of a request fails in its turn; then the engine is closed with transfers that wait, and some that
 // fail.
 void test_faults(const std::string& kind, const std::string& polling) {
@@ -361,6 +426,7 @@ int main() {
     test("threads");
     test_many_files("threads", "auto");
     test_faults("threads", "auto");
+    test_flushes_at_once("threads");
     test_summed("threads", "auto");
     try {
         Engine("io_uring", 1, kPage, 1).close();
@@ -369,6 +435,10 @@ int main() {
         return 0;
     }
     test("io_uring");
+    test_flushes_at_once("io_uring");
+#ifdef SSDPLAN_HAS_IO_URING
+    test_ring_waits();
+#endif
     for (const char* const polling : {"auto", "try", "pretend"}) {
         test_many_files("io_uring", polling);
         test_faults("io_uring", polling);

@@ -22,9 +22,15 @@ for sanitizers in address,undefined thread; do
     grep -E 'tests passed' "$folder.log"
 done
 
-hashes=$(for program in "$build"/address/tests/native/cpp/kernels_hash_*; do [ -x "$program" ] && "$program"; done)
-echo "$hashes"
-if [ "$(grep -v skipped <<<"$hashes" | awk '{print $2}' | sort -u | wc -l)" -gt 1 ]; then
+shopt -s nullglob
+programs=("$build"/address/tests/native/cpp/kernels_hash_*)
+hashes=
+for program in "${programs[@]}"; do
+    hash=$("$program") || { echo "$program failed" >&2; exit 1; }
+    echo "$hash"
+    hashes+=$hash$'\n'
+done
+if [ "$(grep -v skipped <<<"$hashes" | awk 'NF {print $2}' | sort -u | wc -l)" -gt 1 ]; then
     echo "the instruction sets do not give the same bits" >&2
     exit 1
 fi
