@@ -1,12 +1,23 @@
 """What the benchmark scripts share: modules of ssdplan run as processes, quietly unless they fail; and a text."""
 
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 HOUR = 3600.0
 """Seconds that one process may take."""
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the script as Ctrl-C does: with the process that it waits for, and what it wrote."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def command(*arguments: object) -> None:

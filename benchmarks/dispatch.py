@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from commands import command, python, write_text
+from commands import command, end_on_sigterm, python, write_text
 from ssdplan.executor.device import open_device
 from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner
 from ssdplan.plans.build import build_schedule
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, metavar="N", help="of the run; the first is not steady [4]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     given = parser.parse_args()
+    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="ssdplan-dispatch-", dir=given.work) as folder:
         found = measured(Path(folder), given)
     each = found.operations

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from commands import end_on_sigterm
 from ssdplan.executor.random_model import Shape, write_random_model
 from ssdplan.plans.errors import DiskFullError, InfeasibleError, SsdplanError
 from ssdplan.plans.plan import Plan
@@ -28,6 +29,7 @@ SOLVES = 4
 
 def main() -> int:
     options = _options()
+    end_on_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="headline-", dir=options.volume) as folder:
             return headline(options, Path(folder))
@@ -97,7 +99,12 @@ def _ssdplan(folder: Path, *arguments: object) -> int:
     command = [sys.executable, "-m", "ssdplan.cli", *map(str, arguments)]
     print("$ ssdplan", *arguments, flush=True)
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SsdplanError(f"ssdplan {arguments[0]} ended with {process.returncode}")

@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from commands import command, python, write_text
+from commands import command, end_on_sigterm, python, write_text
 from ssdplan.planner.drive import combined_frontier, hull_edges
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7, metavar="N", help="a run; the first is not steady [7]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     given = parser.parse_args()
+    end_on_sigterm()
     if shutil.disk_usage(given.work).free < SPACE:
         parser.exit(5, f"error: {given.work}: fewer than {SPACE >> 30} GiB are free\n")
     wanted = {given.only} if given.only else {"small", "medium"}

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from commands import HOUR, command, python, write_text
+from commands import HOUR, command, end_on_sigterm, python, write_text
 from ssdplan.executor.device import open_device
 from ssdplan.executor.operations import Memory
 from ssdplan.executor.records import Records
@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16, metavar="N", help=f"a run; a snapshot every {EVERY} [16]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     given = parser.parse_args()
+    end_on_sigterm()
     shape = SHAPES[given.only]
     if given.steps < 2 * EVERY:
         parser.error(f"--steps {given.steps}: at least {2 * EVERY}")

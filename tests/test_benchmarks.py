@@ -1,0 +1,32 @@
+"""The benchmark scripts leave nothing behind when they are told to end."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "prediction.py"
+
+
+def test_a_script_that_is_told_to_end_takes_its_process_and_its_folder_along(tmp_path: Path) -> None:
+    if shutil.disk_usage(tmp_path).free < 24 << 30:
+        pytest.skip("the script wants 24 GiB free before it begins")
+    command = [sys.executable, str(SCRIPT), "--work", str(tmp_path), "--only", "tiny"]
+    script = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{script.pid}/task/{script.pid}/children")
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := children.read_text().split()):
+            assert time.monotonic() < deadline and script.poll() is None
+            time.sleep(0.05)
+        script.send_signal(signal.SIGTERM)
+        assert script.wait(timeout=30) != 0
+    finally:
+        script.kill()
+        script.wait()
+    assert not list(tmp_path.iterdir())
+    assert not [child for child in found if Path("/proc", child).exists()]
