@@ -16,6 +16,7 @@ from ssdplan.plans.turns import Turns
 
 from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction, unsummed_io_cores
 
+_NONE = -1
 LEAST_CORES = 0.25
 """What is left to compute however much a drive takes: a scheduler gives everyone a share."""
 
@@ -28,12 +29,21 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     shares the CPU, compute and updates are one lane that wants all cores, a copy to or from the device wants one, and
     these slow in proportion when more cores are wanted than reads and writes leave them (what those take is the mean of
     all in the graph, as some sum their bytes and of some an update does); the drive keeps what it was measured to keep
-    beside compute. Deterministic.
+    beside compute. What computes behind an update, or behind another stage's layer, finds nothing of its own in caches.
+    Deterministic.
     """
+    return _simulated(graph, model, machine, micro_batch_size)[0]
+
+
+def _simulated(
+    graph: Graph, model: Model, machine: Machine, micro_batch_size: int
+) -> tuple[Timeline, tuple[float, ...]]:
+    """The timeline, and the seconds that each op would have taken had nothing run beside it."""
     ops = graph.ops
     lane_of, speeds = _lanes(machine, graph.ops)
     lanes = [lane_of[op.resource] for op in ops]
-    alone = _seconds_alone(ops, model, machine, micro_batch_size)
+    alone, longer = _seconds_alone(ops, model, machine, micro_batch_size)
+    stages = [op.stage if isinstance(op, Forward | Backward) else _NONE for op in ops]
     turns = Turns(ops, shared=lane_of["cpu"] == lane_of["compute"])
     turn_of, op_at = turns.of, turns.ops
     missing = [len(op.waits) for op in ops]
@@ -50,6 +60,8 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
     running = [-1] * len(RESOURCES)
     until = [inf] * len(RESOURCES)
     speed = [1.0] * len(RESOURCES)
+    warm = [_NONE] * len(RESOURCES)
+    """The stage whose layer is in caches, as far as these hold it: that of the op that ran last."""
     now, mask, left, slowed = 0.0, 0, len(ops), False
     everyone = range(len(RESOURCES))
     while left:
@@ -57,6 +69,9 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
             if running[lane] < 0 and ready[lane]:
                 index = op_at[heapq.heappop(ready[lane])]
                 running[lane], starts[index] = index, now
+                if stages[index] != warm[lane]:
+                    alone[index] += longer[index]
+                    warm[lane] = stages[index]
                 until[lane] = now + alone[index]
                 speed[lane] = 1.0
                 mask |= 1 << lane
@@ -82,7 +97,7 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
                     missing[follower] -= 1
                     if missing[follower] == 0:
                         heapq.heappush(ready[lanes[follower]], turn_of[follower])
-    return Timeline(graph, tuple(starts), tuple(ends))
+    return Timeline(graph, tuple(starts), tuple(ends)), tuple(alone)
 
 
 def expectation(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Expectation:
@@ -96,7 +111,7 @@ def expectation(graph: Graph, model: Model, machine: Machine, micro_batch_size: 
                 lanes |= 1 << lane_of[resource]
         each = speeds[lanes]
         by_resource.append(tuple(1.0 if each is None else each[lane_of[resource]] for resource in RESOURCES))
-    return Expectation(tuple(_seconds_alone(graph.ops, model, machine, micro_batch_size)), tuple(by_resource))
+    return Expectation(_simulated(graph, model, machine, micro_batch_size)[1], tuple(by_resource))
 
 
 def _lanes(machine: Machine, ops: Sequence[Op]) -> tuple[dict[Resource, int], list[tuple[float, ...] | None]]:
@@ -140,8 +155,10 @@ def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:
     return result[0], result[1]
 
 
-def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_batch_size: int) -> list[float]:
-    """Seconds of every op when nothing else runs."""
+def _seconds_alone(
+    ops: tuple[Op, ...], model: Model, machine: Machine, micro_batch_size: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of every op when nothing else runs; and how much longer it takes with nothing of its layer in caches."""
     frontier = combined_frontier(machine.volumes)
     bandwidth = {
         "read": frontier[0][0],
@@ -150,24 +167,20 @@ def _seconds_alone(ops: tuple[Op, ...], model: Model, machine: Machine, micro_ba
         "d2h": machine.d2h_bandwidth,
     }
     timings = {entry.name: model.timing(entry.name, micro_batch_size) for entry in model.classes}
-    seconds = []
-    warm = -1
-    """The stage whose layer is in caches, as far as these hold it."""
+    seconds, longer = [], [0.0] * len(ops)
     for op in ops:
         if isinstance(op, Transfer):
             seconds.append(op.nbytes / bandwidth[op.kind])
         elif isinstance(op, Forward):
-            timing = timings[op.layer_class]
-            seconds.append(timing.forward_seconds if op.stage == warm else timing.forward_stage_seconds(1))
-            warm = op.stage
+            seconds.append(timings[op.layer_class].forward_seconds)
+            longer[op.index] = timings[op.layer_class].forward_cold_seconds
         elif isinstance(op, Backward):
-            timing = timings[op.layer_class]
-            seconds.append(timing.backward_seconds if op.stage == warm else timing.backward_stage_seconds(1))
-            warm = op.stage
+            seconds.append(timings[op.layer_class].backward_seconds)
+            longer[op.index] = timings[op.layer_class].backward_cold_seconds
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.optimizer_states)
             if op.stored and machine.checksum_rate:
                 needed += op.optimizer.nbytes / machine.checksum_rate
             seconds.append(needed)
-    return seconds
+    return seconds, longer

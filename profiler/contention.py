@@ -90,6 +90,7 @@ def measure_contention(
                     time.sleep(WINDOW_SECONDS)
                 with bench.moving(load.direction, REQUEST_BYTES, LANES, summed=load.summed) as beside:
                     slowed = _median_of(work)
+                    beside.end(work)
                 kept[load].append(beside.bytes_per_second / by_itself.bytes_per_second)
                 return alone / slowed
 
@@ -103,17 +104,18 @@ def measure_contention(
         if (trouble := measured.trouble())
     ]
     moved = {load: _fraction(statistics.median(each)) for load, each in kept.items()}
-    read, read_unsummed, write, write_unsummed = (_cores(found[load], moved[load], cores) for load in _LOADS)
-    return (
-        Contention(
-            read_cores=read,
-            write_cores=write,
-            read_cores_unsummed=min(read_unsummed, read),  # what is above is noise
-            write_cores_unsummed=min(write_unsummed, write),
-            bandwidth_kept=statistics.fmean(moved.values()),
-        ),
-        notes,
-    )
+    taken = {load: _cores(found[load], moved[load], cores) for load in _LOADS}
+    read, read_unsummed = _in_order(*(taken[load] for load in _LOADS if load.direction == "read"))
+    write, write_unsummed = _in_order(*(taken[load] for load in _LOADS if load.direction == "write"))
+    return Contention(read, write, read_unsummed, write_unsummed, statistics.fmean(moved.values())), notes
+
+
+def _in_order(summed: float, unsummed: float) -> tuple[float, float]:
+    """The same, but that what sums takes no less: where it seems to, both are measurements of one figure."""
+    if summed >= unsummed:
+        return summed, unsummed
+    both = (summed + unsummed) / 2
+    return both, both
 
 
 def _cores(computed: Measurement, moved: float, cores: int) -> float:

@@ -136,27 +136,16 @@ def free_bytes(directory: Path) -> int | None:
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> tuple[MixedBandwidth, ...]:
-    """The upper concave hull of measured (read, write) bytes/s, from reads only (first) to writes only (last).
+    """Measured (read, write) bytes/s from reads only (first) to writes only (last), in order of their mixes.
 
-    A mix below the line between its neighbours is dropped: taking turns reaches that line, and every edge of what is
-    left is then a constraint a r + b w <= t with a, b >= 0 that all points satisfy. A mix that reads faster than reads
-    alone, or writes faster than writes alone, is noise, and is cut to what they reach.
+    Mixes that are worse than taking turns stay: a run reads and writes at once and takes no turns. One that reads
+    faster than reads alone, or writes faster than writes alone, is noise, and is cut to what they reach.
     """
     (read, _), (_, write) = points[0], points[-1]
     assert read > 0 and write > 0 and points[0][1] == 0 and points[-1][0] == 0
     inner = [(min(r, read), min(w, write)) for r, w in points[1:-1]]
-    hull: list[tuple[float, float]] = []
-    for point in [(read, 0.0), *sorted(inner, key=lambda p: (p[1], -p[0])), (0.0, write)]:
-        while len(hull) > 1 and not _above(hull[-2], hull[-1], point, read * write):
-            hull.pop()
-        hull.append(point)
-    return tuple(MixedBandwidth(read=r, write=w) for r, w in hull)
-
-
-def _above(before: tuple[float, float], point: tuple[float, float], after: tuple[float, float], scale: float) -> bool:
-    """Whether `point` lies above the line from `before` to `after`, by more than rounding."""
-    (r0, w0), (r1, w1), (r2, w2) = before, point, after
-    return (w1 - w0) * (r1 - r2) - (w2 - w1) * (r0 - r1) > 1e-9 * scale
+    ordered = sorted(inner, key=lambda point: point[1] / (point[0] + point[1]))
+    return tuple(MixedBandwidth(read=r, write=w) for r, w in [(read, 0.0), *ordered, (0.0, write)])
 
 
 def efficiency(point: tuple[float, float], read: float, write: float) -> float:
@@ -266,11 +255,11 @@ class Bench:
         return reading.moved, writing.moved, seconds
 
     @contextmanager
-    def moving(self, direction: Direction, nbytes: int, lanes: int, *, summed: bool) -> Iterator["Moved"]:
+    def moving(self, direction: Direction, nbytes: int, lanes: int, *, summed: bool) -> Iterator["Moving"]:
         """Read or write without end, as a store does: requests of `nbytes`, with their checksums or without, `lanes` at
         once, all over the arena. What is yielded knows how much it was when the context has ended."""
         self.runs += 1
-        stop, moved = threading.Event(), Moved()
+        stop = threading.Event()
         summing = self.engine.read_summed if direction == "read" else self.engine.write_summed
         plain = self._read if direction == "read" else self._write
 
@@ -296,23 +285,38 @@ class Bench:
             )
             for lane in range(lanes)
         ]
-        started = time.perf_counter()
         with ThreadPoolExecutor(lanes) as pool:
+            moving = Moving(stop, running, time.perf_counter())
             try:
                 ends = [pool.submit(lane.run, lambda: not stop.is_set(), stop) for lane in running]
-                yield moved
+                yield moving
             finally:
                 stop.set()
             for end in ends:
                 end.result()
-        moved.bytes_per_second = sum(lane.moved for lane in running) / (time.perf_counter() - started)
 
 
-@dataclass
-class Moved:
-    """What `Bench.moving` moved."""
+@dataclass(frozen=True)
+class Moving:
+    """What `Bench.moving` moves."""
 
-    bytes_per_second: float = 0.0
+    _stop: threading.Event
+    _lanes: Sequence["_Lane"]
+    _started: float
+
+    def end(self, meanwhile: Callable[[], object]) -> None:
+        """Begin no more requests, and call `meanwhile` until those under way have ended: the last bytes move beside
+        what the others did."""
+        self._stop.set()
+        while any(lane.ended is None for lane in self._lanes):
+            meanwhile()
+
+    @property
+    def bytes_per_second(self) -> float:
+        """From the beginning to the end of the last request. All must have ended."""
+        ends = [lane.ended for lane in self._lanes if lane.ended is not None]
+        assert len(ends) == len(self._lanes)
+        return sum(lane.moved for lane in self._lanes) / (max(ends) - self._started)
 
 
 @dataclass
@@ -330,6 +334,8 @@ class _Lane:
     seed: int
     requests: int = 0
     moved: int = 0
+    ended: float | None = None
+    """By time.perf_counter; None while it runs."""
 
     def run(self, going: Callable[[], bool], stop: threading.Event) -> None:
         rng = random.Random(self.seed)
@@ -344,3 +350,5 @@ class _Lane:
         except BaseException:
             stop.set()  # the other direction must not wait for this one's requests
             raise
+        finally:
+            self.ended = time.perf_counter()

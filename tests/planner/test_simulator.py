@@ -19,6 +19,8 @@ from tests.planner.made import made_machine, made_model, made_profile, made_volu
 MODEL = made_model(flops=1e9)
 FORWARD = MODEL.timing("block", 1).forward_seconds
 BACKWARD = MODEL.timing("block", 1).backward_seconds
+COLD = 0.25
+"""Of a layer's seconds: how much longer it takes with nothing in caches."""
 
 
 def transfer(index: int, kind: str, nbytes: int, waits: tuple[int, ...] = ()) -> Transfer:
@@ -98,6 +100,17 @@ def test_the_first_micro_batch_of_a_stage_is_cold() -> None:
     durations = [end - start for start, end in zip(timeline.starts, timeline.ends, strict=True)]
     longer = 1.25 * FORWARD
     assert durations == pytest.approx([longer, FORWARD, FORWARD, longer, FORWARD, 1.25 * BACKWARD])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_update_between_two_micro_batches_leaves_nothing_in_caches_of_the_same_cores(shared: bool) -> None:
+    model = made_model(flops=1e9, cold=0.25)
+    machine = made_machine(shared=shared, update_rate=1e9)
+    graph = Graph("made", (backward(0), update(1, 1_000_000, (0,)), backward(2, (0,)), backward(3, (2,))), 1)
+    timeline = simulate(graph, model, machine, 1)
+    durations = [end - start for start, end in zip(timeline.starts, timeline.ends, strict=True)]
+    again = 1.25 if shared else 1.0
+    assert durations == pytest.approx([1.25 * BACKWARD, 0.001, again * BACKWARD, BACKWARD])
 
 
 @pytest.mark.parametrize("schedule", ["vertical", "horizontal"])
@@ -201,6 +214,7 @@ def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fractio
     left = {op.index: work(op) for op in graph.ops}
     starts: dict[int, Fraction] = {}
     ends: dict[int, Fraction] = {}
+    warm: dict[str, int | None] = {}
     now = Fraction(0)
     while len(ends) < len(graph.ops):
         running = [op for op in graph.ops if op.index in starts and op.index not in ends]
@@ -210,6 +224,11 @@ def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fractio
             if op.index not in starts and free and all(before in ends for before in op.waits):
                 starts[op.index] = now
                 running.append(op)
+                if lane(op) in ("compute", "cpu"):
+                    stage = op.stage if isinstance(op, Forward | Backward) else None
+                    if stage is not None and warm.get(lane(op)) != stage:
+                        left[op.index] *= 1 + Fraction(COLD)
+                    warm[lane(op)] = stage
         kinds = {lane(op) for op in running}
         speed = {}
         for op in running:
@@ -240,17 +259,19 @@ def test_agrees_with_its_slow_twin(seed: int, shared: bool, cores: int) -> None:
         waits = tuple(sorted(draw.sample(range(index), min(index, draw.randrange(3)))))
         kind = draw.choice(("read", "write", "h2d", "d2h", "compute", "cpu"))
         if kind == "compute":
-            ops.append(forward(index, waits) if draw.random() < 0.5 else backward(index, waits))
+            made = forward(index, waits) if draw.random() < 0.5 else backward(index, waits)
+            ops.append(replace(made, stage=draw.randrange(3)))
         elif kind == "cpu":
             ops.append(update(index, draw.randrange(1, 10_000_000), waits))
         else:
             ops.append(transfer(index, kind, draw.randrange(1, 10_000_000), waits))
     graph = Graph("made", tuple(ops), 1)
-    timeline = simulate(graph, MODEL, machine, 1)
+    model = made_model(flops=1e9, cold=COLD)
+    timeline = simulate(graph, model, machine, 1)
     starts, ends = slowly(graph, machine, Fraction(1, 2))
     assert timeline.starts == pytest.approx([float(start) for start in starts], rel=1e-9, abs=1e-12)
     assert timeline.ends == pytest.approx([float(end) for end in ends], rel=1e-9, abs=1e-12)
-    assert simulate(graph, MODEL, machine, 1) == timeline
+    assert simulate(graph, model, machine, 1) == timeline
     for op in ops:
         assert all(timeline.ends[before] <= timeline.starts[op.index] for before in op.waits)
 

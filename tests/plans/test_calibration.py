@@ -151,9 +151,10 @@ def test_noise_is_no_drift(seed: int, few: bool, monkeypatch) -> None:
     rng = random.Random(seed)
     expected = Replanner(plan).expectation(graph)
 
-    def noisy(*arguments: object) -> list[float]:
+    def noisy(*arguments: object) -> tuple[list[float], list[float]]:
         times = [rng.uniform(0.9, 1.1) * (5 if few and rng.random() < 0.05 else 1) for _ in graph.ops]
-        return [seconds * each for seconds, each in zip(expected.alone_seconds, times, strict=True)]
+        made = [seconds * each for seconds, each in zip(expected.alone_seconds, times, strict=True)]
+        return made, [0.0] * len(made)
 
     with monkeypatch.context() as patch:
         patch.setattr(simulator, "_seconds_alone", noisy)

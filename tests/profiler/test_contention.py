@@ -12,7 +12,7 @@ import pytest
 
 from ssdplan.native import IoError
 from ssdplan.plans.errors import DiskFullError
-from ssdplan.profiler.contention import LANES, measure_contention
+from ssdplan.profiler.contention import LANES, _in_order, measure_contention
 from ssdplan.profiler.measure import Limits
 from tests.profiler.test_storage import MadeDrive, Segments, silent
 
@@ -86,6 +86,52 @@ def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
     assert found.write_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.4) / 0.8, abs=0.06 * CORES)
     assert drive.most_at_once == LANES and drive.closed and not list(tmp_path.iterdir())
     assert all("beside compute" in note or "what compute keeps" in note for note in notes)
+
+
+class QueueingDrive(MadeDrive):
+    """One request after the other, a MiB at a time, and slower while something computes: at the end of a window many
+    are still under way."""
+
+    def __init__(self, kept: float) -> None:
+        super().__init__(read=2e9, write=2e9)
+        self.kept, self.turn, self.free = kept, threading.Lock(), 0.0
+        self.computing = threading.Event()
+
+    def _summed(self, ranges: list[Segments]) -> list[int]:
+        ((segment,),) = ranges
+        with self.turn:
+            self.free = max(self.free, time.perf_counter() - 0.01)
+            for _ in range(segment[3] >> 20):
+                self.free += (1 << 20) / 2e9 / (self.kept if self.computing.is_set() else 1.0)
+                time.sleep(max(self.free - time.perf_counter(), 0.0))
+        return [0]
+
+    def read_summed(self, ranges: list[Segments]) -> list[int]:
+        return self._summed(ranges)
+
+    def write_summed(self, ranges: list[Segments]) -> list[int]:
+        return self._summed(ranges)
+
+    def _submit(self, kind: str, segments: Segments) -> Any:
+        self._summed([segments])
+        return Ending(0.0, lambda: None)
+
+    def work(self) -> float:
+        self.computing.set()
+        time.sleep(4 * WORK_SECONDS)
+        self.computing.clear()
+        return 4 * WORK_SECONDS
+
+
+def test_what_is_under_way_at_the_end_moves_beside_compute_too(tmp_path: Path) -> None:
+    drive = QueueingDrive(kept=0.5)
+    found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
+    assert found.bandwidth_kept == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("measured", "told"), [((0.5, 0.2), (0.5, 0.2)), ((0.2, 0.4), (0.3, 0.3))])
+def test_summing_takes_no_less_than_not_summing(measured: tuple[float, float], told: tuple[float, float]) -> None:
+    assert _in_order(*measured) == pytest.approx(told)
 
 
 def test_who_takes_nothing_is_not_charged(tmp_path: Path) -> None:
