@@ -19,7 +19,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="engine, adam, overflow, quantise, zeroth-order, checksum, page-lock [all]",
     )
     what.add_argument(
-        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to measure; repeatable [.]"
+        "--volume",
+        type=of.path,
+        action="append",
+        metavar="PATH",
+        help="a directory on the ssd to measure; repeatable [.]",
     )
     how = parser.add_argument_group("how much of it")
     how.add_argument("--pairs", type=of.count, default=10, metavar="N", help="runs of each side, in turns")

@@ -13,13 +13,15 @@ from . import options as of
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     trained = parser.add_argument_group("what is trained")
-    trained.add_argument("--model", type=Path, metavar="DIR", help="a Hugging Face model directory, or --shape")
+    trained.add_argument("--model", type=of.path, metavar="DIR", help="a Hugging Face model directory, or --shape")
     trained.add_argument(
         "--shape",
         metavar="NAME|NAME=N,...",
         help="a random Llama: small, medium, or hidden=N,layers=N,heads=N and, if need be, vocab=N,intermediate=N",
     )
-    trained.add_argument("--data", type=Path, metavar="FILE", help="text for --model, .txt or .jsonl [random tokens]")
+    trained.add_argument(
+        "--data", type=of.path, metavar="FILE", help="text for --model, .txt or .jsonl [random tokens]"
+    )
     trained.add_argument("--sequence-length", type=of.count, default=256, metavar="S", help="tokens a row")
     trained.add_argument("--micro-batch-size", type=of.count, default=1, metavar="B", help="rows a micro-batch")
     trained.add_argument("--micro-batches", type=of.count, default=1, metavar="N", help="micro-batches a step")
@@ -43,13 +45,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ways.add_argument("--timeout", type=of.positive, default=1800.0, metavar="SECONDS", help="of one process")
     places = parser.add_argument_group("places")
     places.add_argument(
-        "--volume", type=Path, default=Path(), metavar="DIR", help="a directory on the ssd to use, for all that is made"
+        "--volume",
+        type=of.path,
+        default=Path(),
+        metavar="DIR",
+        help="a directory on the ssd to use, for all that is made",
     )
     places.add_argument(
-        "--work", type=Path, metavar="DIR", help="keep model, plans, logs and metrics here [removed with the rest]"
+        "--work", type=of.path, metavar="DIR", help="keep model, plans, logs and metrics here [removed with the rest]"
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--plots", type=Path, metavar="DIR", help="also draw it here (PNG) [none]")
+    output.add_argument("--plots", type=of.path, metavar="DIR", help="also draw it here (PNG) [none]")
     output.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

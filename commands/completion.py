@@ -4,9 +4,10 @@ The scripts are shtab's, made once from the parser, so that a press of TAB start
 """
 
 import argparse
-from pathlib import Path
 
 from ssdplan.plans.errors import UsageError
+
+from . import options as of
 
 SHELLS = ("bash", "zsh", "fish")
 _WHERE = """in bash, for good: ssdplan completion bash > ~/.local/share/bash-completion/completions/ssdplan
@@ -43,5 +44,5 @@ def _name_paths(parser: argparse.ArgumentParser, file: object, directory: object
                 _name_paths(below, file, directory)
         elif action.metavar in _DIRECTORIES:
             action.complete = directory  # type: ignore[attr-defined]
-        elif action.type is Path:
+        elif action.type in (of.path, of.path_or_none):
             action.complete = file  # type: ignore[attr-defined]

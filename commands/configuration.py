@@ -14,7 +14,7 @@ import yaml
 
 from ssdplan.plans.errors import UsageError
 
-from .resolved import AddOptions, OptionValue, checked, flag_of
+from .resolved import AddOptions, OptionValue, checked, flag_of, seen_from
 
 SUFFIXES = (".yaml", ".yml")
 MOST_BYTES = 1 << 16
@@ -72,7 +72,7 @@ def _anchored(name: str, value: Any, source: Path) -> Any:
     if isinstance(value, list):
         return [_anchored(name, each, source) for each in value]
     if isinstance(value, Path):
-        return source.parent / _at_home(value, source)
+        return seen_from(source.parent, name, _at_home(value, source))
     if name == "model" and (value.startswith((".", "~")) or (source.parent / value).exists()):
         return str(source.parent / _at_home(Path(value), source))  # else a name, as on the hub
     return value

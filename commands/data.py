@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from ssdplan.plans.progress import ProgressLine
 
@@ -23,10 +22,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     preview.set_defaults(command=call)
     read = preview.add_argument_group("what is read, and how")
-    read.add_argument("--model", required=True, metavar="DIR|NAME", help="the model that would be trained")
+    read.add_argument(
+        "--model", type=of.model, required=True, metavar="DIR|NAME", help="the model that would be trained"
+    )
     read.add_argument(
         "--data",
-        type=Path,
+        type=of.path,
         required=True,
         metavar="PATH",
         help="a .txt, .jsonl, .parquet or .arrow file, or a directory",

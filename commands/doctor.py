@@ -10,7 +10,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     parser.add_argument(
         "directory",
-        type=Path,
+        type=of.path,
         nargs="?",
         default=Path(),
         metavar="DIR",

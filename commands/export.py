@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from ssdplan.plans.progress import ProgressLine
 
@@ -11,11 +10,11 @@ from . import options as of
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's directory")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new directory for the model")
-    parser.add_argument("--model", metavar="DIR|NAME", help="the model that was trained, if it moved")
+    parser.add_argument("run", type=of.path, metavar="RUN", help="a run's directory")
+    parser.add_argument("--to", type=of.path, required=True, metavar="DIR", help="a new directory for the model")
+    parser.add_argument("--model", type=of.model, metavar="DIR|NAME", help="the model that was trained, if it moved")
     parser.add_argument(
-        "--volume", type=Path, action="append", metavar="PATH", help="where the store lies, if it moved; repeatable"
+        "--volume", type=of.path, action="append", metavar="PATH", help="where the store lies, if it moved; repeatable"
     )
     parser.add_argument("--json", action="store_true", help="print where the model is, and of which step")
 

@@ -6,6 +6,7 @@ Owns the types of options and how their errors read; which options there are, ea
 import argparse
 import os
 from pathlib import Path
+from typing import Literal
 
 from ssdplan.plans.documents import Document
 from ssdplan.plans.errors import UsageError
@@ -57,7 +58,7 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument(
         "--token-cache",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="where tokens are kept for the next time [$SSDPLAN_CACHE, or ssdplan in your cache directory]",
     )
@@ -80,14 +81,31 @@ def require_writable(path: Path) -> None:
         raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with -o")
 
 
+def path(text: str) -> Path:
+    """A path; what a variable that is not set leaves is none."""
+    return Path(model(text))
+
+
+def model(text: str) -> str:
+    """A directory, or a name."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name what is meant, or leave the option out")
+    return text
+
+
+def path_or_none(text: str) -> Path | Literal[""]:
+    """A path; what is empty takes it back where it was given before."""
+    return Path(text) if text else ""
+
+
 def directory(text: str) -> Path:
     """One that is there, or that may be made."""
-    path = Path(text)
-    if path.exists() and not path.is_dir():
+    found = path(text)
+    if found.exists() and not found.is_dir():
         raise argparse.ArgumentTypeError(
             f"{text!r} is a file, not a directory; what is not meant for it goes before it"
         )
-    return path
+    return found
 
 
 def nbytes(text: str) -> int:

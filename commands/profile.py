@@ -11,7 +11,9 @@ from . import options as of
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     what = parser.add_argument_group("what plans can then use")
-    what.add_argument("--model", required=True, metavar="DIR|NAME", help="a Hugging Face model directory, or a name")
+    what.add_argument(
+        "--model", type=of.model, required=True, metavar="DIR|NAME", help="a Hugging Face model directory, or a name"
+    )
     what.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
     what.add_argument(
         "--micro-batch-sizes", type=of.counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
@@ -30,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
     machine.add_argument(
-        "--volume", type=Path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
+        "--volume", type=of.path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
     )
     machine.add_argument(
         "--endurance",
@@ -49,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print the profile as JSON")
-    output.add_argument("-o", "--output", type=Path, default=Path("profile.json"), metavar="FILE", help="where to")
+    output.add_argument("-o", "--output", type=of.path, default=Path("profile.json"), metavar="FILE", help="where to")
 
 
 def call(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ command's business.
 """
 
 import argparse
+import glob
 import os
 import shlex
 import textwrap
@@ -22,6 +23,8 @@ OptionValue = bool | str | tuple[str, ...]
 AddOptions = Callable[[argparse.ArgumentParser], None]
 
 LINE_COLUMNS = 100
+_PATTERNS = ("data", "eval_data")
+"""Options that take a pattern too."""
 
 
 def mark_defaults(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +61,9 @@ def over(above: Mapping[str, Any], below: Mapping[str, Any], add_options: AddOpt
 def as_kept(options: argparse.Namespace, without: Collection[str]) -> dict[str, OptionValue]:
     """Resolved options as run.json has them: as one would write them, paths absolute, but those named `without`."""
 
-    def text(value: object) -> str:
+    def text(name: str, value: object) -> str:
         if isinstance(value, Path):
-            return str(value.absolute())
+            return str(seen_from(Path.cwd(), name, value))
         return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     kept: dict[str, OptionValue] = {}
@@ -70,8 +73,17 @@ def as_kept(options: argparse.Namespace, without: Collection[str]) -> dict[str, 
         if isinstance(value, bool):
             kept[name] = value
         else:
-            kept[name] = tuple(map(text, value)) if isinstance(value, list) else text(value)
+            kept[name] = tuple(text(name, each) for each in value) if isinstance(value, list) else text(name, value)
     return kept
+
+
+def seen_from(directory: Path, name: str, path: Path) -> Path:
+    """The path that an option `name` means which was given in `directory`. Of data it may be a pattern; then characters
+    of the directory's own name stand for themselves."""
+    found = directory / path
+    if name not in _PATTERNS or path.is_absolute() or found.exists() or glob.escape(str(path)) == str(path):
+        return found
+    return Path(glob.escape(str(directory))) / path
 
 
 def as_written(kept: Mapping[str, OptionValue]) -> str:

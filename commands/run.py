@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     parser.add_argument(
         "plan",
-        type=Path,
+        type=of.path,
         nargs="?",
         metavar="PLAN|CONFIG",
         help="what ssdplan solve wrote; or, where its name ends in .yaml or .yml, a configuration: a file of lines "
@@ -32,15 +32,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     trained = parser.add_argument_group("what to train, and for how long")
     trained.add_argument(
-        "--data", type=Path, metavar="PATH", help="a .txt, .jsonl, .parquet or .arrow file, or a directory"
+        "--data", type=of.path, metavar="PATH", help="a .txt, .jsonl, .parquet or .arrow file, or a directory"
     )
     trained.add_argument("--steps", type=of.count, metavar="N", help="optimizer updates")
-    trained.add_argument("--out", type=Path, metavar="RUN", help="a new directory for the run")
+    trained.add_argument("--out", type=of.path, metavar="RUN", help="a new directory for the run")
     trained.add_argument(
-        "--model", metavar="DIR|NAME", help="the model, if it moved since it was profiled [the plan's]"
+        "--model", type=of.model, metavar="DIR|NAME", help="the model, if it moved since it was profiled [the plan's]"
     )
     trained.add_argument(
-        "--volume", type=Path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]"
+        "--volume", type=of.path, action="append", metavar="PATH", help="where the store lies; repeatable [RUN]"
     )
     read = parser.add_argument_group("how data are read")
     read.add_argument(
@@ -100,7 +100,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     evaluation = parser.add_argument_group("evaluation, before the first step, after the last, and between")
     held_out = evaluation.add_mutually_exclusive_group()
-    held_out.add_argument("--eval-data", type=Path, metavar="PATH", help="held-out data [none]")
+    held_out.add_argument(
+        "--eval-data", type=of.path_or_none, metavar="PATH", help="held-out data; '' ends those of a run [none]"
+    )
     held_out.add_argument(
         "--eval-split",
         type=of.share,
@@ -125,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     kept.add_argument(
         "--resume",
-        type=Path,
+        type=of.path,
         metavar="RUN",
         help="go on with a run that was stopped, to the same bits; what it was started with need not be repeated",
     )
@@ -217,7 +219,8 @@ _NOT_KEPT = ("command", "plan", "out", "volume", "resume", "resume_anyway")
 
 def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]) -> int:
     """`said`: the names of options that were given, now or when the run began."""
-    if options.eval_every and not (options.eval_data or options.eval_split or options.eval_samples):
+    evaluated = bool(options.eval_data or options.eval_split or options.eval_samples)
+    if options.eval_every and not evaluated and options.eval_data is None:
         raise UsageError("--eval-every needs --eval-data, --eval-split or --eval-samples")
     if options.attend_across and not options.pack:
         raise UsageError("--attend-across is for rows that samples share; leave it out with --no-pack")
@@ -295,7 +298,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
         if options.eval_split or options.eval_samples
         else None,
         token_cache=of.token_cache(options),
-        eval_every=options.eval_every or 0,
+        eval_every=(options.eval_every or 0) if evaluated else 0,
         snapshot_every=options.snapshot_every or 0,
         snapshot_minutes=options.snapshot_minutes,
         keep=options.keep,
@@ -341,7 +344,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
             data=options.data,
             out=out,
             recipe=recipe,
-            eval_data=options.eval_data,
+            eval_data=options.eval_data or None,
             volumes=options.volume or (),
             watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
             advisor=Replanner(plan),

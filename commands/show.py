@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     parser.add_argument(
-        "document", type=Path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
+        "document", type=of.path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
     )
     drawn = parser.add_argument_group("also written")
-    drawn.add_argument("--plots", type=Path, metavar="DIR", help="plots (PNG) of the plan or run [none]")
-    drawn.add_argument("--html", type=Path, metavar="FILE", help="one page to look at in a browser [none]")
-    drawn.add_argument("--trace", type=Path, metavar="FILE", help="the plan's step as a Chrome trace [none]")
+    drawn.add_argument("--plots", type=of.path, metavar="DIR", help="plots (PNG) of the plan or run [none]")
+    drawn.add_argument("--html", type=of.path, metavar="FILE", help="one page to look at in a browser [none]")
+    drawn.add_argument("--trace", type=of.path, metavar="FILE", help="the plan's step as a Chrome trace [none]")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print the document as JSON")
 

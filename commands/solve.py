@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=call)
     parser.add_argument(
-        "profile", type=Path, nargs="?", metavar="PROFILE", help="what ssdplan profile wrote; not with --model"
+        "profile", type=of.path, nargs="?", metavar="PROFILE", help="what ssdplan profile wrote; not with --model"
     )
     budgets = parser.add_argument_group("budgets")
     budgets.add_argument(
@@ -90,9 +90,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FROM..TO[:STEP]",
         help="a table of plans instead of one; it doubles without STEP [one plan]",
     )
-    output.add_argument("--plots", type=Path, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]")
+    output.add_argument("--plots", type=of.path, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]")
     output.add_argument("--json", action="store_true", help="print the plan, or the sweep, as JSON")
-    output.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to [plan.json; a sweep writes none]")
+    output.add_argument(
+        "-o", "--output", type=of.path, metavar="FILE", help="where to [plan.json; a sweep writes none]"
+    )
 
 
 def call(options: argparse.Namespace) -> int:

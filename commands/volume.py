@@ -1,7 +1,6 @@
 """`ssdplan volume`: volumes made, described and verified."""
 
 import argparse
-from pathlib import Path
 
 from ssdplan.plans.errors import StoreError
 from ssdplan.plans.progress import ProgressLine
@@ -21,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         return made
 
     init = action("init", "make a blank volume of a block device, or of a new file, for a store to lie on")
-    init.add_argument("place", type=Path, metavar="PATH", help="a block device, a file, or a directory for a file")
+    init.add_argument("place", type=of.path, metavar="PATH", help="a block device, a file, or a directory for a file")
     init.add_argument("--size", type=of.nbytes, metavar="SIZE", help="of a new file")
     init.add_argument("--force", action="store_true", help="even over a store, or data that is not ssdplan's")
     for name, about in (
@@ -29,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("check", "read every extent of a store's last two generations and verify its checksum"),
     ):
         action(name, about).add_argument(
-            "places", type=Path, nargs="+", metavar="PATH", help="volumes, or directories that hold them"
+            "places", type=of.path, nargs="+", metavar="PATH", help="volumes, or directories that hold them"
         )
 
 

@@ -22,22 +22,20 @@ import torch
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 
+from .data.tokens import VOCABULARY_FILES
+
 MAX_SHARD_BYTES = 5_000_000_000
 
 _COPIED = (
     "generation_config.json",
-    "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
+    *VOCABULARY_FILES,
 )
+_TEMPLATES = "additional_chat_templates/*.jinja"
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -115,20 +113,29 @@ def export_model(
         _write_weights(partial, shards, tensors)
         with _write_errors(partial.parent):
             _write_json(partial / "config.json", config)
-            for name in _COPIED:
-                if (source / name).is_file():
-                    _write_bytes(partial / name, (source / name).read_bytes())
+            for path in (*(source / name for name in _COPIED), *sorted(source.glob(_TEMPLATES))):
+                if path.is_file():
+                    _write_bytes(_place(partial, path.relative_to(source)), path.read_bytes())
 
 
 def copy_model(destination: Path, source: Path) -> None:
     """Writes the model directory `destination` as a copy of another that was exported. Raises as `export_model`."""
-    files = sorted(path for path in source.iterdir() if path.is_file())
+    files = sorted(path for path in (*source.iterdir(), *source.glob(_TEMPLATES)) if path.is_file())
     with _new_directory(destination, sum(path.stat().st_size for path in files)) as partial:
         for path in files:
-            with _write_errors(partial.parent), path.open("rb") as read, (partial / path.name).open("wb") as written:
-                shutil.copyfileobj(read, written, _WRITE_BYTES)
-                written.flush()
-                os.fsync(written.fileno())
+            with _write_errors(partial.parent):
+                place = _place(partial, path.relative_to(source))
+                with path.open("rb") as read, place.open("wb") as written:
+                    shutil.copyfileobj(read, written, _WRITE_BYTES)
+                    written.flush()
+                    os.fsync(written.fileno())
+
+
+def _place(folder: Path, name: Path) -> Path:
+    """Where the file `name` is to be written; the directory for it is made."""
+    place = folder / name
+    place.parent.mkdir(exist_ok=True)
+    return place
 
 
 @contextmanager
@@ -145,7 +152,8 @@ def _new_directory(destination: Path, nbytes: int) -> Iterator[Path]:
     try:
         yield partial
         with _write_errors(destination.parent):
-            _flush_directory(partial)
+            for folder in (partial, *(path for path in partial.iterdir() if path.is_dir())):
+                _flush_directory(folder)
             partial.rename(destination)
             _flush_directory(destination.parent)
     finally:

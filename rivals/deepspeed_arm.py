@@ -72,7 +72,7 @@ def train(job: Job) -> None:
     deepspeed.init_distributed(
         "gloo", auto_mpi_discovery=False, init_method=f"file://{job.swap}/meeting", rank=0, world_size=1
     )
-    config = AutoConfig.from_pretrained(job.model, local_files_only=True)
+    config = AutoConfig.from_pretrained(job.model, trust_remote_code=False, local_files_only=True)
     with torch.device("meta"):
         sizes = [parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters()]
     settings = configuration(job, max(sizes))

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import UsageError, first_line
 from ssdplan.rivals.shapes import Shape
 
 INITIAL_DEVIATION = 0.02
@@ -69,9 +69,9 @@ def _rows(order: Order) -> npt.NDArray[np.uint32]:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(order.model, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(order.model, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{order.model}: --data needs the model's tokenizer: {error}") from error
+        raise UsageError(f"{order.model}: --data needs the model's tokenizer: {first_line(error)}") from error
     tokens: list[int] = []
     for text in _texts(Path(order.data)):
         tokens += tokenizer(text)["input_ids"]

@@ -18,7 +18,9 @@ from ssdplan.rivals.job import LEARNING_RATE, WEIGHT_DECAY, Job, batches, write_
 def train(job: Job) -> None:
     """Train; a line a step goes to `job.metrics`. `job.settings` is `plain` or `checkpointing` (of activations)."""
     torch.set_num_threads(job.threads)
-    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        job.model, dtype=torch.bfloat16, trust_remote_code=False, local_files_only=True
+    )
     model.config.use_cache = False
     model.train()
     if job.settings == "checkpointing":

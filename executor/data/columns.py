@@ -3,6 +3,7 @@
 Owns pyarrow, an optional dependency, and what is wrong with such a file. It never holds more than one batch of rows.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,14 @@ def _values(file: Path, batch: Any, before: int) -> list[dict[str, Any]]:
         ) from error
 
 
+def _distinct(file: Path, schema: Any) -> Any:
+    """The schema, if no two columns have one name."""
+    name, times = Counter(schema.names).most_common(1)[0] if schema.names else ("", 0)
+    if times > 1:
+        raise UsageError(f"{file}: has several columns called `{name}`; rename all but one of them")
+    return schema
+
+
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
     """A table's schema, and a function from names of columns to an iterator of record batches."""
@@ -59,17 +68,23 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
     try:
         if file.suffix.lower() == ".parquet":
             with parquet.ParquetFile(file, pre_buffer=False) as table:
-                yield table.schema_arrow, lambda names: table.iter_batches(_ROWS_AT_A_TIME, columns=names)
+                yield (
+                    _distinct(file, table.schema_arrow),
+                    lambda names: table.iter_batches(_ROWS_AT_A_TIME, columns=names),
+                )
             return
         with pyarrow.memory_map(str(file)) as source:
             if source.read(len(_FILE_MAGIC)) == _FILE_MAGIC:
                 table = ipc.open_file(source)
                 count = table.num_record_batches
-                yield table.schema, lambda names: (table.get_batch(i).select(names) for i in range(count))
+                yield (
+                    _distinct(file, table.schema),
+                    lambda names: (table.get_batch(i).select(names) for i in range(count)),
+                )
             else:
                 source.seek(0)
                 stream = ipc.open_stream(source)
-                yield stream.schema, lambda names: (batch.select(names) for batch in stream)
+                yield _distinct(file, stream.schema), lambda names: (batch.select(names) for batch in stream)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UsageError(
             f"{file}: not a {file.suffix} table that can be read ({first_line(error)}); write it again"

@@ -22,7 +22,9 @@ _READ_BYTES = 1 << 18
 _ROW_BYTES = 1 << 28
 """A line of so many is no row of a .jsonl file, and may be all of another file."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPLIT = re.compile(r"(train|test|valid|validation|dev|eval)(?![a-z])", re.IGNORECASE)
+_SPLIT = re.compile(
+    r"(?<![a-z])(train|test|val|valid|validation|dev|eval|held[-_]?out|hold[-_]?out)(?![a-z])", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,11 @@ def data_files(path: Path) -> list[Path]:
     """The files that `path` names: itself, those under a directory, or those that a pattern matches.
 
     A directory that `datasets` saved has the files that it says; any other is searched recursively, in the order of its
-    sorted paths, and files of other names in it are left alone. Raises UsageError where there is none, or where a
-    directory holds training and other splits side by side.
+    sorted paths, links followed, each directory once; files of other names in it are left alone, and so are names that
+    begin with a dot. Raises UsageError where there is none, or where a directory holds training and other splits.
     """
     if not path.exists():
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        found = [Path(name) for name in sorted(set(glob.glob(str(path), recursive=True)))]
         if not found:
             raise UsageError(
                 f"{path}: no such file or directory; --data takes a file ({', '.join(SUFFIXES)}), a directory of them, "
@@ -71,17 +73,30 @@ def data_files(path: Path) -> list[Path]:
         raise UsageError(f"{path}: a data set of splits ({names}); give the directory of one of them")
     if (path / "state.json").exists():
         return _saved_files(path)
-    found = sorted(path.rglob("*"))
-    files = _usable(path, found)
-    splits = {
-        match[1].lower() for file in files for part in file.relative_to(path).parts if (match := _SPLIT.match(part))
-    }
-    if "train" in splits and len(splits) > 1:
+    files = _usable(path, list(_below(path, set())))
+    sides = {frozenset(map(str.lower, _SPLIT.findall(str(file.relative_to(path))))) for file in files} - {frozenset()}
+    if len(sides) > 1 and any("train" in side for side in sides):
+        splits = ", ".join(sorted(frozenset.union(*sides)))
         raise UsageError(
-            f"{path}: holds training data beside another split ({', '.join(sorted(splits))}); give the directory or a "
-            "pattern of one of them, such as 'DIR/train-*.parquet'"
+            f"{path}: holds training data beside another split ({splits}); give the directory or a pattern of one of "
+            "them, such as 'DIR/train-*.parquet'"
         )
     return files
+
+
+def _below(directory: Path, entered: set[Path]) -> Iterator[Path]:
+    """What lies below a directory, in the order of sorted paths. `entered` are directories that are not read again."""
+    real = directory.resolve()
+    if real in entered:
+        return
+    entered.add(real)
+    for entry in sorted(directory.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _below(entry, entered)
+        else:
+            yield entry
 
 
 def _usable(path: Path, found: list[Path]) -> list[Path]:

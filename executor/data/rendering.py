@@ -15,15 +15,18 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError, first_line
 
+from .documents import json_name
 from .formats import Completion, Conversation
-from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, special_tokens_around
+from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, encode, special_tokens_around
 
 NOT_LEARNT = np.uint32(1 << 31)
 """Set in a token that the loss does not count; the rest is its id."""
 
 Tokens = npt.NDArray[np.uint32]
 
-_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MARKERS = re.compile(r"\{%(?P<left>[-+]?)\s*(?P<end>end)?generation\s*(?P<right>[-+]?)%\}")
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+"""Characters that no text has: Unicode leaves them to programs."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,23 @@ class _Rendered:
 
 
 def chat_template(tokenizer: Any) -> str | None:
-    """The tokenizer's own chat template; None where it has none."""
-    if not tokenizer.chat_template:
+    """The tokenizer's own chat template; None where it has none. Raises UsageError where it is not one text."""
+    template = tokenizer.chat_template
+    if not template:
         return None
-    template: str = tokenizer.get_chat_template()
+    name = tokenizer.name_or_path or "the tokenizer"
+    if isinstance(template, dict):
+        if "default" not in template:
+            raise UsageError(
+                f"{name}: has several chat templates ({', '.join(sorted(template))}) and none is called default; "
+                "write the one that is meant to chat_template.jinja"
+            )
+        template = template["default"]
+    if not isinstance(template, str):
+        raise UsageError(
+            f"{name}: the chat template is {json_name(template)}, not text; copy tokenizer_config.json and "
+            "chat_template.jinja again"
+        )
     return template
 
 
@@ -60,7 +76,7 @@ def sample_tokens(samples: Iterable[Completion | Conversation], tokenizer: Any, 
     closing = after if after and after[-1] == eos else [*after, eos]
     for batch in _batched(_rendered(samples, chat)):
         texts = [[each.text, *(each.text[:cut] for cut in each.cuts())] for each in batch]
-        ids = iter(_ids(tokenizer, [text for group in texts for text in group]))
+        ids = iter(encode(tokenizer, [text for group in texts for text in group]))
         for each, group in zip(batch, texts, strict=True):
             whole, *prefixes = [next(ids) for _ in group]
             if not each.completes:
@@ -104,13 +120,6 @@ def _batched(samples: Iterable[_Rendered]) -> Iterator[list[_Rendered]]:
         yield batch
 
 
-def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    found: list[list[int]] = tokenizer(
-        texts, add_special_tokens=False, padding=False, truncation=False, return_attention_mask=False, verbose=False
-    )["input_ids"]
-    return found
-
-
 def _marked(sample: _Rendered, whole: list[int], prefixes: list[list[int]]) -> Tokens:
     ends = {0: 0, len(sample.text): len(whole)}
     for cut, prefix in zip(sample.cuts(), prefixes, strict=True):
@@ -133,7 +142,7 @@ def _apart(sample: _Rendered, prompt: list[int], tokenizer: Any) -> list[int]:
     A model that is asked sees the prompt's tokens alone. Refused where the two then do not read as the text.
     """
     start = sample.spans[0][0]
-    (answer,) = _ids(tokenizer, [sample.text[start:]])
+    (answer,) = encode(tokenizer, [sample.text[start:]])
     if tokenizer.decode([*prompt, *answer], clean_up_tokenization_spaces=False) != sample.text:
         raise UsageError(
             f"{sample.place}: prompt and completion share a token, in {sample.text[max(0, start - 20) : start + 20]!r},"
@@ -145,14 +154,15 @@ def _apart(sample: _Rendered, prompt: list[int], tokenizer: Any) -> list[int]:
 class _Chat:
     """Conversations through a chat template, and where in the text the assistant's messages are.
 
-    A template with generation markers says so itself. Otherwise the conversation is rendered up to each of the
+    A template with generation markers says so itself: it is rendered once more with a character at each of them, and
+    without these characters both texts must be the same. Otherwise the conversation is rendered up to each of the
     assistant's messages, with what asks for it, and up to its end; each of these texts must begin the next.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._template = chat_template(tokenizer)
-        self._has_markers = bool(self._template and _MARKER.search(self._template))
+        self._marked = _MARKERS.sub(_with_characters, self._template or "")
         self._specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
 
     def render(self, sample: Conversation) -> tuple[str, tuple[tuple[int, int], ...]]:
@@ -163,27 +173,30 @@ class _Chat:
                 f"{sample.place}: `messages` need a chat template, and {name} has none; copy chat_template.jinja of a "
                 "model of its family into it, or give rows of `prompt` and `completion`"
             )
-        return self._by_markers(sample) if self._has_markers else self._by_prefixes(sample)
+        return self._by_prefixes(sample) if self._marked == self._template else self._by_markers(sample)
 
     def _by_markers(self, sample: Conversation) -> tuple[str, tuple[tuple[int, int], ...]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        try:
-            rendered: Any = render_jinja_template(
-                [list(sample.messages)],
-                chat_template=self._template,
-                return_assistant_tokens_mask=True,
-                **self._tokenizer.special_tokens_map,
+        messages = list(sample.messages)
+        text, marked = self._text(sample, messages), self._text(sample, messages, chat_template=self._marked)
+        begun, *parts = marked.split(_BEGIN)
+        halves = [part.split(_END) for part in parts]
+        if any(len(half) != 2 for half in halves) or begun + "".join(map("".join, halves)) != text:
+            raise UsageError(
+                f"{sample.place}: the chat template of {self._tokenizer.name_or_path or 'the tokenizer'} goes on to "
+                "work on what it writes between {% generation %} and {% endgeneration %}, so what is learnt cannot be "
+                "told; let it write that part as it is, or take the marks away"
             )
-        except Exception as error:  # whatever a template raises
-            raise _refused(sample, error) from error
-        texts, spans = rendered
-        found = tuple((start, stop) for start, stop in spans[0] if start < stop)
+        spans, place = [], len(begun)
+        for learnt, rest in halves:
+            spans.append((place, place + len(learnt)))
+            place += len(learnt) + len(rest)
+        found = tuple((start, stop) for start, stop in spans if start < stop)
         if not found:
             raise UsageError(
-                f"{sample.place}: the chat template marks nothing of it as the assistant's; nothing to learn"
+                f"{sample.place}: the chat template marks nothing of it as the assistant's ({{% generation %}}); "
+                "nothing to learn"
             )
-        return texts[0], found
+        return text, found
 
     def _by_prefixes(self, sample: Conversation) -> tuple[str, tuple[tuple[int, int], ...]]:
         messages = list(sample.messages)
@@ -207,7 +220,7 @@ class _Chat:
             spans.append((len(asked), self._end_of_turn(answered, len(asked))))
         return whole, tuple(spans)
 
-    def _text(self, sample: Conversation, messages: list[dict[str, str]], **options: bool) -> str:
+    def _text(self, sample: Conversation, messages: list[dict[str, str]], **options: Any) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # whatever a template raises
@@ -220,6 +233,15 @@ class _Chat:
         found = ((text.rfind(special, start), len(special)) for special in self._specials)
         end = max((place + length for place, length in found if place >= 0), default=len(text))
         return end if not text[end:].strip() else len(text)
+
+
+def _with_characters(marker: re.Match[str]) -> str:
+    """A generation marker that also writes its character, with an empty block on the other side of that, so that white
+    space around the marker is trimmed as before."""
+    left, right = marker["left"], marker["right"]
+    if marker["end"]:
+        return f"{{%{left} if false %}}{{% endif %}}{{{{ '{_END}' }}}}{{% endgeneration {right}%}}"
+    return f"{{%{left} generation %}}{{{{ '{_BEGIN}' }}}}{{% if false %}}{{% endif {right}%}}"
 
 
 def _refused(sample: Conversation, error: Exception) -> UsageError:

@@ -190,7 +190,7 @@ class TextData:
         self.documents = len(starts)
         self.tokens = int((stops - starts).sum())
         if self.pack and self.format == "text":
-            self.cut = self.left_out = 0
+            self.cut = self.left_out = self._lost = 0
             self.row_tokens_used = 1.0
             self._rows: Rows = EndToEnd(starts, stops, self.sequence_length)
             if self._rows.count == 0:
@@ -199,8 +199,6 @@ class TextData:
                     f"text, plan for a --sequence-length of {self.tokens} or less, or train with --no-pack"
                 )
         else:
-            if self.format == "text":
-                self._refuse_rows_without_targets(starts, stops)
             learnt = self._learnt(starts, np.minimum(stops, starts + self.sequence_length)) > 0
             self.left_out = int(len(learnt) - learnt.sum())
             starts, stops = starts[learnt], stops[learnt]
@@ -212,19 +210,11 @@ class TextData:
             self.cut = int((stops - starts > self.sequence_length).sum())
             self._rows = (WholeSamples if self.pack else OneARow)(starts, stops, self.sequence_length)
             used = int(np.minimum(stops - starts, self.sequence_length).sum())
+            self._lost = int((stops - starts).sum()) - used
             self.row_tokens_used = used / (self._rows.count * self.sequence_length)
         self.samples = self._rows.count
         self.has_borders = self.pack and self.documents > 1
         self._chosen = chosen
-
-    def _refuse_rows_without_targets(self, starts: Ints, stops: Ints) -> None:
-        short = starts[stops - starts < 2]
-        if len(short):
-            (place,) = self.places(1, int(np.searchsorted(self._bounds[0], short[0])))
-            raise UsageError(
-                f"{place}: the row has fewer than 2 tokens, so nothing to learn; take it away or pack rows "
-                f"({len(short)} such row(s))"
-            )
 
     def places(self, count: int, first: int = 0) -> list[str]:
         """Where the samples from `first` on are: file and line or row. It reads the files up to there."""
@@ -264,8 +254,11 @@ class TextData:
                 f"{self.path}: {self.left_out} sample(s) left out, of which no token within {self.sequence_length} is "
                 "to be learnt"
             )
-        if self.cut and self.format != "text":
-            found.append(f"{self.path}: {self.cut} sample(s) cut at {self.sequence_length} tokens")
+        if self.cut:
+            found.append(
+                f"{self.path}: {self.cut} sample(s) cut at {self.sequence_length} tokens; {self._lost} of "
+                f"{self.tokens} tokens are not trained on"
+            )
         return found
 
     def learnt(self) -> Ints:

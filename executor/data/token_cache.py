@@ -26,7 +26,7 @@ from ssdplan.plans.errors import DiskFullError, IoFailure
 from .documents import Document
 
 _FOOTER = struct.Struct("<16sQQQ")
-_MAGIC = b"ssdplan tokens 2"
+_MAGIC = b"ssdplan tokens 3"
 _SAMPLE = struct.Struct("<QQ")
 _READ_BYTES = 1 << 20
 _OWN = re.compile(r"[0-9a-f]{64}\.tokens|\.[0-9a-f]{64}\.tokens\..*")
@@ -49,8 +49,13 @@ class Tokens:
 
 def default_directory() -> Path | None:
     """Where caches lie unless told: $SSDPLAN_CACHE, or a directory in the user's own cache; None where it cannot be."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    directory = Path(os.environ.get("SSDPLAN_CACHE") or base / "ssdplan")
+    try:
+        if own := os.environ.get("SSDPLAN_CACHE"):
+            directory = Path(own)
+        else:
+            directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ssdplan"
+    except RuntimeError:  # of a user without a home
+        return None
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:

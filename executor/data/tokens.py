@@ -20,7 +20,13 @@ from ssdplan.plans.errors import MismatchError, UsageError, first_line
 
 from .documents import Document
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+VOCABULARY_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "byte_maps.json"),
+    *("spiece.model", "spm.model", "spm_char.model", "sentencepiece.model", "sentencepiece.bpe.model"),
+    *("source.spm", "target.spm", "target_vocab.json", "vocab-src.json", "vocab-tgt.json", "prophetnet.tokenizer"),
+    *("dict.txt", "emoji.json", "entity_vocab.json", "normalizer.json", "word_pronunciation.json", "word_shape.json"),
+)
+"""What the tokenizers of transformers keep their vocabularies in (`vocab_files_names`)."""
 _PIECE_CHARACTERS = 1 << 13
 BATCH_CHARACTERS = 1 << 15
 """Tokenised at once: a tokenizer takes up to 250 bytes for each on its way, and its threads keep a part of that."""
@@ -30,19 +36,24 @@ WHOLE_CHARACTERS = 100_000_000
 def load_tokenizer(model_dir: Path) -> Any:
     """The tokenizer in a model's directory (a transformers tokenizer), never from a hub.
 
-    Raises UsageError when there is none, or when it cannot be read.
+    Raises UsageError when there is none, when it cannot be read, or when it needs code of its own.
     """
     if not model_dir.is_dir():
         raise UsageError(f"{model_dir}: no such model directory")
-    if not any((model_dir / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((model_dir / name).is_file() for name in VOCABULARY_FILES):
         raise UsageError(
-            f"{model_dir}: no tokenizer here ({', '.join(_TOKENIZER_FILES)}); copy the model's own into it"
+            f"{model_dir}: no tokenizer here (tokenizer.json, or files of another kind); copy the model's own into it"
         )
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+        return AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
+        if "trust_remote_code" in str(error):
+            raise UsageError(
+                f"{model_dir}: the tokenizer needs remote code, which is never run; take one of the transformers "
+                "library, such as a tokenizer.json and a tokenizer_config.json without auto_map"
+            ) from error
         raise UsageError(
             f"{model_dir}: the tokenizer cannot be read ({first_line(error)}); copy the model's own again"
         ) from error
@@ -50,7 +61,10 @@ def load_tokenizer(model_dir: Path) -> Any:
 
 def end_of_sequence(tokenizer: Any, vocab_size: int | None) -> int:
     name = tokenizer.name_or_path or "the tokenizer"
-    largest = max(tokenizer.get_vocab().values())
+    vocabulary = tokenizer.get_vocab()
+    if not vocabulary:
+        raise UsageError(f"{name}: the tokenizer has no vocabulary; copy the model's own again")
+    largest = max(vocabulary.values())
     if vocab_size is not None and largest >= vocab_size:
         raise MismatchError(
             f"{name}: the tokenizer has ids up to {largest}, the model's vocab_size is {vocab_size}; "
@@ -62,15 +76,42 @@ def end_of_sequence(tokenizer: Any, vocab_size: int | None) -> int:
 
 
 def tokenizer_identity(tokenizer: Any) -> bytes:
-    """Everything about a tokenizer that decides its tokens, as bytes for the cache's key."""
+    """Everything about a tokenizer that decides its tokens, as bytes for the cache's key; special tokens do so by
+    their names too, which chat templates see."""
+    settings = [tokenizer.eos_token_id, tokenizer.special_tokens_map, _splits_special_tokens(tokenizer)]
+    named = json.dumps([*settings, _PIECE_CHARACTERS], sort_keys=True).encode()
     if tokenizer.is_fast:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
         del state["truncation"], state["padding"]  # set by whoever called it last; the calls here override both
-        return json.dumps([state, tokenizer.eos_token_id, _PIECE_CHARACTERS], sort_keys=True).encode()
+        return named + json.dumps(state, sort_keys=True).encode()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
-        return b"".join(file.name.encode() + file.read_bytes() for file in files)
+        return named + b"".join(file.name.encode() + file.read_bytes() for file in files)
+
+
+def _splits_special_tokens(tokenizer: Any) -> bool:
+    """Whether the special tokens in a text are read as any other characters."""
+    return bool(getattr(tokenizer, "split_special_tokens", False))
+
+
+def encode(tokenizer: Any, texts: list[str], *, special_tokens: bool = False) -> list[list[int]]:
+    """The tokens of each text, whole, with or without the special tokens that the tokenizer puts around it."""
+    try:
+        found: list[list[int]] = tokenizer(
+            texts,
+            add_special_tokens=special_tokens,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            verbose=False,
+        )["input_ids"]
+    except Exception as error:  # tokenizers raises bare Exception, as for a word without a token and no unknown one
+        name = tokenizer.name_or_path or "the tokenizer"
+        raise UsageError(
+            f"{name}: the tokenizer cannot tokenise the text ({first_line(error)}); copy the model's own again"
+        ) from error
+    return found
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -104,6 +145,7 @@ class _Cutter:
             and state["normalizer"] is None
             and state["model"].get("type") == "BPE"
             and not state["model"].get("dropout")
+            and not _splits_special_tokens(tokenizer)  # added tokens are no borders then
             and self._scans_forward(state["pre_tokenizer"])
             and not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
             and len({token["normalized"] for token in added}) <= 1  # else they are matched in two passes
@@ -167,8 +209,8 @@ class _Cutter:
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and after a text by itself."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    full = tokenizer("a")["input_ids"]
+    (plain,) = encode(tokenizer, ["a"])
+    (full,) = encode(tokenizer, ["a"], special_tokens=True)
     for start in range(len(full) - len(plain) + 1):
         if full[start : start + len(plain)] == plain:
             return full[:start], full[start + len(plain) :]
@@ -228,14 +270,7 @@ def token_pieces(
         closing = after + closing
     blank = True
     for batch in _batched(_units(documents, cutter)):
-        encoded = tokenizer(
-            [unit.text for unit in batch],
-            add_special_tokens=not cutter.possible,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            verbose=False,
-        )["input_ids"]
+        encoded = encode(tokenizer, [unit.text for unit in batch], special_tokens=not cutter.possible)
         blank = blank and not any(unit.text.strip() for unit in batch)
         for unit, ids in zip(batch, encoded, strict=True):
             if cutter.possible and unit.first:

@@ -6,17 +6,21 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssdplan.executor import export
-from ssdplan.executor.export import TensorEntry, export_model
+from ssdplan.executor.export import TensorEntry, copy_model, export_model
+from ssdplan.executor.export_run import export_run
+from ssdplan.executor.run_directory import Run
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from tests.tiny import make_model, make_tokenizer
 
@@ -179,6 +183,41 @@ def test_configuration_and_tokenizer_come_along_and_nothing_else(source: Path, t
     assert set(os.listdir(tmp_path / "out")) == copied | {"config.json", "model.safetensors"}
     for name in copied:
         assert (tmp_path / "out" / name).read_bytes() == (copy / name).read_bytes()
+
+
+def test_whatever_files_a_tokenizer_has_come_along(source: Path, tmp_path: Path) -> None:
+    """The names are those that the tokenizers of transformers have, but for some that need a package to say so."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    names = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja"}
+    for kind in set(TOKENIZER_MAPPING_NAMES.values()) - {None}:
+        with suppress(ImportError, AttributeError):
+            names |= set(getattr(transformers, kind).vocab_files_names.values())
+    assert {"emoji.json", "sentencepiece.bpe.model"} < names
+    copy = tmp_path / "source"
+    shutil.copytree(source, copy)
+    for name in names:
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text(name)
+    (copy / "additional_chat_templates" / "notes.md").write_text("no template")
+    tensors = trained(source)
+    export_model(tmp_path / "out", source=copy, entries=listed(tensors), tensors=tensors)
+    assert {name: (tmp_path / "out" / name).read_text() for name in names} == {name: name for name in names}
+    assert not (tmp_path / "out" / "additional_chat_templates" / "notes.md").exists()
+    copy_model(tmp_path / "again", tmp_path / "out")
+    assert {name: (tmp_path / "again" / name).read_text() for name in names} == {name: name for name in names}
+
+
+def test_the_finished_model_of_a_run_without_snapshots_is_copied_and_not_made_otherwise(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (out / "model").mkdir(parents=True)
+    (out / "model" / "config.json").write_text("{}")
+    (out / "run.json").write_text(Run.model_validate({"schema": "ssdplan.run/1"}).text())
+    for otherwise in ({"model": tmp_path}, {"volumes": [tmp_path]}):
+        with pytest.raises(UsageError, match=r"kept no snapshots.*leave out --model and --volume"):
+            export_run(out, tmp_path / "to", **otherwise)
+    assert not (tmp_path / "to").exists() and export_run(out, tmp_path / "to") is None
+    assert os.listdir(tmp_path / "to") == ["config.json"]
 
 
 def test_the_directory_has_the_permissions_of_any_other(source: Path, tmp_path: Path) -> None:

@@ -133,6 +133,55 @@ def test_of_a_conversation_the_assistants_messages_are_learnt(tmp_path: Path, to
     assert ids[: len(asked)].tolist() == asked and not mask[: len(asked)].any() and mask[len(asked)]
 
 
+TURN = (
+    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\\n' }}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        f"{{% macro turn(m) %}}{TURN}{{% endmacro %}}{{% for m in messages %}}{{{{ turn(m) }}}}{{% endfor %}}",
+        f"{{% for m in messages %}}{{% set t %}}{TURN}{{% endset %}}{{{{ t }}}}{{% endfor %}}",
+        "{% macro body(c) %}{% generation %}{{ c }}<|im_end|>{% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{{ body(m.content) }}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}",
+        "{% for m in messages %}\n<|im_start|>{{ m.role }}\n\n  {%- if m.role == 'assistant' %}\n    {{- '\\n' }}"
+        "\n    {%- generation -%}\n  {{ m.content }}<|im_end|>\n   {%- endgeneration -%}\n {% else %}\n{{- '\\n' }}"
+        "{{ m.content }}<|im_end|>{% endif %}\n{{ '\\n' }}\n{%- endfor %}",
+        "{% for m in messages %}{{ '<|im_start|>' + m.role }}\n    {% if m.role == 'assistant' %}\n"
+        "    {% generation %}\n{{ m.content }}<|im_end|>{%+ endgeneration +%}{% else %}{{ m.content }}<|im_end|>"
+        "{% endif %}{{- '\\n' }}{% endfor %}",
+    ],
+    ids=["macro", "set", "body", "trimmed", "lines"],
+)
+def test_markers_hold_wherever_in_the_template_they_stand(tmp_path: Path, tokenizer: Any, template: str) -> None:
+    tokenizer.chat_template = template
+    whole, parts = learnt(load(write(tmp_path / "a.jsonl", [{"messages": TALK}]), tokenizer), tokenizer)
+    assert whole.strip() == "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in TALK).strip()
+    assert parts == ["What is read again.<|im_end|>", "It is the same.\n<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("body", "content"),
+    [
+        ("{% generation %}{{ m.content }}{% endgeneration %}", " space"),  # trimmed, where the marks keep it
+        ("{% generation %}{{ m.content }}{% endgeneration %}{{ m.content.split('a')[0] }}", "\ufdd0"),
+        ("{% raw %}{% generation %}{% endraw %}{{ m.content }}", "x"),
+    ],
+)
+def test_markers_that_the_template_works_on_are_refused(
+    tmp_path: Path, tokenizer: Any, body: str, content: str
+) -> None:
+    tokenizer.chat_template = (
+        f"{{% for m in messages %}}{{% set t %}}{body}{{% endset %}}{{{{ t|trim }}}}{{% endfor %}}"
+    )
+    rows = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": content}]}]
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: .*generation"):
+        load(write(tmp_path / "a.jsonl", rows), tokenizer)
+
+
 def test_both_ways_to_tell_what_is_learnt_say_the_same(tmp_path: Path, tokenizer: Any) -> None:
     found = []
     for template in (CHATML, MARKED):
@@ -190,9 +239,10 @@ def test_samples_of_which_nothing_is_learnt_within_a_row_are_left_out_and_counte
     for pack in (True, False):
         data = load(path, tokenizer, sequence_length=16, pack=pack)
         assert (data.left_out, data.cut, data.samples) == (1, 1, 1)
+        lost, of = data.lengths()[1] - 16, sum(data.lengths())
         assert [remark.split(": ", 1)[1] for remark in data.remarks()] == [
             "1 sample(s) left out, of which no token within 16 is to be learnt",
-            "1 sample(s) cut at 16 tokens",
+            f"1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on",
         ]
         with pytest.raises(UsageError, match="no sample has a token to learn within 16 tokens; plan for a longer"):
             load(write(tmp_path / "b.jsonl", rows[:1]), tokenizer, sequence_length=16, pack=pack)
@@ -249,6 +299,21 @@ def test_a_row_that_cannot_be_rendered_is_named_with_the_reason(
     assert not list(tmp_path.glob("cache/*"))
 
 
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ({"rag": CHATML, "tool_use": CHATML}, r"several chat templates \(rag, tool_use\) and none is called default"),
+        (5, "the chat template is a number, not text"),
+    ],
+)
+def test_a_tokenizer_with_no_one_chat_template_is_refused(
+    tmp_path: Path, tokenizer: Any, template: Any, why: str
+) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(UsageError, match=why):
+        load(write(tmp_path / "a.jsonl", [{"messages": TALK}]), tokenizer)
+
+
 def test_a_token_that_reaches_across_the_assistants_border_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     rows = [{"messages": [{"role": "user", "content": "What i"}, {"role": "assistant", "content": "s stored"}]}]
@@ -287,6 +352,31 @@ def test_training_data_beside_another_split_are_not_mixed(tmp_path: Path) -> Non
         data_files(tmp_path / "valid-*.jsonl")
     (tmp_path / "test-00000.jsonl").rename(tmp_path / "testament.jsonl")
     assert len(data_files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("training", "other"),
+    [
+        ("train.jsonl", "val.jsonl"),
+        ("wiki-train.jsonl", "wiki-test.jsonl"),
+        ("wiki.train.txt", "wiki.valid.txt"),
+        ("x_TRAIN_0.txt", "x_hold_out_0.txt"),
+        ("train/a.txt", "held-out/a.txt"),
+        ("a/train1.txt", "a/dev1.txt"),
+    ],
+)
+def test_another_split_is_known_by_a_word_anywhere_in_its_name(tmp_path: Path, training: str, other: str) -> None:
+    for name in (training, other, "more.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a")
+    with pytest.raises(UsageError, match="holds training data beside another split"):
+        data_files(tmp_path)
+
+
+def test_a_name_that_has_such_words_by_chance_is_no_split(tmp_path: Path) -> None:
+    for name in ("train-test-split-explained.txt", "retrained.txt", "values.txt", "device.txt"):
+        (tmp_path / name).write_text("a")
+    assert len(data_files(tmp_path)) == 4
 
 
 # Tables
@@ -345,6 +435,13 @@ def test_a_wrong_row_of_a_table_is_named(tmp_path: Path, tokenizer: Any) -> None
     text = pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"good", b"\xff"]).buffers())
     with pytest.raises(UsageError, match=r"a\.arrow: one of rows 1 to 2 cannot be read: .*UTF8"):
         load(arrow_stream(tmp_path / "a.arrow", pyarrow.table({"text": text})), tokenizer)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path, tokenizer: Any, kind: str) -> None:
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    with pytest.raises(UsageError, match=r"a\.(parquet|arrow): has several columns called `text`; rename"):
+        load(TABLES[kind](tmp_path)(table), tokenizer)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])

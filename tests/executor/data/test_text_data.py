@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from ssdplan.executor.data import documents, text_data, token_cache
@@ -90,6 +90,29 @@ def test_a_directory_is_read_in_the_order_of_its_sorted_paths(tmp_path: Path) ->
     write_rows(tmp_path / "a.jsonl", ["first", "second"])
     (tmp_path / "notes.md").write_text("not text to train on")
     assert read_documents(tmp_path) == ["first", "second", "third", "fourth\n"]
+
+
+def test_files_whose_names_begin_with_a_dot_are_left_out(tmp_path: Path) -> None:
+    for name in ("a.txt", ".b.txt", ".ipynb_checkpoints/a-checkpoint.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read_documents(tmp_path) == ["a.txt"]
+
+
+def test_a_directory_behind_a_link_is_read_once(tmp_path: Path) -> None:
+    for name in ("set/real/x.txt", "other/y.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "set" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "set" / "real" / "round").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "same").symlink_to(tmp_path / "set" / "real")
+    assert read_documents(tmp_path / "set") == ["other/y.txt", "set/real/x.txt"]
+
+
+def test_a_pattern_names_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x.txt").write_text("once")
+    assert read_documents(tmp_path / "**" / "**" / "*.txt") == ["once"]
 
 
 def test_text_is_passed_on_as_it_is(tmp_path: Path) -> None:
@@ -258,6 +281,15 @@ def test_a_tokenizer_that_cannot_be_cut_gets_documents_whole(tmp_path: Path, tok
     assert rows_in_order(samples) == [whole(tokenizer, text) for text in DOCUMENTS]
 
 
+def test_a_tokenizer_that_splits_its_special_tokens_is_not_cut_behind_them(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.add_tokens([AddedToken("<b", special=True, normalized=False)])
+    tokenizer.split_special_tokens = True
+    text = "The quick" * 700 + "<brown" + " fox" * 3000
+    (tmp_path / "a.txt").write_text(text)
+    found = list(TextData(tmp_path / "a.txt", tokenizer, sequence_length=64, pack=True).sample(0)[0])
+    assert found == whole(tokenizer, text)
+
+
 def test_a_tokenizer_without_a_fast_form_serves_too(tmp_path: Path) -> None:
     bytes_only = ByT5Tokenizer()  # pure Python, and ends every text by itself
     assert not bytes_only.is_fast
@@ -346,12 +378,24 @@ def test_too_little_text_for_one_row_says_what_would_do(tmp_path: Path, tokenize
     assert TextData(path, tokenizer, sequence_length=4).samples == 1
 
 
-def test_a_row_with_nothing_to_predict_is_refused_unless_packed(tmp_path: Path, tokenizer: Any) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n\n{"text": "x"}\n{"text": ""}\n{"text": "good"}\n')
-    with pytest.raises(UsageError, match=r"a\.jsonl:4: the row has fewer than 2 tokens"):
-        TextData(tmp_path, tokenizer, sequence_length=8, pack=False)
+def test_a_text_with_nothing_to_predict_is_left_out_unless_packed(tmp_path: Path, tokenizer: Any) -> None:
     texts = ["good", "x", "", "good"]
-    assert rows_in_order(TextData(tmp_path, tokenizer, sequence_length=2)) == packed(tokenizer, texts, 2)
+    path = write_rows(tmp_path / "a.jsonl", texts)
+    alone = TextData(path, tokenizer, sequence_length=8, pack=False)
+    assert rows_in_order(alone) == [whole(tokenizer, text) for text in texts if text]
+    assert (alone.documents, alone.samples, alone.left_out) == (4, 3, 1)
+    assert alone.remarks() == [f"{path}: 1 sample(s) left out, of which no token within 8 is to be learnt"]
+    assert rows_in_order(TextData(path, tokenizer, sequence_length=2)) == packed(tokenizer, texts, 2)
+
+
+def test_texts_that_are_cut_say_how_many_tokens_are_lost(tmp_path: Path, tokenizer: Any) -> None:
+    texts = ["good", "The quick brown fox jumps " * 40]
+    path = write_rows(tmp_path / "a.jsonl", texts)
+    assert TextData(path, tokenizer, sequence_length=16).remarks() == []
+    lost, of = len(whole(tokenizer, texts[1])) - 16, sum(len(whole(tokenizer, text)) for text in texts)
+    assert TextData(path, tokenizer, sequence_length=16, pack=False).remarks() == [
+        f"{path}: 1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on"
+    ]
 
 
 def test_a_sequence_of_one_token_is_refused(tmp_path: Path, tokenizer: Any) -> None:
@@ -386,6 +430,34 @@ def test_a_model_without_a_readable_tokenizer_is_refused(tmp_path: Path, model_d
     assert "\n" not in str(refused.value)
 
 
+def test_a_tokenizer_that_needs_code_of_its_own_is_refused_and_the_code_not_run(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    with pytest.raises(UsageError, match="the tokenizer needs remote code, which is never run"):
+        load_tokenizer(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_that_cannot_tokenise_a_text_says_so(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"hello": 0, "a": 1, "</s>": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
+    path = write_rows(tmp_path / "a.jsonl", ["hello hello", "hello world"])
+    with pytest.raises(UsageError, match=r"the tokenizer cannot tokenise the text \(WordLevel error: .*; copy"):
+        TextData(path, tokenizer, sequence_length=4)
+
+
+def test_a_tokenizer_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    with pytest.raises(UsageError, match="the tokenizer has no vocabulary"):
+        TextData(write_rows(tmp_path / "a.jsonl", ["hello"]), tokenizer, sequence_length=4)
+
+
 # The cache
 
 
@@ -412,6 +484,30 @@ def test_other_text_or_another_tokenizer_is_another_cache(tmp_path: Path, tokeni
     tokenizer.add_tokens(["read again"])
     assert rows_in_order(TextData(path, tokenizer, sequence_length=4, cache=cache)) == packed(tokenizer, changed, 4)
     assert len(list(cache.iterdir())) == 3
+
+
+def test_what_a_tokenizer_does_with_special_tokens_is_another_cache(
+    tmp_path: Path, tokenizer: Any, model_dir: Path
+) -> None:
+    rows = [{"messages": [{"role": "user", "content": "What is"}, {"role": "assistant", "content": "<s> stored"}]}]
+    path, cache = tmp_path / "a.jsonl", tmp_path / "cache"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain, begun, split = (load_tokenizer(model_dir) for _ in range(3))
+    begun.bos_token = "quick"
+    split.split_special_tokens = True
+    for each in (plain, begun, split):
+        each.add_tokens([AddedToken("<s>", special=True, normalized=False), "quick"])
+        each.chat_template = (
+            "{{ bos_token }}{% for m in messages %}{{ m.content }} {% endfor %}"
+            "{% if add_generation_prompt %}{% endif %}"
+        )
+
+    def ids(tokenizer: Any, cache: Path | None) -> list[int]:
+        return list(TextData(path, tokenizer, sequence_length=64, cache=cache).sample(0)[0])
+
+    alone = [ids(each, None) for each in (plain, begun, split)]
+    assert alone[0] != alone[1] and alone[0] != alone[2]
+    assert [ids(each, cache) for each in (plain, begun, split)] == alone
 
 
 @pytest.mark.parametrize(
@@ -477,6 +573,20 @@ def test_the_default_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SSDPLAN_CACHE", str(tmp_path / "file" / "below"))
     assert token_cache.default_directory() is None
+
+
+def test_without_a_home_there_is_no_default_cache_but_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    for name in ("XDG_CACHE_HOME", "SSDPLAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    assert token_cache.default_directory() is None
+    monkeypatch.setenv("SSDPLAN_CACHE", str(tmp_path / "own"))
+    assert token_cache.default_directory() == tmp_path / "own"
 
 
 def test_a_full_disk_leaves_no_cache_behind(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
