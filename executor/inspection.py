@@ -1,9 +1,10 @@
 """Finds out what a causal language model's own forward does around its decoder layers, before any weight is read.
 
 Owns the questions that decide whether a model can be streamed exactly: which parameters run before, inside and after
-the layers, what each layer is called with, and whether anything but the hidden state passes from one layer to the next.
-Answers come from running the model's own forward on tiny inputs, never from a table of names. A model that cannot be
-streamed exactly is refused with a MismatchError that says why. It allocates nothing of the size of a weight.
+the layers, what each layer is called with, whether anything but the hidden state, in the model's dtype, passes from one
+layer to the next, whether random numbers decide on more than dropout, and what the loss is. Answers come from running
+the model's own forward on tiny inputs, never from a table of names. A model that cannot be streamed exactly is refused
+with a MismatchError that says why. It allocates nothing of the size of a weight.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.plans.errors import MismatchError
 
 ROWS, LENGTH = 2, 8
+LOUD = 30.0
+"""By how much logits are scaled so that a loss shows terms that grow faster with them than the cross entropy."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,15 @@ class _Meta(TorchFunctionMode):
 
     A function that sees only parameters (or what came from them alone) stays on meta. One that mixes them with real
     tensors runs on meta for its shapes, and yields real numbers that depend on `salt` and on the real inputs: whatever
-    depends on a parameter, or on another layer's output through one, can be seen to do so by running twice.
+    depends on a parameter, or on another layer's output through one, can be seen to do so by running twice. The numbers
+    lie between -`scale` and `scale`.
     """
 
     def __init__(self, names: Mapping[int, str], salt: float, position_rows: Callable[[torch.Tensor, int], None]):
         super().__init__()
         self.names = names
         self.salt = salt
+        self.scale = 1.0
         self.used: set[str] = set()
         self.position_rows = position_rows
 
@@ -79,9 +84,9 @@ class _Meta(TorchFunctionMode):
             return result
         digest = self.salt + sum(_digest(tensor) for tensor in real)
         if in_place and not args[0].is_meta:
-            args[0].copy_(_numbers(args[0], digest))
+            args[0].copy_(_numbers(args[0], digest, self.scale))
             return None if result is None else args[0]
-        return tree_map_only(torch.Tensor, lambda tensor: _numbers(tensor, digest), result)
+        return tree_map_only(torch.Tensor, lambda tensor: _numbers(tensor, digest, self.scale), result)
 
 
 def _writes_first_argument(name: str) -> bool:
@@ -102,12 +107,12 @@ def _digest(tensor: torch.Tensor) -> float:
     return float(torch.nan_to_num(tensor.double(), posinf=3.0, neginf=-3.0).clamp(-1e3, 1e3).sum())
 
 
-def _numbers(like: torch.Tensor, digest: float) -> torch.Tensor:
-    """Real numbers of `like`'s shape and dtype, a fixed function of `digest`."""
+def _numbers(like: torch.Tensor, digest: float, scale: float) -> torch.Tensor:
+    """Real numbers of `like`'s shape and dtype between -`scale` and `scale`, a fixed function of `digest`."""
     if not like.dtype.is_floating_point:
         return torch.zeros(like.shape, dtype=like.dtype)
     ramp = torch.arange(like.numel(), dtype=torch.float64) * 0.37
-    return torch.sin(ramp + math.sin(digest) * 100).to(like.dtype).view(like.shape)
+    return (scale * torch.sin(ramp + math.sin(digest) * 100)).to(like.dtype).view(like.shape)
 
 
 @dataclass
@@ -145,7 +150,9 @@ def inspect(module: PreTrainedModel) -> Anatomy:
     whole = _trace(module, blocks, ids, None, salt=1.0, hidden_seed=1, real_blocks=True, returned=None, refuse=refuse)
     returned = whole.returned
 
-    def trace(ids: torch.Tensor, mask: torch.Tensor | None, salt: float, hidden: int) -> _Trace:
+    def trace(
+        ids: torch.Tensor, mask: torch.Tensor | None, salt: float, hidden: int, seed: int = 0, scale: float = 1.0
+    ) -> _Trace:
         return _trace(
             module,
             blocks,
@@ -156,6 +163,8 @@ def inspect(module: PreTrainedModel) -> Anatomy:
             real_blocks=False,
             returned=returned,
             refuse=refuse,
+            seed=seed,
+            scale=scale,
         )
 
     _check_parameters(module, blocks_path, whole, refuse)
@@ -171,6 +180,13 @@ def inspect(module: PreTrainedModel) -> Anatomy:
             refuse("a layer's arguments other than the hidden state depend on trained parameters")
         if not torch.equal(base.logits, trace(ids, padding, 2.0, 3).logits):
             refuse("what follows the layers depends on more than the last layer's output")
+    module.train(True)
+    quiet, loud = trace(ids, None, 1.0, 1, seed=1), trace(ids, None, 1.0, 1, seed=2, scale=LOUD)
+    if not _same(quiet.calls, loud.calls):
+        refuse("a layer's arguments other than the hidden state are drawn at random in training")
+    for drawn in (quiet, loud):
+        _check_loss(drawn, ids, refuse)
+    module.train(False)
     other = trace(other_ids, None, 1.0, 1)
     rows = [
         table - (int(index.max()) + 1 - LENGTH)
@@ -242,17 +258,21 @@ def _trace(
     real_blocks: bool,
     returned: int | None,
     refuse: Refusal,
+    seed: int = 0,
+    scale: float = 1.0,
 ) -> _Trace:
-    """Runs the model's own forward. Before the blocks parameters act with `salt`, after them always alike; the layers'
-    hidden states come from `hidden_seed`, but for the last one's, which never changes. `real_blocks` runs the layers
-    too, on what the model calls them with, and returns what they return beside the hidden state; without, that is
-    None, in a tuple of `returned` entries where the layers return tuples."""
+    """Runs the model's own forward. Before the blocks parameters act with `salt`, after them always alike but that what
+    they yield, and so the logits, is multiplied by `scale`; the layers' hidden states come from `hidden_seed`, but for
+    the last one's, which never changes. `real_blocks` runs the layers too, on what the model calls them with, and
+    returns what they return beside the hidden state; without, that is None, in a tuple of `returned` entries where the
+    layers return tuples. What the model draws at random comes from `seed`."""
     layers = list(blocks)
     calls: list[LayerCall] = []
     inside: list[set[str]] = []
     positions: list[tuple[torch.Tensor, int]] = []
     phases: dict[str, set[str]] = {"before": set(), "between": set(), "after": set()}
-    state: dict[str, Any] = {"hidden": None, "returned": returned, "phase": "before"}
+    state: dict[str, Any] = {"hidden": None, "returned": returned, "phase": "before", "draws": None}
+    random = torch.random.default_generator
 
     def embedding_call(index: torch.Tensor, table_rows: int) -> None:
         if state["phase"] == "before" and not index.is_meta:
@@ -272,14 +292,17 @@ def _trace(
         if index == 0:
             if tuple(hidden.shape[:2]) != tuple(ids.shape) or hidden.dim() != 3:
                 refuse(f"its layers take a hidden state of shape {list(hidden.shape)}, not [batch, sequence, hidden]")
+            _check_precision("its layers take", hidden, module, refuse)
             state["shape"] = hidden.shape
         elif not _is_same_tensor(hidden, state["hidden"]):
             refuse(f"layer {index} is not called with what layer {index - 1} returns")
+        elif not torch.equal(random.get_state(), state["draws"]):
+            refuse("it draws random numbers between its layers")
         _check_plain(call, refuse)
         calls.append(call)
         extras: tuple[Any, ...] = (None,) * ((state["returned"] or 1) - 1)
         if real_blocks:
-            result = _run_block(layers[index], hidden, call, refuse)
+            result = _run_block(module, layers[index], hidden, call, refuse)
             state["returned"] = len(result) if isinstance(result, tuple) else None
             extras = result[1:] if isinstance(result, tuple) else ()
             inside.append(mode.used)
@@ -287,12 +310,14 @@ def _trace(
         last = index == len(layers) - 1
         state["phase"] = "after" if last else "between"
         if last:
-            mode.salt = 0.5
+            mode.salt, mode.scale = 0.5, scale
         generator = torch.Generator().manual_seed(7 if last else 1000 * hidden_seed + index)
         state["hidden"] = torch.randn(state["shape"], generator=generator).to(hidden.dtype)
+        state["draws"] = random.get_state()
         return state["hidden"] if state["returned"] is None else (state["hidden"], *extras)
 
-    with torch.no_grad(), stand_ins(blocks, answer), mode:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), stand_ins(blocks, answer), mode:
+        random.manual_seed(seed)
         try:
             output = module(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False, return_dict=True)
         except MismatchError:
@@ -318,7 +343,9 @@ def _trace(
     )
 
 
-def _run_block(layer: nn.Module, hidden: torch.Tensor, call: LayerCall, refuse: Refusal) -> Any:
+def _run_block(
+    module: PreTrainedModel, layer: nn.Module, hidden: torch.Tensor, call: LayerCall, refuse: Refusal
+) -> Any:
     """Runs one real block; returns what it returns, which is a hidden state or a tuple that begins with one."""
     name = type(layer).__name__
     leaves, structure = tree_flatten((call.args, call.kwargs))
@@ -333,7 +360,19 @@ def _run_block(layer: nn.Module, hidden: torch.Tensor, call: LayerCall, refuse: 
     output = result[0] if isinstance(result, tuple) and result else result
     if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
         refuse(f"{name} does not return a hidden state of the shape that it takes")
+    _check_precision(f"{name} returns", output, module, refuse)
     return result
+
+
+def _check_precision(what: str, hidden: torch.Tensor, module: PreTrainedModel, refuse: Refusal) -> None:
+    """Hidden states pass from layer to layer in the model's dtype; another one would be rounded on its way."""
+    if hidden.dtype == module.dtype:
+        return
+    found, wanted = (str(dtype).removeprefix("torch.") for dtype in (hidden.dtype, module.dtype))
+    way_out = "use --precision fp32"
+    if getattr(module.config, "residual_in_fp32", False):
+        way_out += ", or set residual_in_fp32 to false in config.json if rounding is wanted"
+    refuse(f"{what} a hidden state in {found}, which would be rounded to {wanted} between the layers; {way_out}")
 
 
 def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, refuse: Refusal) -> None:
@@ -360,8 +399,9 @@ def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, 
 
 
 def _check_loss(trace: _Trace, ids: torch.Tensor, refuse: Refusal) -> None:
+    """The two losses are one function of one tensor, so they may differ by the order of additions only."""
     expected = ForCausalLMLoss(trace.logits, ids, trace.logits.shape[-1])
-    if trace.loss is None or not torch.allclose(trace.loss.float(), expected, rtol=1e-3):
+    if trace.loss is None or not torch.allclose(trace.loss.float(), expected, rtol=1e-6):
         refuse("its own loss is not the cross entropy of the next token")
 
 

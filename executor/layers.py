@@ -230,6 +230,7 @@ class Layers:
             else:
                 assert hidden is not None
                 result = self._block(layer, micro_batch, parameters, self._view(hidden, micro_batch))
+            assert result.dtype == self._model.dtype, "inspection refuses what would be rounded here"
             handed_on = self._view(out, micro_batch).copy_(result)
             self._finiteness.look("forward", layer, micro_batch, handed_on)
 

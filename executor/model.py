@@ -188,6 +188,7 @@ def open_model(path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = ()) ->
     weight_files(path)
     module = _build(path, config, dtype)
     _refuse_experts(module)
+    _refuse_layerdrop(module)
     anatomy = inspect(module)
     _load_persistent_buffers(module, path)
     layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
@@ -275,6 +276,13 @@ def _refuse_experts(module: PreTrainedModel) -> None:
     experts = sorted(kind for kind in kinds if re.search(r"Experts|MoE(?!.*ForCausalLM)|SparseMoe", kind))
     if experts:
         Refusal(module)(f"it is a mixture of experts ({', '.join(experts)})")
+
+
+def _refuse_layerdrop(module: PreTrainedModel) -> None:
+    """LayerDrop leaves whole layers out at random in training; all are streamed in each step."""
+    drops = {getattr(child, "layerdrop", 0.0) for child in module.modules()} - {0.0, None}
+    if drops:
+        Refusal(module)(f"it leaves layers out at random (layerdrop {max(drops)}); set layerdrop to 0 in config.json")
 
 
 def _persistent_buffers(module: PreTrainedModel) -> dict[str, torch.Tensor]:

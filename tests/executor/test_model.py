@@ -227,7 +227,7 @@ def test_weights_and_buffers_equal_from_pretrained(tmp_path: Path, family: str, 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_buffers_equal_from_pretrained_in_bf16(tmp_path: Path, family: str) -> None:
-    path = make_model(family, tmp_path / family)
+    path = make_model(family, tmp_path / family, **({"residual_in_fp32": False} if family == "mamba" else {}))
     buffers = dict(open_model(path, torch.bfloat16).module.named_buffers())
     for name, buffer in reference.load(path, torch.bfloat16).named_buffers():
         assert torch.equal(buffers[name], buffer) and buffers[name].dtype == buffer.dtype, name
@@ -478,6 +478,49 @@ def test_families_that_cannot_be_streamed_exactly(
     assert "\n" not in str(refused.value)
 
 
+_MAMBA2 = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "expand": 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("model_type", "fields"), [("mamba", {}), ("falcon_mamba", {}), ("mamba2", _MAMBA2)])
+def test_hidden_states_that_stay_in_fp32_between_the_layers(
+    tmp_path: Path, model_type: str, fields: dict[str, Any], dtype: torch.dtype
+) -> None:
+    config = AutoConfig.for_model(model_type, vocab_size=97, hidden_size=32, num_hidden_layers=2, **fields)
+    if not config.residual_in_fp32:
+        pytest.skip(f"the {model_type} of this transformers rounds them itself")
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(MismatchError, match=r"in float32.*--precision fp32, or set residual_in_fp32 to false"):
+        open_model(tmp_path, dtype)
+    edit_config(tmp_path, residual_in_fp32=False)
+    assert open_model(tmp_path, dtype).dtype == dtype
+
+
+def test_a_small_auxiliary_loss(tmp_path: Path) -> None:
+    fields = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+    config = AutoConfig.for_model(
+        "bamba",
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        z_loss_coefficient=1e-4,
+        **fields,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(MismatchError, match="not the cross entropy of the next token"):
+        open_model(tmp_path, torch.float32)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layers_that_are_left_out_at_random(tmp_path: Path, layers: int) -> None:
+    path = make_model("opt", tmp_path / "opt", layers=layers, layerdrop=0.01)
+    with pytest.raises(MismatchError, match=r"set layerdrop to 0 in config\.json"):
+        open_model(path, torch.float32)
+
+
 class _Odd(LlamaForCausalLM):
     """A Llama whose forward is written out, with one oddity that no streamed run could reproduce."""
 
@@ -491,14 +534,19 @@ class _Odd(LlamaForCausalLM):
             self.model.layers[1].register_forward_pre_hook(
                 lambda _, arguments: (arguments[0].mul_(2.0), *arguments[1:])
             )
+        if self.oddity == "layer that returns another precision":
+            self.model.layers[1].register_forward_hook(lambda *given: given[-1].double())
         if self.oddity == "frozen parameter":
             self.model.norm.weight.requires_grad_(False)
 
     def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, **_: Any) -> Any:  # type: ignore[override]
         embedded = hidden = self.model.embed_tokens(input_ids)
+        if self.oddity == "embedding of another precision":
+            hidden = hidden.double()
         positions = torch.arange(input_ids.shape[1])[None]
         rotary = self.model.rotary_emb(hidden, position_ids=positions)
         layers = list(self.model.layers)
+        drawn = torch.nn.functional.dropout(torch.ones(64), training=self.training)
         outputs = []
         for index, layer in enumerate(reversed(layers) if self.oddity == "another order" else layers):
             arguments: dict[str, Any] = {"position_embeddings": rotary}
@@ -506,6 +554,10 @@ class _Odd(LlamaForCausalLM):
                 arguments["attention_mask"] = outputs[0][:, None, :, :1].expand(-1, -1, -1, input_ids.shape[1])
             if self.oddity == "argument from a parameter":
                 arguments["scale"] = self.extra * 2
+            if self.oddity == "argument drawn in training":
+                arguments["scale"] = drawn
+            if self.oddity == "layers left out in training" and self.training and torch.rand([]) < 0.01:
+                continue
             hidden = layer(hidden, **arguments)
             outputs.append(hidden)
             if self.oddity == "parameter between layers":
@@ -526,6 +578,10 @@ class _Odd(LlamaForCausalLM):
             loss = self.loss_function(logits, labels, self.config.vocab_size)
             if self.oddity == "another loss":
                 loss = loss + 1e-1 * logits.logsumexp(-1).square().mean()
+            if self.oddity == "another loss that is small":
+                loss = loss + 1e-6 * logits.logsumexp(-1).square().mean()
+            if self.oddity == "another loss in training" and self.training:
+                loss = loss + 1e-4 * logits.abs().mean()
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         return CausalLMOutputWithPast(loss=loss, logits=logits)
@@ -542,7 +598,13 @@ _ODDITIES = {
     "skip from a layer": "more than the last layer's output",
     "block weight in the head": r"belongs to a layer, but is used outside",
     "layer that writes its input": "LlamaDecoderLayer changes its arguments",
+    "layer that returns another precision": r"LlamaDecoderLayer returns a hidden state in float64.*--precision fp32$",
+    "embedding of another precision": "its layers take a hidden state in float64",
+    "argument drawn in training": "are drawn at random",
+    "layers left out in training": "draws random numbers between its layers",
     "another loss": "not the cross entropy",
+    "another loss that is small": "not the cross entropy",
+    "another loss in training": "not the cross entropy",
     "unused parameter": "never uses the parameter extra",
     "frozen parameter": r"model\.norm\.weight is frozen",
     "shared weights": r"mlp\.up_proj\.weight is used by layer 1, but is not its own",
