@@ -144,6 +144,8 @@ class Loop:
         """Go on with another plan, if there is room for its store beside this one's."""
         start = time.perf_counter()
         store = self.session.store
+        if self.keeper:
+            self.metrics_file.sync()  # the move makes a snapshot
         earlier = self.sessions.move(better, partial(self.keeper.describe, steps) if self.keeper else None)
         self._after_flush = True
         if earlier is None:

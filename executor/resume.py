@@ -4,6 +4,7 @@ Owns the choice of a store among those that a stopped run may have, and the clea
 """
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 from ssdplan.plans.errors import MismatchError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
 
-from .metrics import tells_of_snapshot
+from .metrics import lines, tells_of_snapshot
 from .recipe import Recipe
 from .run_directory import METRICS, MODEL, PLAN, RunDirectory
 from .snapshots import Origin, Snapshot
-from .store import SUFFIX, Lying, discard, survey
+from .store import SUFFIX, Lying, discard, survey, sweep
 
 
 @dataclass(frozen=True)
@@ -31,25 +32,35 @@ class Kept:
     """Of the store that has it; none without."""
     others: tuple[Lying, ...]
     """Stores of this run that are of no use any more."""
+    unseen: tuple[Path, ...]
+    """Where its stores may be, and nothing is now, as when a drive is not connected."""
+    told: int
+    """The step of the last snapshot that there was, of which a model that the run finished with is; later than `step`
+    where it is damaged."""
 
     @property
     def step(self) -> int:
         return self.snapshot.step if self.snapshot else 0
 
     def lies_in(self, places: Sequence[Path]) -> bool:
-        """Whether the snapshot's volumes are in or at these places, and nowhere else."""
-        named = {place.absolute() for place in places}
-        return all({path.absolute(), path.absolute().parent} & named for path in self.volumes)
+        """Whether the snapshot's volumes are in or at these places, at least one in each, and nowhere else."""
+        held = [[path for path in self.volumes if _holds(place, path)] for place in places]
+        return all(held) and {path for paths in held for path in paths} == set(self.volumes)
 
     def tidy(self) -> None:
         """Clear away what crashes left: stores without use, files of the run's directory that never became one."""
         for lying in self.others:
-            made = lying.metadata.get("made", ())
-            flags = made if len(made) == len(lying.paths) else [self._own(path) for path in lying.paths]
-            discard(lying, [bool(flag) for flag in flags])
-        for path in self.directory.path.glob(f"*{SUFFIX}"):
-            if path.absolute() not in {volume.absolute() for volume in self.volumes}:
-                path.unlink()
+            made = lying.metadata.get("made")  # nothing says so in a store without a snapshot
+            discard(
+                lying,
+                [
+                    bool(made[number]) if made and number < len(made) else _holds(self.directory.path, path)
+                    for number, path in zip(lying.numbers, lying.paths, strict=True)
+                ],
+            )
+        sweep(self.directory.path)
+        for partial in self.directory.path.glob(f".{MODEL}.partial-*"):
+            shutil.rmtree(partial)
 
     def begin_again(self, plan: Plan, places: Sequence[Path]) -> None:
         """Clear away what there is of a run that was stopped before its first snapshot, but run.json: it begins with
@@ -57,7 +68,7 @@ class Kept:
         assert self.snapshot is None
         (self.directory.path / METRICS).unlink(missing_ok=True)
         self.tidy()
-        self.directory.change(volumes=places, left=())
+        self.directory.change(volumes=places, left=self.unseen)
         self.directory.moved(plan)
 
     def require_same(self, plan: Plan, origin: Origin, recipe: Recipe, anyway: Callable[[str], None] | None) -> None:
@@ -71,7 +82,7 @@ class Kept:
             return
         if recipe.steps < snapshot.step:
             raise UsageError(f"--steps {recipe.steps}: the run has {snapshot.step} behind it")
-        if recipe.steps == snapshot.step and (path / MODEL).exists():
+        if recipe.steps == snapshot.step == self.told and (path / MODEL).exists():
             raise UsageError(f"{path}: its {snapshot.step} steps are done; to go on, give --steps a larger number")
         before, now = ({state.name for state in each.model.states if state.frozen} for each in (self.plan, plan))
         patterns = (self.plan.model.freeze, plan.model.freeze)
@@ -102,9 +113,6 @@ class Kept:
         if differences and anyway:
             anyway(f"goes on as another run than the one that was stopped: {'; '.join(differences)}")
 
-    def _own(self, path: Path) -> bool:
-        return path.absolute().parent == self.directory.path.absolute()
-
 
 @contextlib.contextmanager
 def reopened(path: Path, volumes: Sequence[Path] = ()) -> Iterator[Kept]:
@@ -123,25 +131,35 @@ def reopened(path: Path, volumes: Sequence[Path] = ()) -> Iterator[Kept]:
             dict.fromkeys(place.absolute() for place in (*volumes, *directory.volumes, *directory.left, path))
         )
         ours = [lying for lying in survey(places) if lying.store in directory.run.stores]
+        unseen = tuple(
+            place for place in dict.fromkeys((*directory.left, *map(Path, directory.run.volumes))) if _is_empty(place)
+        )
+        told = _last_told(path / METRICS)
         whole = [lying for lying in ours if lying.generation and not lying.refused]
         if not whole:
             _require_unused(directory, ours, places)
-            yield Kept(directory, Plan.load(path / PLAN), None, (), tuple(ours))
+            yield Kept(directory, Plan.load(path / PLAN), None, (), tuple(ours), unseen, told)
             return
         snapshots = {lying.store: Snapshot.read(lying.metadata, str(lying.paths[0])) for lying in whole}
         last = max(whole, key=lambda lying: (snapshots[lying.store].step, directory.run.stores.index(lying.store)))
         for lying in ours:
             if lying.refused and lying.metadata.get("step", 0) > snapshots[last.store].step:
                 raise StoreError(lying.refused)
+        step = snapshots[last.store].step
+        if told > step and not last.fell_back:
+            raise StoreError(
+                f"{path}: the last snapshot is of step {told}, but the store on {' '.join(map(str, last.paths))} has "
+                f"one of step {step} only; name where the other is with --volume, or, to lose those steps, cut "
+                f"{METRICS} behind step {step}"
+            )
         plan = directory.plan(last.plan_sha256)
         if plan is None:
             raise StoreError(
                 f"{path}: none of the plans here is that of the store on {' '.join(map(str, last.paths))} (sha256 "
                 f"{last.plan_sha256[:8]}); bring the run's own back"
             )
-        yield Kept(
-            directory, plan, snapshots[last.store], last.paths, tuple(lying for lying in ours if lying is not last)
-        )
+        others = tuple(lying for lying in ours if lying is not last)
+        yield Kept(directory, plan, snapshots[last.store], last.paths, others, unseen, max(step, told))
 
 
 def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequence[Path]) -> None:
@@ -149,7 +167,27 @@ def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequ
     for lying in ours:
         if lying.refused and lying.generation:
             raise StoreError(lying.refused)
-    if not ours and tells_of_snapshot(directory.path / METRICS):
+    if tells_of_snapshot(directory.path / METRICS):
         raise StoreError(
             f"{directory.path}: its store is on none of {' '.join(map(str, places))}; name where it is with --volume"
         )
+
+
+def _last_told(path: Path) -> int:
+    """The step of the last snapshot that a metrics.jsonl tells of; 0 without."""
+    told = 0
+    if path.exists():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # what follows a line cut off, `cut_back` drops
+            for line in lines(path):
+                told = line["step"] if "snapshot_seconds" in line else told
+    return told
+
+
+def _holds(place: Path, volume: Path) -> bool:
+    """Whether the volume is at `place` or in it, by whatever names."""
+    return place.exists() and (place.samefile(volume) or place.samefile(volume.parent))
+
+
+def _is_empty(place: Path) -> bool:
+    """Whether no volume is at `place` or in it."""
+    return not (any(place.glob(f"*{SUFFIX}")) if place.is_dir() else place.exists())

@@ -128,8 +128,8 @@ class RunDirectory:
             changed["options"] = dict(options)
         if volumes is not None:
             # Its own directory goes without a name, so that it may move.
-            named = [place.absolute() for place in volumes]
-            changed["volumes"] = () if named == [self.path.absolute()] else tuple(map(str, named))
+            own = len(volumes) == 1 and volumes[0].exists() and volumes[0].samefile(self.path)
+            changed["volumes"] = () if own else tuple(str(place.absolute()) for place in volumes)
         if left is not None:
             changed["left"] = tuple(str(place.absolute()) for place in left)
         if stores is not None:
@@ -168,18 +168,20 @@ class RunDirectory:
         """The run is at `plan` now, whatever a crash left of the move: that is plan.json, and the one that it was is
         under a name of its own (plan-0.json, then plan-1.json), which is returned."""
         current, earlier = self.path / PLAN, ""
-        if current.exists() and Plan.load(current).sha256() != plan.sha256():
-            number = next(n for n in itertools.count() if not (self.path / f"plan-{n}.json").exists())
-            earlier = current.rename(self.path / f"plan-{number}.json").name
-        if not current.exists():
+        if current.exists() and (before := Plan.load(current)).sha256() != plan.sha256():
+            earlier = next(name for n in itertools.count() if not (self.path / (name := f"plan-{n}.json")).exists())
+            _save(before, self.path / earlier)
+        if earlier or not current.exists():
             _save(plan, current)
         self.forget_ahead()
         return earlier
 
     def put_model_aside(self, step: int) -> None:
-        """Give the model of a run that ended after `step` steps, and went on, a name of its own."""
+        """Give the model of a run that ended after `step` steps, and goes on, a name of its own."""
         if (self.path / MODEL).exists():
-            (self.path / MODEL).rename(self.path / f"{MODEL}-{step}")
+            names = itertools.chain([f"{MODEL}-{step}"], (f"{MODEL}-{step}-{n}" for n in itertools.count(1)))
+            (self.path / MODEL).rename(next(path for name in names if not (path := self.path / name).exists()))
+            _flush(self.path)
 
 
 @contextlib.contextmanager
@@ -200,5 +202,9 @@ def _save(document: Document, path: Path) -> None:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(str(error)) from error
         raise
-    with contextlib.suppress(OSError):  # it is there; only a power cut could still take the name
-        flush_directory(path.parent)
+    _flush(path.parent)
+
+
+def _flush(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # the name is there; only a power cut could still take it
+        flush_directory(directory)

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.dealing import bandwidths
 from ssdplan.plans.errors import SsdplanError, StallError
 from ssdplan.plans.homes import device_tier
 from ssdplan.plans.plan import Plan
@@ -174,18 +175,18 @@ class Sessions:
             same = plan.sha256() == kept.plan.sha256() and store.keep == self._recipe.keep
             if same and kept.lies_in(self._volumes):
                 self._directory.moved(plan)
-                self._directory.change(volumes=self._volumes, left=())
+                self._directory.change(volumes=self._volumes, left=kept.unseen)
                 stack.pop_all()
             else:
                 source, snapshot = Snapshotted(before, its.places(before), store), kept.snapshot
                 other = self._beside(plan, records)
                 self._stage(source, schedule, records, other, lambda made: snapshot.with_files(made).metadata())
                 with self._leaving(other):
-                    self._directory.change(volumes=self._volumes, left=store.paths)
+                    self._directory.change(volumes=self._volumes, left=(*kept.unseen, *store.paths))
                     stack.pop_all()
                     store.remove()
                     self._directory.moved(plan)
-                    self._directory.change(left=())
+                    self._directory.change(left=kept.unseen)
                 store = other
         self._open(plan, schedule, records, store, held=True)
 
@@ -389,9 +390,7 @@ def store_bytes_of(records: Records, recipe: Recipe) -> int:
 
 def _bandwidths(plan: Plan, volumes: int) -> list[float] | None:
     """The shares of the store's volumes, when they are as many as the plan was made for."""
-    if volumes != len(plan.machine.volumes):
-        return None
-    return [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in plan.machine.volumes]
+    return bandwidths(plan.machine.volumes) if volumes == len(plan.machine.volumes) else None
 
 
 def _on_torch(batches: list[Batch]) -> list[MicroBatch]:

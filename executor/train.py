@@ -107,8 +107,8 @@ def train(
         evaluated, places = texts.evaluated, volumes or run.volumes
         history = History()
         if resume and resume.snapshot:
-            resume.tidy()
             history = cut_back(run.path / METRICS, resume.step)
+            resume.tidy()
         reporting = stack.enter_context(
             (reports or Reports()).open(run, len(history.losses), resumed=resume is not None, note=watch.note)
         )
@@ -121,6 +121,8 @@ def train(
             sessions.begin(plan, schedule, records, again=True)
         else:
             sessions.begin(plan, schedule, records)
+        if resume:
+            run.put_model_aside(resume.told)
         metrics_file = stack.enter_context(MetricsFile(run.path / METRICS, reporting.write))
         if resume:
             metrics_file.write_resumed(resume.step, time.perf_counter() - began)
@@ -137,7 +139,6 @@ def train(
         assert calibrator or not recipe.replan
         loading_peak = process.peak_resident_bytes()
         process.forget_peak()
-        begun = len(history.losses)
         loop = Loop(
             sessions,
             plan,
@@ -154,15 +155,15 @@ def train(
         )
         try:
             loop.run()
-            return _finish(loop, run, model, begun, loading_peak)
+            return _finish(loop, run, model, loading_peak)
         except KeyboardInterrupt:
             if not keeper:
                 watch.note("nothing is kept, since the run took no snapshots (--snapshot-every, --snapshot-minutes)")
             raise
 
 
-def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, begun: int, loading_peak: int) -> Result:
-    """Trace, report and model of a run whose steps are done; `begun`: how many it had behind it when it went on."""
+def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int) -> Result:
+    """Trace, report and model of a run whose steps are done."""
     session, measured, history = loop.session, loop.measured, loop.history
     touched = {tier: session.memory.touched[tier] for tier in ("host", "device")}
     compared = compare(loop.plan.prediction, measured, touched)
@@ -183,7 +184,6 @@ def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, begun: int, loa
             "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
         },
     )
-    run.put_model_aside(begun)
     destination = run.path / MODEL
     export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.tensors())
     return Result(history.losses, history.eval_losses, compared, destination)

@@ -1,12 +1,14 @@
 """The drive: what the volumes of a machine sustain together when they read and write at once.
 
-Owns the geometry of mixed-bandwidth frontiers: their sum over volumes, the straight edges that bound them from above
-(for the linear program) and the point where a read and a write that run side by side meet (for the simulator).
+Owns the geometry of mixed-bandwidth frontiers: what stripes over several volumes make of them, the straight edges that
+bound them from above (for the linear program) and the point where a read and a write that run side by side meet (for
+the simulator).
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ssdplan.plans.dealing import shares
 from ssdplan.plans.profile import Volume
 
 Point = tuple[float, float]
@@ -16,15 +18,18 @@ Point = tuple[float, float]
 def combined_frontier(volumes: Sequence[Volume]) -> tuple[Point, ...]:
     """The frontier of all volumes together, from reads only to writes only.
 
-    Stripes are in proportion to bandwidth, so at any mix of reads and writes each volume gives what it sustains at that
-    mix, and the frontier is the sum along every ray from the origin.
+    Stripes were dealt once, so of any mix of reads and writes each volume moves its share, and all go at the pace of
+    the one that is slowest at that mix for what it has to do.
     """
     frontiers = [sorted(((p.read, p.write) for p in volume.frontier), key=_mix) for volume in volumes]
+    if len(frontiers) == 1:
+        return tuple(frontiers[0])
     mixes = sorted({_mix(point) for frontier in frontiers for point in frontier})
+    parts = list(zip(frontiers, shares(volumes), strict=True))
     points = []
     for mix in mixes:
-        each = [_at(frontier, mix) for frontier in frontiers]
-        points.append((sum(point[0] for point in each), sum(point[1] for point in each)))
+        pace = min(sum(_at(frontier, mix)) / share for frontier, share in parts)
+        points.append((pace * (1 - mix), pace * mix))
     return tuple(points)
 
 
@@ -60,7 +65,7 @@ def shared_fraction(frontier: Sequence[Point]) -> float:
 
 def io_cores(volumes: Sequence[Volume]) -> tuple[float, float]:
     """Cores that are busy while all volumes read, and while all write, at full bandwidth, and all of it is summed."""
-    return sum(volume.read_cores for volume in volumes), sum(volume.write_cores for volume in volumes)
+    return _cores(volumes, [(volume.read_cores, volume.write_cores) for volume in volumes])
 
 
 def unsummed_io_cores(volumes: Sequence[Volume]) -> tuple[float, float]:
@@ -72,7 +77,17 @@ def unsummed_io_cores(volumes: Sequence[Volume]) -> tuple[float, float]:
         )
         for volume in volumes
     ]
-    return sum(read for read, _ in each), sum(write for _, write in each)
+    return _cores(volumes, each)
+
+
+def _cores(volumes: Sequence[Volume], each: Sequence[Point]) -> Point:
+    """What `each` takes for reads and for writes at its own full bandwidth, summed at the pace of all together."""
+    frontier = combined_frontier(volumes)
+    read = write = 0.0
+    for volume, share, cores in zip(volumes, shares(volumes), each, strict=True):
+        read += cores[0] * frontier[0][0] * share / volume.frontier[0].read
+        write += cores[1] * frontier[-1][1] * share / volume.frontier[-1].write
+    return read, write
 
 
 def bandwidth_kept(volumes: Sequence[Volume]) -> float:

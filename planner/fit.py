@@ -79,8 +79,12 @@ class Needs:
 
     def without(self, constraint: Constraint) -> "Needs":
         """These as budgets, one of them lifted."""
+        return self.changed(constraint, UNLIMITED)
+
+    def changed(self, constraint: Constraint, nbytes: int) -> "Needs":
+        """These, one of them changed."""
         names = {"host memory": "host", "device memory": "device", "ssd space": "ssd", "ssd writes": "writes"}
-        return replace(self, **{names[constraint]: UNLIMITED})
+        return replace(self, **{names[constraint]: nbytes})
 
     def of(self, constraint: Constraint) -> int:
         return {
@@ -155,14 +159,13 @@ class Fitter:
     # Before solving: what the program may use.
 
     def branches(self, candidate: Candidate) -> list[Branch]:
-        """The programs to choose between: checkpoints all on ssd, which takes fewer buffers, or anywhere."""
+        """The programs to choose between: checkpoints all on ssd, which takes fewer buffers, or anywhere. What is too
+        much for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing kept there."""
         found = []
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
             mixed = checkpoints != 0.0
             pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=mixed)
             unified = self.fixed.unified_memory
-            if not unified and pipeline.device > self.budget.device:
-                continue
             limits = Limits(
                 host_bytes=self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
                 ssd_bytes=self.budget.ssd,
@@ -174,11 +177,23 @@ class Fitter:
             found.append(Branch(replace(self.fixed, checkpoints=checkpoints), limits))
         return found
 
+    def branches_at_most(self, candidate: Candidate) -> list[Branch]:
+        """The same with all of the host budget, as if the estimate of the buffers were too careful."""
+        return [
+            replace(branch, limits=replace(branch.limits, host_bytes=self.budget.host))
+            for branch in self.branches(candidate)
+        ]
+
+    def has_room(self, candidate: Candidate) -> bool:
+        """Whether the device has room for the pipeline, by its estimate, which may be a little too much."""
+        pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=False)
+        return self.fixed.unified_memory or pipeline.device <= self.budget.device
+
     def _spare_on_device(self, used: float) -> float | None:
         """What parameters may keep of the device; None where that is decided. An emulated device is DRAM itself: what
         it keeps would only be on host by another name."""
         decided = self.fixed.kept is not None or self.fixed.parameters is not None
-        return None if decided or self.machine.device == "cpu" else self.budget.device - used
+        return None if decided or self.machine.device == "cpu" else max(self.budget.device - used, 0.0)
 
     # Solving.
 
@@ -225,26 +240,20 @@ class Fitter:
         """Each kind of room -> about the least of it with which the candidate of `solved` still
         fits, the other budgets as they are, and the program's seconds of a step there.
 
-        What the shortened model takes, rounded up, for a whole schedule takes long to build; where there are so few
-        layers that to keep all of a kind may take less than to pass it through, the exact `leanest`.
+        What the shortened model takes, rounded up.
         """
         candidate, own = solved.fitted.candidate, solved.fitted.needs
         found: dict[Room, tuple[int, float]] = {}
-        if len(self.model.layers) <= 2 * ENDS:
-            lean = [each.fitted.needs for each in self.leanest(candidate)]
-        else:
-            corners = (
-                self._corner(candidate, 0, 0, 0, kept) for kept in (self.fixed.kept, *self._kept_ways(candidate)[-1:])
-            )
-            lean = [self._estimate(self._decision(candidate, corner, self.tight)) for corner in corners]
+        lean = [sketch.needs for sketch in self._lean_sketches(candidate)]
         memories: tuple[Room, ...] = ("host memory", "device memory")
         for constraint in memories[:1] if self.fixed.unified_memory else memories:
             found[constraint] = own.of(constraint), solved.program.seconds
             fits = [needs for needs in lean if not needs.over(self.budget.without(constraint))]
             least = min(fits, key=lambda needs: needs.of(constraint), default=own)
             if least.of(constraint) < own.of(constraint):
-                # As if all of it were for what stays.
-                limits = Limits(least.host, device_bytes=self._spare_on_device(0.0))
+                # As if all of it, and of the other budget, were for what stays.
+                room = self.budget.changed(constraint, least.of(constraint))
+                limits = Limits(room.host, device_bytes=self._spare_on_device(self.budget.device - room.device))
                 best = self._program(candidate, Branch(self.fixed, limits), "seconds")
                 found[constraint] = least.of(constraint), best.seconds if best else solved.program.seconds
             elif constraint == "host memory":
@@ -271,14 +280,36 @@ class Fitter:
         return tuple(aims)
 
     def _approach(self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim, budget: Needs) -> Solved | None:
-        """Give the program as much as leaves room for the pipeline's buffers: solve, build, compare, and again."""
+        """Of what fits by the estimate the fastest, or for another aim the last: build, compare, and again."""
+        fitting = [(sketch.program, found) for sketch, found in self._placements(candidate, branch, pace, aim, budget)]
+        if not fitting:
+            return None
+        best, found = min(fitting, key=lambda each: each[0].seconds) if aim == "seconds" else fitting[-1]
+        for _ in range(ROUNDS):
+            fitted = self._build(candidate, self._decision(candidate, best, pace))
+            over = fitted.needs.over(budget)
+            if not over:
+                return Solved(fitted, best, found)
+            if "device memory" in over and not _keeps(best):
+                break
+            found = replace(found, limits=_less(found.limits, over))
+            again = self._program(candidate, self._whole_states(candidate, found, aim), aim)
+            if again is None:
+                break
+            best = again
+        return None
+
+    def _placements(
+        self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim, budget: Needs
+    ) -> Iterator[tuple[Sketch, Branch]]:
+        """What fits by the estimate, and what the program was given: as much as leaves room for the pipeline's buffers,
+        by solving, estimating, and again."""
         limits = branch.limits
         if aim == "ssd writes":
             limits = replace(limits, ssd_write_bytes=None)  # as little as can be, so only the exact figure counts
         elif aim == "ssd space":
             limits = replace(limits, ssd_bytes=None)
-        found: Branch | None = None
-        best: ProgramResult | None = None
+        fits = False
         kept, broken, refused, push = -inf, inf, -inf, 1.0
         """The most that was found not to be too much, the least that was, what no placement has room in, and how hard
         to lean on what is too much."""
@@ -290,17 +321,18 @@ class Fitter:
                     limits = replace(limits, host_bytes=budget.host)  # perhaps the guess was too careful
                     continue
                 refused = limits.host_bytes
-                if best is not None or not refused < broken < inf or broken - refused < SPARE * budget.host:
+                if fits or not refused < broken < inf or broken - refused < SPARE * budget.host:
                     break
                 limits = replace(limits, host_bytes=(refused + broken) / 2)
                 continue
-            needs = self._estimate(self._decision(candidate, program, pace))
-            over = needs.over(budget)
+            sketch = self._sketched(candidate, program, pace)
+            over = sketch.needs.over(budget)
             if "device memory" in over and not _keeps(program):
-                return None
-            if not over and (best is None or aim != "seconds" or program.seconds < best.seconds):
-                best, found = program, Branch(branch.fixed, limits)
-            spare = budget.host - needs.host
+                break
+            if not over:
+                fits = True
+                yield sketch, Branch(branch.fixed, limits)
+            spare = budget.host - sketch.needs.host
             if spare < 0:
                 broken = limits.host_bytes
                 wanted = broken + push * spare
@@ -315,18 +347,6 @@ class Fitter:
             if not least <= wanted < broken or wanted == refused:
                 wanted = (least + broken) / 2
             limits = replace(_less(limits, over), host_bytes=wanted)
-        for _ in range(ROUNDS):
-            if best is None or found is None:
-                break
-            fitted = self._build(candidate, self._decision(candidate, best, pace))
-            over = fitted.needs.over(budget)
-            if not over:
-                return Solved(fitted, best, found)
-            if "device memory" in over and not _keeps(best):
-                return None
-            found = replace(found, limits=_less(found.limits, over))
-            best = self._program(candidate, self._whole_states(candidate, found, aim), aim)
-        return None
 
     def _whole_states(self, candidate: Candidate, branch: Branch, aim: Aim) -> Branch:
         """`branch` with what the device keeps decided, as whole states: what the program takes of each class, cut to
@@ -343,26 +363,32 @@ class Fitter:
             kept[name] = (device / states, across / states)
         return replace(branch, fixed=replace(branch.fixed, kept=kept))
 
-    def sketch(self, candidate: Candidate, branch: Branch) -> Sketch | None:
-        """About what `solve` would find, from the shortened model alone: for a comparison, which nothing runs."""
-        for pace in (self.usual, self.tight):
-            limits = branch.limits
-            for _ in range(ROUNDS):
-                whole = self._whole_states(candidate, Branch(branch.fixed, limits), "seconds")
-                program = self._program(candidate, whole, "seconds")
-                if program is None:
-                    break
-                decision = self._decision(candidate, program, pace)
-                needs = self._estimate(decision)
-                over = needs.over(self.budget)
-                if not over:
-                    return Sketch(program, decision, needs)
-                if "device memory" in over and not _keeps(program):
-                    return None
-                # What moves to ssd takes buffers in its turn: a little more than the excess, or it takes many rounds.
-                more = over.get("host memory", 0) // 10
-                limits = _less(limits, {**over, "host memory": over.get("host memory", 0) + more})
-        return None
+    def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
+        """About what `solve` would find, by the same attempts on the shortened model alone, each taken as soon as it
+        fits: for a comparison, which nothing runs."""
+        first, *others = branches
+        for sketch, _ in self._placements(candidate, first, self.usual, "seconds", self.budget):
+            return sketch
+        lean = self._lean_sketches(candidate)
+        if all(_in_memory(sketch.needs.over(self.budget)) for sketch in lean):
+            return None
+        attempts: list[tuple[Branch, _Pace, Aim]] = [(branch, self.usual, "seconds") for branch in others]
+        for aim in ("seconds", *self._last_resorts(candidate)):
+            attempts += [(branch, self.tight, aim) for branch in branches]
+        for branch, pace, aim in attempts:
+            for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget):
+                return sketch
+        return next((sketch for sketch in lean if not sketch.needs.over(self.budget)), None)
+
+    def _lean_sketches(self, candidate: Candidate) -> list[Sketch]:
+        """About what `leanest` finds, which takes long to build: everything on ssd and prompt. Where there are so few
+        layers that to keep all of a kind may take less than to pass it through, what it finds."""
+        if len(self.model.layers) <= 2 * ENDS:
+            solved = self.leanest(candidate)
+            return [Sketch(each.program, each.fitted.decision, each.fitted.needs) for each in solved]
+        ways = (self.fixed.kept, *self._kept_ways(candidate)[-1:])
+        corners = (self._corner(candidate, 0, 0, 0, kept) for kept in ways)
+        return [self._sketched(candidate, corner, self.tight) for corner in corners]
 
     def leanest(self, candidate: Candidate) -> tuple[Solved, ...]:
         """What a tight budget ends in: everything at one end or the other, and all updates prompt or delayed, whichever
@@ -460,6 +486,10 @@ class Fitter:
             device_budget_bytes=self.budget.device,
             unified_memory=self.fixed.unified_memory,
         )
+
+    def _sketched(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Sketch:
+        decision = self._decision(candidate, program, pace)
+        return Sketch(program, decision, self._estimate(decision))
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
         """Everything on ssd, but for a fraction of the checkpoints."""

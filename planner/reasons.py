@@ -216,22 +216,26 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         f"{_share_of(plan, 'optimizer')} of the optimizer states",
         f"{_percent(decision.checkpoint_host)} of the checkpoints",
     ]
-    return f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
+    text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
+    device = _share_of(plan, "device")
+    return (
+        text if decision.unified_memory or device == "none" else f"{text} The device keeps {device} of the parameters."
+    )
 
 
 def _share_of(plan: Plan, what: str) -> str:
-    """How much of all states' parameters or optimizer states stays on host."""
+    """How much of all states' `parameters` or `optimizer` states stays on host, or of their parameters on `device`."""
     kept = 0.0
-    states = [state for state in plan.model.states if what == "parameters" or not state.frozen]
+    states = [state for state in plan.model.states if what != "optimizer" or not state.frozen]
     for state in states:
         place = plan.decision.placement[state.state_class]
-        share = (
-            place.parameters_prompt_host + place.parameters_delayed_host
-            if what == "parameters"
-            else place.optimizer_prompt_host + place.optimizer_delayed_host
-        )
-        if what == "parameters" and plan.decision.unified_memory:
+        if what == "optimizer":
+            share = place.optimizer_prompt_host + place.optimizer_delayed_host
+        elif what == "device" or plan.decision.unified_memory:
             share = place.parameters_device
+        else:
+            on_host = place.parameters_prompt_host + place.parameters_delayed_host
+            share = (1.0 - place.parameters_device) * on_host
         kept += share * state.elements
     return _percent(kept / sum(state.elements for state in states))
 
@@ -244,9 +248,11 @@ def _offloading(plan: Plan) -> str:
     needed = device_alone_bytes(plan.model, decision.micro_batch_size, decision.optimizer_states)
     budget = format_bytes(decision.device_budget_bytes)
     if needed > decision.device_budget_bytes:
+        all_stay = all(place.parameters_device == 1.0 for place in decision.placement.values())
+        way = "its parameters stay there, and updates run on host" if all_stay else "layers pass through it"
         return (
             f"To train on the device alone would take at least {format_bytes(needed)} of its memory, with gradients; "
-            f"it has {budget}, so layers pass through it."
+            f"it has {budget}, so {way}."
         )
     return (
         f"To train on the device alone would take about {format_bytes(needed)} of its memory, with gradients, and it "

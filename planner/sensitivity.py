@@ -109,17 +109,22 @@ def more_host_memory(budget: int) -> int:
 
 
 def _with_device_memory(fitter: Fitter, solved: Solved, more: int) -> list[float]:
-    """A step's seconds with each larger micro-batch that makes the same batch and fits only with `more` bytes."""
-    candidate = solved.fitted.candidate
+    """A step's seconds with `more` bytes for parameters that stay on the device, where they may, and with each larger
+    micro-batch that makes the same batch and fits only then."""
+    candidate, branch = solved.fitted.candidate, solved.branch
     richer = Fitter(
         fitter.model, fitter.machine, replace(fitter.budget, device=fitter.budget.device + more), fitter.fixed
     )
     richer.pipelines = fitter.pipelines  # they do not depend on what the device has
     found = []
+    if branch.limits.device_bytes is not None:
+        wider = replace(branch, limits=replace(branch.limits, device_bytes=branch.limits.device_bytes + more))
+        bound = _seconds(fitter.model, fitter.machine, candidate, wider)
+        found += [] if bound is None else [bound]
     for size in fitter.model.micro_batch_sizes:
         if size > candidate.micro_batch_size and candidate.global_batch % size == 0:
             larger = Candidate(size, candidate.global_batch // size)
-            if not fitter.branches(larger):
+            if richer.has_room(larger) and not fitter.has_room(larger):
                 bounds = (_seconds(fitter.model, fitter.machine, larger, branch) for branch in richer.branches(larger))
                 found += [bound for bound in bounds if bound is not None]
     return found

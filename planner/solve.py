@@ -7,16 +7,17 @@ which a plan is justified or refused. The program finds placements, `fit` makes 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from math import ceil, inf
+from math import inf
 from typing import Literal
 
 from ssdplan.plans.collector import no_collection
+from ssdplan.plans.dealing import room
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.plan import Alternative, Asked, Least, Plan, Prediction, most_micro_batches, needs_all_gradients
 from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.units import format_enough
 
 from .compare import compare
 from .critical import find_causes, loads
@@ -113,7 +114,7 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
     budget = Needs(
         host=request.host_memory_bytes,
         device=_device_budget(machine, request),
-        ssd=sum(volume.free_bytes for volume in machine.volumes),
+        ssd=room(machine.volumes),
         writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
     )
     candidates = _candidates(model, request)
@@ -122,6 +123,7 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
     if request.micro_batches is None and request.global_batch is None and request.schedule != "single":
         scanned = search.look_between(scanned)
     ranked = search.narrow_down(scanned)
+    ranked += search.look_beyond(candidates, scanned, ranked)
     chosen = search.choose(ranked, smallest := _smallest(candidates))
     if chosen is None:
         raise search.refusal(smallest)
@@ -152,19 +154,21 @@ class _Search:
 
     def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
         self.model, self.machine, self.fitter = model, machine, fitter
+        self._ranked: dict[Candidate, list[_Ranked]] = {}
 
     def scan(self, candidates: Sequence[Candidate]) -> list[_Scanned]:
-        """The program's bound for every candidate whose pipeline leaves room on device and host."""
+        """The program's bound for every candidate whose pipeline leaves room on device and host. Where none does on the
+        device, for every one with room on host: that is estimated, and one may fit exactly."""
         found = []
-        for candidate in candidates:
-            entry = self._scan(candidate)
+        for candidate in list(filter(self.fitter.has_room, candidates)) or candidates:
+            entry = self._scan(candidate, self.fitter.branches(candidate))
             if entry is not None:
                 found.append(entry)
         return found
 
-    def _scan(self, candidate: Candidate) -> _Scanned | None:
+    def _scan(self, candidate: Candidate, given: Sequence[Branch]) -> _Scanned | None:
         possible: list[tuple[float, Branch, Bound]] = []
-        for branch in self.fitter.branches(candidate):
+        for branch in given:
             bound = self._bound(self.model, candidate, branch)
             if bound is not None:
                 # Keeping no checkpoint at all must gain something; what fits in memory touches no drive.
@@ -192,17 +196,16 @@ class _Search:
 
         The program's favourites first: its fastest, and its smallest batch that is good enough. Where the program sees
         a plateau, a larger batch still hides more of what its stages wait for each other, so larger ones follow as long
-        as they are faster. When fill and drain make the smallest fall short, halve what lies between.
+        as they are faster. When fill and drain make the smallest fall short, halve what lies between. Where the
+        fastest does not fit, the most micro-batches of each size that do take its place.
         """
         fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
-        ranked: list[_Ranked] = []
-        for best in fastest[:FINALISTS]:
-            ranked += self._rank(best)
-            if ranked:
-                break
-        else:
+        ranked = self._rank(fastest[0]) if fastest else []
+        ranked = ranked or self._largest_that_fit(fastest)
+        if not ranked:
             return []
-        fastest.remove(best)
+        best = ranked[-1].scanned
+        fastest = [entry for entry in fastest if all(entry is not found.scanned for found in ranked)]
         if all(entry.candidate.global_batch == best.candidate.global_batch for entry in fastest):
             close = [entry for entry in fastest if entry.tokens_per_second >= CLOSE * best.tokens_per_second]
             return ranked + [found for entry in close[: FINALISTS - 1] for found in self._rank(entry)]
@@ -236,6 +239,23 @@ class _Search:
                 low = middle
         return ranked
 
+    def look_beyond(
+        self, candidates: Sequence[Candidate], scanned: Sequence[_Scanned], ranked: Sequence[_Ranked]
+    ) -> list[_Ranked]:
+        """Of the candidates for whose buffers the estimate left no room on host the largest that fit after all, where
+        they could be noticeably faster than what fits without doubt."""
+        reached = max((found.tokens_per_second for found in ranked), default=0.0)
+        seen = {entry.candidate for entry in scanned}
+        left = []
+        for candidate in candidates:
+            if candidate not in seen and self.fitter.has_room(candidate):
+                entry = self._scan(candidate, self.fitter.branches_at_most(candidate))
+                if entry is not None and ENOUGH * entry.tokens_per_second > reached:
+                    left.append(entry)
+        return self._largest_that_fit(
+            sorted(left, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
+        )
+
     def choose(self, ranked: Sequence[_Ranked], smallest: Sequence[Candidate]) -> _Simulated | None:
         """The smallest batch that is good enough, fitted and simulated whole; where what was ranked does not fit after
         all, the next, and at last the fastest of `smallest`. None when nothing fits."""
@@ -245,9 +265,28 @@ class _Search:
             found = self.simulate(best.candidate, best.scanned.branches)
             if found is not None:
                 return found
-            left.remove(best)
+            left = [each for each in left if each is not best]
         last = (self.simulate(candidate, self.fitter.branches(candidate)) for candidate in smallest)
         return max((each for each in last if each), key=lambda each: each.tokens_per_second, default=None)
+
+    def _largest_that_fit(self, fastest: Sequence[_Scanned]) -> list[_Ranked]:
+        """Of each micro-batch size that could be the fastest about the most micro-batches that fit, and the fewer ones
+        that were tried on the way; the fastest last. What does not fit is taken not to with more of them."""
+        ranked: list[_Ranked] = []
+        for size in dict.fromkeys(entry.candidate.micro_batch_size for entry in fastest):
+            mine = [entry for entry in fastest if entry.candidate.micro_batch_size == size]
+            if ranked and mine[0].tokens_per_second <= ranked[-1].tokens_per_second:
+                continue
+            mine.sort(key=lambda entry: _order(entry.candidate))
+            found = self._rank(mine[0])
+            fits, too_many = 0, len(mine)
+            while found and too_many - fits > 1:
+                middle = (fits + too_many) // 2
+                more = self._rank(mine[middle])
+                found += more
+                fits, too_many = (middle, too_many) if more else (fits, middle)
+            ranked = sorted([*ranked, *found], key=lambda each: each.tokens_per_second)
+        return ranked
 
     def _larger(self, scanned: list[_Scanned], best: _Scanned, reached: float) -> _Scanned | None:
         """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
@@ -262,12 +301,14 @@ class _Search:
 
     def _rank(self, entry: _Scanned) -> list[_Ranked]:
         """`entry` as shortened models run it; nothing when it does not fit."""
-        for branch in entry.branches:
-            sketch = self.fitter.sketch(entry.candidate, branch)
+        if entry.candidate not in self._ranked:
+            self._ranked[entry.candidate] = []
+            sketch = self.fitter.sketch(entry.candidate, entry.branches)
             if sketch is not None:
                 seconds = step_seconds(self.model, self.machine, sketch.decision, self.fitter.schedule)
-                return [_Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)]
-        return []
+                found = _Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)
+                self._ranked[entry.candidate].append(found)
+        return list(self._ranked[entry.candidate])
 
     def simulate(self, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
@@ -292,7 +333,7 @@ class _Search:
     ) -> tuple[Alternative, ...]:
         """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
         bounds = {entry.candidate: entry.bound for entry in scanned}
-        branches = {entry.candidate: entry.branches[0] for entry in scanned}
+        branches = {entry.candidate: entry.branches[0] for entry in (*scanned, *(each.scanned for each in ranked))}
         exact: dict[Candidate, float] = {}
         for each in ranked:
             exact[each.candidate] = each.tokens_per_second
@@ -339,13 +380,13 @@ class _Search:
             enough = min((nbytes for nbytes in least if nbytes is not None), default=None)
             if enough is not None:
                 return InfeasibleError(
-                    f"no plan fits: {constraint} of {_size(budget.of(constraint))} is too little; "
-                    f"the least that would do is {_size(enough)}"
+                    f"no plan fits: {constraint} of {format_enough(budget.of(constraint))} is too little; "
+                    f"the least that would do is {format_enough(enough)}"
                 )
         lean = (solved.fitted.needs for candidate in candidates for solved in self.fitter.leanest(candidate))
         needs = min(lean, key=lambda needs: needs.host)
         each = ", ".join(
-            f"{constraint} {_size(needs.of(constraint))} instead of {_size(budget.of(constraint))}"
+            f"{constraint} {format_enough(needs.of(constraint))} instead of {format_enough(budget.of(constraint))}"
             for constraint in needs.over(budget)
         )
         return InfeasibleError(f"no plan fits: it would take at least {each}")
@@ -415,6 +456,8 @@ def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
     if request.schedule == "horizontal":
         if delay_ratio not in (None, 0.0):
             raise UsageError(f"delay ratio = {delay_ratio:g}: with schedule horizontal it can only be 0")
+        if turn := request.residency.get("turn"):
+            raise UsageError(f"residency turn={turn:g}: with schedule horizontal it can only be 0; say device")
         delay_ratio = 0.0
     residency = dict(request.residency)
     if request.unified_memory and "parameters" in residency:
@@ -545,12 +588,3 @@ def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Predictio
         critical_path={str(resource): seconds for resource, seconds in causes.path_seconds.items()},
         idle={str(resource): seconds for resource, seconds in causes.idle.items()},
     )
-
-
-def _size(nbytes: int) -> str:
-    """Rounded up, so that the printed value is enough when it is used."""
-    if nbytes < 16 << 20:
-        return f"{-(-nbytes >> 10)} KiB"
-    if nbytes < 10 << 30:
-        return f"{-(-nbytes >> 20)} MiB"
-    return f"{float(Fraction(ceil(Fraction(nbytes, 1 << 30) * 1000), 1000)):.3f} GiB"

@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
+from .dealing import room
 from .homes import device_tier
 from .layout import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 from .plan import (
@@ -40,7 +41,7 @@ from .quantities import (
     times,
 )
 from .schedule import RESOURCES, Region, Schedule, Tier
-from .units import format_bytes
+from .units import format_bytes, format_enough
 from .usage import label, reserved
 from .wear import Wear, lifetime, wear
 
@@ -196,7 +197,7 @@ def _shares(p: Placement, *, unified: bool) -> list[tuple[str, str, tuple[float,
 def _prediction(plan: Plan) -> list[str]:
     p, d = plan.prediction, plan.decision
     lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
-    free = sum(volume.free_bytes for volume in plan.machine.volumes)
+    free = room(plan.machine.volumes)
     volumes = times(len(plan.machine.volumes), "volume")
     worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
     a_day = decimal(worn.bytes_a_day)
@@ -237,7 +238,7 @@ def _wear(found: Wear) -> str:
 
 def _least(plan: Plan) -> list[str]:
     rows: list[Row] = [
-        (row.budget, format_bytes(row.least_bytes), f"at most {number(row.tokens_per_second)} tokens/s")
+        (row.budget, format_enough(row.least_bytes), f"at most {number(row.tokens_per_second)} tokens/s")
         for row in plan.least
     ]
     return table([], rows, left=(0, 2))

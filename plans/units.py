@@ -39,6 +39,15 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def format_enough(nbytes: int) -> str:
+    """Rounded up, so that the printed value is enough when it is used: `346 MiB`, `24.125 GiB`."""
+    if nbytes < 16 << 20:
+        return f"{-(-nbytes >> 10)} KiB"
+    if nbytes < 10 << 30:
+        return f"{-(-nbytes >> 20)} MiB"
+    return f"{-(-nbytes * 1000 >> 30) / 1000:.3f} GiB"
+
+
 def format_seconds(seconds: float) -> str:
     """`850 ms`, `12.3 s`, `4:05`, `1:02:03`."""
     if seconds < 1:

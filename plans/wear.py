@@ -6,6 +6,7 @@ tells its own.
 
 from dataclasses import dataclass
 
+from .dealing import shares
 from .profile import Machine, Volume
 
 DAY_SECONDS, YEAR_DAYS, TB = 86_400, 365.25, 10**12
@@ -30,7 +31,7 @@ def wear(machine: Machine, ssd_write_bytes: int, step_seconds: float) -> Wear:
     bytes_a_day = ssd_write_bytes / step_seconds * DAY_SECONDS
     first: Volume | None = None
     least: float | None = None
-    for volume, share in zip(machine.volumes, _shares(machine), strict=True):
+    for volume, share in zip(machine.volumes, shares(machine.volumes), strict=True):
         written = bytes_a_day * share
         if volume.endurance_bytes is not None and written > 0:
             days = volume.endurance_bytes / written
@@ -45,16 +46,10 @@ def share_of_rating(machine: Machine, written_bytes: float) -> float | None:
     no rating is known."""
     used = [
         written_bytes * share / volume.endurance_bytes
-        for volume, share in zip(machine.volumes, _shares(machine), strict=True)
+        for volume, share in zip(machine.volumes, shares(machine.volumes), strict=True)
         if volume.endurance_bytes
     ]
     return max(used, default=None)
-
-
-def _shares(machine: Machine) -> list[float]:
-    """Of what is written to a store, the share that each volume gets."""
-    speeds = [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in machine.volumes]
-    return [speed / sum(speeds) for speed in speeds]
 
 
 def lifetime(days: float) -> str:

@@ -8,7 +8,7 @@ Nothing else outside this folder is for use, and nothing here imports torch.
 from . import describe
 from .layout import MOST_KEPT, Record
 from .store import Store
-from .survey import Lying, discard, survey
+from .survey import Lying, discard, survey, sweep
 from .tools import check, initialise, inspect
 from .volumes import SUFFIX, Locks
 
@@ -25,4 +25,5 @@ __all__ = [
     "initialise",
     "inspect",
     "survey",
+    "sweep",
 ]

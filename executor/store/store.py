@@ -17,12 +17,13 @@ from typing import Any, Self
 import numpy as np
 
 from ssdplan import native
+from ssdplan.plans.dealing import deal
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.schedule import PAGE
 
 from .layout import MOST_KEPT, Layout, Record
 from .recovery import Found, choose, find, read_table
-from .striping import Striping, deal
+from .striping import Striping
 from .superblock import Superblock, data_start
 from .table import EXTENT, Table
 from .volumes import Disk, Locks, Request, Staging, Volume, claim, make_blank, translated, write_superblock
@@ -158,7 +159,8 @@ class Store:
         store = cls(disk, volumes, layout, first, durable=durable)
         with store._failing():
             for volume in volumes:
-                make_blank(disk, volume)  # an older store's superblocks are gone before the new one's first is there
+                if not volume.made:  # an older store's superblocks are gone before the new one's first is there
+                    make_blank(disk, volume)
             store._write_generation(0, {})
         return store
 

@@ -1,18 +1,12 @@
 """Striping: which bytes of a store lie where on which volume.
 
-Owns the dealing of stripes in proportion to bandwidth and the arithmetic from a store's places to its volumes' bytes.
-Plain numbers: it opens nothing.
+Owns the arithmetic from a store's places to its volumes' bytes. Plain numbers: it opens nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ssdplan.plans.errors import UsageError
-
-STRIPE_BYTES = 1 << 20
-CYCLE = 16
-"""Stripes dealt out in turn by bandwidth; a volume's share is a multiple of one sixteenth."""
+from ssdplan.plans.dealing import STRIPE_BYTES
 
 
 @dataclass(frozen=True)
@@ -60,21 +54,3 @@ class Striping:
                 pieces.append((volume, begin, done, length))
             done += length
         return pieces
-
-
-def deal(bandwidths: Sequence[float]) -> bytes:
-    """Volume numbers in turn, each as often as its share of bandwidth; one entry when there is one volume."""
-    if len(bandwidths) == 1:
-        return b"\x00"
-    if len(bandwidths) > CYCLE:
-        raise UsageError(f"a store stripes over at most {CYCLE} volumes, not {len(bandwidths)}")
-    total = sum(bandwidths)
-    given = [0] * len(bandwidths)
-    turns = []
-    for turn in range(CYCLE):
-        behind = [share * (turn + 1) / total - got for share, got in zip(bandwidths, given, strict=True)]
-        unserved = [number for number, got in enumerate(given) if not got]
-        chosen = max(unserved if len(unserved) >= CYCLE - turn else range(len(given)), key=lambda i: behind[i])
-        given[chosen] += 1
-        turns.append(chosen)
-    return bytes(turns)

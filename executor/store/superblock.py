@@ -11,9 +11,10 @@ from typing import Self
 import numpy as np
 
 from ssdplan import native
+from ssdplan.plans.dealing import CYCLE
 from ssdplan.plans.schedule import PAGE
 
-from .striping import CYCLE, Striping
+from .striping import Striping
 
 MAGIC = b"SSDPLAN\x02"
 SLOTS = 2

@@ -3,6 +3,7 @@
 Owns no format. Looking changes nothing, and what it tells is enough to choose a store.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 from ssdplan import native
 from ssdplan.plans.errors import StoreError
+from ssdplan.plans.schedule import PAGE
 
-from .recovery import choose, last_table
-from .volumes import Disk, Locks, Volume, candidates, make_blank, open_volume
+from .recovery import choose, damaged_superblocks, last_table
+from .superblock import SLOTS
+from .volumes import SUFFIX, Disk, Locks, Volume, candidates, make_blank, open_volume
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,9 @@ class Lying:
     store: str
     """Its identity, in hex."""
     paths: tuple[Path, ...]
-    """Of its volumes that were found."""
+    """Of its volumes that were found, in order of number."""
+    numbers: tuple[int, ...]
+    """Of these volumes in the store."""
     generation: int
     """The one that it would open at; 0 holds nothing."""
     plan_sha256: str
@@ -30,6 +35,8 @@ class Lying:
     """Of that generation. Of a store that cannot be opened, of any generation whose table is whole."""
     refused: str
     """Why it cannot be opened; empty when it can."""
+    fell_back: bool
+    """Whether there was a later generation, which is damaged."""
 
 
 def survey(places: Sequence[Path]) -> list[Lying]:
@@ -53,33 +60,70 @@ def survey(places: Sequence[Path]) -> list[Lying]:
 
 
 def _described(disk: Disk, store: bytes, volumes: list[Volume]) -> Lying:
-    paths = tuple(volume.path for volume in volumes)
+    superblocks = {volume.path: volume.latest for volume in volumes if volume.latest}
+    paths = tuple(sorted(superblocks, key=lambda path: superblocks[path].volume))
+    numbers = tuple(superblocks[path].volume for path in paths)
     try:
         found = choose(disk, volumes)
     except StoreError as error:
-        latest = volumes[0].latest
-        assert latest is not None
+        latest = max(superblocks.values(), key=lambda superblock: superblock.generation)
         table = last_table(disk, volumes)
+        metadata = table.metadata if table else {}
         return Lying(
-            store.hex(), paths, latest.generation, latest.plan_sha256, table.metadata if table else {}, str(error)
+            store.hex(), paths, numbers, latest.generation, latest.plan_sha256, metadata, str(error), fell_back=False
         )
+    generation = found.superblock.generation
+    fell_back = any(latest.generation > generation for latest in superblocks.values()) or any(
+        damaged_superblocks(disk, volume) for volume in volumes
+    )
     metadata = found.table.metadata if found.table else {}
-    return Lying(store.hex(), paths, found.superblock.generation, found.superblock.plan_sha256, metadata, "")
+    return Lying(
+        store.hex(), paths, numbers, generation, found.superblock.plan_sha256, metadata, "", fell_back=fell_back
+    )
 
 
 def discard(lying: Lying, made: Sequence[bool]) -> None:
-    """Clear a store away: delete the volumes that were `made` for it and leave the others blank. Raises StoreError when
-    a run has it, IoFailure."""
+    """Clear a store away: delete the files that were `made` for it, of its `paths` in order, and leave other volumes
+    blank. What is no volume of it any more is left alone. Raises StoreError when a run has it, IoFailure."""
     disk: Disk = native.Engine()
     locks = Locks()
     try:
-        for path, own in zip(lying.paths, made, strict=True):
+        for path in lying.paths:
             locks.take(path)
-            if not own:
-                make_blank(disk, open_volume(disk, path))
+        delete: list[Path] = []
         for path, own in zip(lying.paths, made, strict=True):
-            if own:
-                path.unlink(missing_ok=True)
+            volume = open_volume(disk, path)
+            if volume.latest is None or volume.latest.store.hex() != lying.store:
+                continue
+            if own and _is_plain(path):
+                delete.append(path)
+            else:
+                make_blank(disk, volume)
+        for path in delete:
+            path.unlink(missing_ok=True)
     finally:
         disk.close()
         locks.close()
+
+
+def sweep(directory: Path) -> None:
+    """Delete the files of a directory that were to become volumes when a crash came: those that nobody has, without a
+    whole superblock, and nothing where that of a first generation would be. Raises IoFailure."""
+    disk: Disk = native.Engine()
+    locks = Locks()
+    try:
+        for path in filter(_is_plain, sorted(directory.glob(f"volume-*{SUFFIX}"))):
+            with contextlib.suppress(StoreError):  # another run is making it
+                locks.take(path)
+                volume = open_volume(disk, path, read_only=True)
+                short = volume.capacity_bytes < SLOTS * PAGE
+                if volume.latest is None and (short or 1 not in damaged_superblocks(disk, volume)):
+                    path.unlink()
+    finally:
+        disk.close()
+        locks.close()
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether it is a file itself, as a run makes them, and no link or device."""
+    return path.is_file() and not path.is_symlink()

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from ssdplan.plans.errors import StoreError
 from ssdplan.plans.schedule import PAGE
 
+from .layout import LONGEST_EXTENT
+
 MAGIC = b"SSDTABLE"
 EXTENT = np.dtype(
     [
@@ -86,6 +88,8 @@ def _check(extents: npt.NDArray[Any], tensors: int, store_bytes: int) -> None:
     numbers = {name: extents[name].astype(np.uint64) for name in ("nbytes", "offset", "place")}
     if any(int((value % PAGE).max()) for value in numbers.values()) or int(numbers["nbytes"].min()) == 0:
         raise StoreError("the table has an extent that is no whole number of pages")
+    if int(numbers["nbytes"].max()) > LONGEST_EXTENT:
+        raise StoreError("the table has an extent that is longer than any may be")
     if int(extents["tensor"].max()) >= tensors:
         raise StoreError("the table has an extent of a tensor that it does not name")
     if int(numbers["place"].max()) > store_bytes or int((numbers["place"] + numbers["nbytes"]).max()) > store_bytes:

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from pydantic import BaseModel
 
+from ssdplan.plans.dealing import room
 from ssdplan.plans.overlay import STEPS, Overlay
 from ssdplan.plans.plan import Alternative, Plan
 from ssdplan.plans.pools import blocks
@@ -209,7 +210,7 @@ def sensitivities(plan: Plan) -> Markup:
 def budgets(plan: Plan) -> Markup:
     """Peaks against what is allowed."""
     p = plan.prediction
-    free = sum(volume.free_bytes for volume in plan.machine.volumes)
+    free = room(plan.machine.volumes)
     rows = [
         (name, bar(used, most), format_bytes(used), format_bytes(most), percent(used / most if most else 0.0))
         for name, used, most in (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ssdplan.executor.store import Record, Store
-from ssdplan.executor.store.striping import STRIPE_BYTES
+from ssdplan.plans.dealing import STRIPE_BYTES
 from tests.e2e.test_commands import refused, ssdplan
 from tests.executor.store.test_store import MIB, PLAN, flip, get, one, put
 

@@ -4,16 +4,18 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ssdplan.executor.calibration import STEPS, Calibrator
 from ssdplan.executor.device import EmulatedDevice, HostArena
+from ssdplan.executor.metrics import MetricsFile
 from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.store import check, initialise
+from ssdplan.executor.store import Store, check, initialise
 from ssdplan.executor.train import Result, train
 from ssdplan.planner.simulator import expectation, simulate
 from ssdplan.plans.build import build_schedule
@@ -150,6 +152,25 @@ def test_a_move_between_snapshots_loses_none(directory, tmp_path, serial):
         run(directory, tmp_path / "cut", plan, other, snapshot_every=30, watch=Watch(step=stop, note=notes.append))
     assert f"the states after step {STEPS + 1}, the last snapshot" in notes[-1]
     assert not check([tmp_path / "cut"], lambda share: None).damaged
+
+
+def test_the_losses_are_durable_before_a_move_makes_a_snapshot(directory, tmp_path, monkeypatch):
+    """Else a power cut leaves a snapshot of steps that no line tells of, which nothing can go on from."""
+    metrics, durable, commit = tmp_path / "run" / "metrics.jsonl", [0], Store.commit
+
+    def synced(file: MetricsFile) -> None:
+        durable.append(sum('"loss"' in line for line in metrics.read_text().splitlines()))
+
+    def committed(store: Store, metadata: dict[str, Any]) -> None:
+        assert durable[-1] == metadata["step"]
+        commit(store, metadata)
+
+    monkeypatch.setattr(MetricsFile, "sync", synced)
+    monkeypatch.setattr(Store, "commit", committed)
+    model = open_model(directory / "llama", torch.float32)
+    plan, other = (make_plan(model, sequence_length=LENGTH, **choices) for choices in (ON_SSD, ON_HOST))
+    run(directory, tmp_path / "run", plan, other, snapshot_every=100)
+    assert durable == [0, STEPS + 1, STEPS_IN_ALL]
 
 
 def test_never_are_two_host_arenas_there(directory, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from ssdplan.executor import run_directory, session
 from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.export_run import export_run
@@ -24,9 +25,9 @@ from ssdplan.executor.metrics import StepMetrics
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.resume import Kept, reopened
-from ssdplan.executor.run_directory import Run
+from ssdplan.executor.run_directory import Run, RunDirectory
 from ssdplan.executor.scaling import LossScale
-from ssdplan.executor.store import check, initialise
+from ssdplan.executor.store import Locks, check, initialise, inspect
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
@@ -206,6 +207,28 @@ def test_a_run_goes_on_with_more_steps(directory, tmp_path, expected):
     assert (out / "model-4" / "model.safetensors").read_bytes() == model
 
 
+def test_the_model_of_fewer_steps_never_passes_for_that_of_more(directory, tmp_path, expected):
+    """Wherever the run that went on is stopped: its model has another name from then on."""
+    out, weights = tmp_path / "run", Path("model.safetensors")
+    run(directory, out, plan_of(directory, SPREAD), steps=4, snapshot_every=100)
+    model = (out / "model" / weights).read_bytes()
+    with pytest.raises(Stop):
+        resume(directory, out, at=stopping(5), snapshot_every=100)
+    assert (out / "model-4" / weights).read_bytes() == model and not (out / "model").exists()
+    resume(directory, out, steps=4)
+    assert (out / "model" / weights).read_bytes() == model
+
+    def terminate(step: int) -> None:
+        if step == STEPS:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        resume(directory, out, at=terminate)
+    assert not (out / "model").exists()
+    same_run(out, resume(directory, out), *expected)
+    assert all((out / name / weights).read_bytes() == model for name in ("model-4", "model-4-1"))
+
+
 @pytest.mark.parametrize("step", [3, 5])
 def test_the_loss_scale_and_what_was_skipped_go_on(directory, tmp_path, step):
     """In fp16, between steps that overflow: the scale, the optimizer's count and the learning rate's place are those of
@@ -230,11 +253,12 @@ def test_a_run_that_was_stopped_after_its_last_step_is_exported(directory, tmp_p
     """Or while it wrote its model: there is no step left to do."""
     out = tmp_path / "run"
     run(directory, out, plan_of(directory, SPREAD), snapshot_every=4)
-    shutil.rmtree(out / "model")
+    (out / "model").rename(out / ".model.partial-5c")
     (out / "report.json").unlink()
     result = resume(directory, out)
     same_run(out, result, *expected)
     assert json.loads((out / "report.json").read_text())["predictions"] == []
+    assert not list(out.glob(".model*"))
 
 
 def test_a_run_stopped_before_its_first_snapshot_begins_again(directory, tmp_path, expected):
@@ -243,6 +267,22 @@ def test_a_run_stopped_before_its_first_snapshot_begins_again(directory, tmp_pat
     assert "no snapshot was taken yet" in notes[-1] and not list(out.glob("*.ssdplan"))
     (out / "volume-0.ssdplan").write_bytes(b"cut off while it was made")
     same_run(out, resume(directory, out, plan_of(directory, ON_SSD)), *expected)
+
+
+def test_a_run_that_is_stopped_while_it_begins_again_begins_again(directory, tmp_path, expected, monkeypatch):
+    """Under another plan, which takes the place of the first at one moment."""
+    out, save = tmp_path / "run", run_directory._save
+    stopped(directory, out, plan_of(directory, SPREAD), 3, snapshot_every=100)
+
+    def cut_off(document: Any, path: Path) -> None:
+        if path.name == "plan.json":
+            raise Stop
+        save(document, path)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(run_directory, "_save", cut_off)
+        resume(directory, out, plan_of(directory, ON_SSD))
+    same_run(out, resume(directory, out), *expected)
 
 
 def test_snapshots_are_taken_by_time(directory, tmp_path):
@@ -356,6 +396,134 @@ def test_metrics_that_were_tampered_with_are_refused(directory, tmp_path):
 
 
 # Volumes.
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("alias", ["link/run", "disk/run/../run"])
+def test_a_run_goes_on_by_whatever_names_its_directory_has(directory, tmp_path, expected, alias, named):
+    out = tmp_path / "disk" / "run"
+    (tmp_path / "link").symlink_to("disk")
+    stopped(directory, out, plan_of(directory, SPREAD), 3, volumes=(out,) if named else ())
+    again, volumes = (tmp_path / alias, ()) if named else (out, (tmp_path / alias,))
+    with pytest.raises(Stop):
+        resume(directory, again, at=stopping(5), volumes=volumes)
+    assert (out / "volume-0.ssdplan").exists()
+    out.parent.rename(tmp_path / "moved")
+    out = tmp_path / "moved" / "run"
+    same_run(out, resume(directory, out, volumes=(out,)), *expected)
+    assert [path.name for path in out.glob("*.ssdplan")] == ["volume-0.ssdplan"]
+
+
+def test_what_is_not_the_runs_own_stays_in_its_directory(directory, tmp_path, expected):
+    """The store of another run, a volume of the user's, and a file that another run is making."""
+    first, second, plan = tmp_path / "first", tmp_path / "second", plan_of(directory, SPREAD)
+    stopped(directory, first, plan, 3, volumes=(tmp_path / "drive",))
+    stopped(directory, second, plan, 3, volumes=(first,))
+    initialise(first / "volume-7.ssdplan", 4 << 20, force=False)
+    locks = Locks()
+    for name in ("volume-8.ssdplan", "volume-9.ssdplan"):
+        (first / name).write_bytes(bytes(8192))
+    locks.take(first / "volume-9.ssdplan")
+    same_run(first, resume(directory, first), *expected)
+    locks.close()
+    assert sorted(path.name for path in first.glob("*.ssdplan")) == [f"volume-{n}.ssdplan" for n in (0, 7, 9)]
+    same_run(second, resume(directory, second), *expected)
+
+
+def test_of_a_store_that_was_left_the_files_go_and_volumes_stay(directory, tmp_path):
+    """Whatever the order of their names: here the user's volume is the store's first, and found last."""
+    out, drive = tmp_path / "run", tmp_path / "drive"
+    drive.mkdir()
+    initialise(drive / "z.ssdplan", 64 << 20, force=False)
+    stopped(directory, out, plan_of(directory, ON_SSD), 3, volumes=(drive, drive))
+    shutil.copytree(drive, tmp_path / "copy")
+    with pytest.raises(Stop):
+        resume(directory, out, volumes=(tmp_path / "other",), at=stopping(5))
+    came_back(out, tmp_path / "copy", drive)
+    resume(directory, out)
+    assert [path.name for path in drive.iterdir()] == ["z.ssdplan"]
+    (volume,) = inspect([drive])
+    assert volume.superblock and volume.superblock.blank
+
+
+def came_back(out: Path, copy: Path, drive: Path) -> None:
+    """What a kill leaves when the states are on another drive, and the store of `drive` is to be cleared."""
+    shutil.rmtree(drive, ignore_errors=True)
+    left = [drive / path.name for path in copy.iterdir()]
+    with RunDirectory.open(out) as opened:
+        opened.change(left=left)
+    copy.rename(drive)
+
+
+def test_a_store_that_is_missing_is_not_begun_again(directory, tmp_path, expected, monkeypatch):
+    """Though another one of the run is there, which a kill left before it held anything."""
+    out, drive, other = tmp_path / "run", tmp_path / "drive", tmp_path / "other"
+    stopped(directory, out, plan_of(directory, SPREAD), 3, volumes=(drive,))
+
+    def killed(*arguments: Any) -> None:
+        shutil.copytree(other, tmp_path / "copy")
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(session, "stage", killed)
+        resume(directory, out, volumes=(other,))
+    shutil.copytree(tmp_path / "copy", other, dirs_exist_ok=True)
+    drive.rename(tmp_path / "away")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(StoreError, match="its store is on none of"):
+        resume(directory, out, volumes=(other,))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (tmp_path / "away").rename(drive)
+    same_run(out, resume(directory, out), *expected)
+
+
+def test_an_earlier_store_does_not_pass_for_the_last(directory, tmp_path, expected):
+    """A drive that the run moved away from while it was not connected: it is remembered, and cleared when it is back
+    beside the other, but never gone on from."""
+    out, drive, other = tmp_path / "run", tmp_path / "drive", tmp_path / "other"
+    stopped(directory, out, plan_of(directory, SPREAD), 3, volumes=(drive,))
+    shutil.copytree(drive, tmp_path / "copy")
+    with pytest.raises(Stop):
+        resume(directory, out, volumes=(other,), at=stopping(4))
+    came_back(out, tmp_path / "copy", drive)
+    drive.rename(tmp_path / "away")
+    with pytest.raises(Stop):
+        resume(directory, out, at=stopping(5))
+    assert Run.load(out / "run.json").left == (str(drive / "volume-0.ssdplan"),)
+    (tmp_path / "away").rename(drive)
+    other.rename(tmp_path / "away")
+    with pytest.raises(StoreError, match=r"the last snapshot is of step 4, .* step 2 only; .*--volume"):
+        resume(directory, out, volumes=(drive,))
+    (tmp_path / "away").rename(other)
+    same_run(out, resume(directory, out), *expected)
+    assert not list(drive.iterdir()) and Run.load(out / "run.json").left == ()
+
+
+@pytest.mark.parametrize("part", ["superblock", "table"])
+def test_a_run_goes_on_from_the_snapshot_before_one_that_is_damaged(directory, tmp_path, expected, part):
+    """Even one that had ended, whose model keeps the number of steps that it is of."""
+    out = tmp_path / "run"
+    run(directory, out, plan_of(directory, SPREAD), snapshot_every=4)
+    model = (out / "model" / "model.safetensors").read_bytes()
+    (volume,) = inspect([out])
+    assert volume.superblock
+    with volume.path.open("r+b") as file:
+        file.seek(volume.superblock.table_start if part == "table" else volume.superblock.slot * 4096)
+        file.write(b"damaged")
+    same_run(out, resume(directory, out), *expected)
+    assert (out / f"model-{STEPS}" / "model.safetensors").read_bytes() == model
+
+
+def test_every_place_that_is_named_gets_its_share(directory, tmp_path, expected):
+    out, second = tmp_path / "run", tmp_path / "second"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    with pytest.raises(Stop):
+        resume(directory, out, volumes=(out, second), at=stopping(5))
+    stores = {info.path.parent: info.superblock.store for info in inspect([out, second]) if info.superblock}
+    assert len(stores) == 2 and stores[out] == stores[second]
+    same_run(out, resume(directory, out), *expected)
+    (info,) = inspect([second])
+    assert info.superblock and info.superblock.store == stores[out], "it stays where it is"
 
 
 def test_volumes_may_have_moved_and_a_missing_one_is_named(directory, tmp_path, expected):

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.drive import combined_frontier, hull_edges, shared_fraction
+from ssdplan.executor.store.striping import Striping
+from ssdplan.planner.drive import combined_frontier, hull_edges, io_cores, shared_fraction
+from ssdplan.plans.dealing import bandwidths, deal, shares
 from tests.planner.machines import volumes
 from tests.planner.made import made_volume
 
@@ -45,14 +47,43 @@ def test_a_point_below_the_line_costs_a_mix_but_not_turns() -> None:
     assert shared_fraction(frontier) == pytest.approx(1 / 4)
 
 
-def test_volumes_add_up_along_every_mix() -> None:
+def test_equal_volumes_add_up() -> None:
     one = made_volume(read=3e9, write=2e9, mixed=((2e9, 1e9),))
-    assert combined_frontier((one, one)) == tuple((2 * r, 2 * w) for r, w in combined_frontier((one,)))
-    plain = made_volume(read=1e9, write=1e9)
-    both = combined_frontier((one, plain))
-    assert both[0] == (4e9, 0.0) and both[-1] == (0.0, 3e9)
-    # At one byte written for two read, the first gives (2, 1) and the second (2/3, 1/3) GB/s.
-    assert both[1] == pytest.approx((8e9 / 3, 4e9 / 3))
+    for count in (2, 3, 7, 16):
+        both = combined_frontier((one,) * count)
+        alone = combined_frontier((one,))
+        for point, (read, write) in zip(both, alone, strict=True):
+            assert point == pytest.approx((count * read, count * write))
+
+
+def test_stripes_go_at_the_pace_of_the_slowest_for_its_share() -> None:
+    """Volumes that are unlike each other, one better at reads and one at writes, against a store's own striping."""
+    volumes = (
+        made_volume(read=7e9, write=2e9, mixed=((3e9, 1e9),)),
+        made_volume(read=3.5e9, write=3e9),
+        made_volume(read=0.2e9, write=0.3e9),
+    )
+    striping = Striping(deal(bandwidths(volumes)))
+    nbytes = 1 << 30
+    moved = [0] * len(volumes)
+    for volume, _, _, length in striping.locate(0, nbytes):
+        moved[volume] += length
+    frontier = combined_frontier(volumes)
+    seconds = [part / volume.frontier[0].read for part, volume in zip(moved, volumes, strict=True)]
+    assert nbytes / frontier[0][0] == pytest.approx(max(seconds), rel=0.02)
+    seconds = [part / volume.frontier[-1].write for part, volume in zip(moved, volumes, strict=True)]
+    assert nbytes / frontier[-1][1] == pytest.approx(max(seconds), rel=0.02)
+
+
+def test_processor_time_of_volumes_is_of_the_pace_that_they_have_together() -> None:
+    quick = made_volume(read=4e9, write=4e9).model_copy(update={"read_cores": 1.0, "write_cores": 1.0})
+    slow = made_volume(read=4e9, write=1e9).model_copy(update={"read_cores": 1.0, "write_cores": 1.0})
+    read, write = io_cores((quick, slow))
+    frontier = combined_frontier((quick, slow))
+    # A byte takes as much of a core as it does of each volume alone.
+    assert read == pytest.approx(frontier[0][0] / 4e9)
+    of_each = shares((quick, slow))
+    assert write == pytest.approx(frontier[-1][1] * (of_each[0] / 4e9 + of_each[1] / 1e9))
 
 
 @settings(deadline=None, print_blob=True)

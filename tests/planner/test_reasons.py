@@ -135,6 +135,39 @@ def test_offloading_when_the_device_holds_all_and_when_it_does_not() -> None:
         assert named and states < float(named[1]) * MIB < 1.5 * states
 
 
+def test_what_the_device_keeps_is_not_on_host() -> None:
+    """All parameters have room on the device, and gradients and optimizer states have not."""
+    model = model_of()
+    machine = made_machine(device_memory=24 * MIB, link=1e8)
+    plan = plan_for(machine, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2), model)
+    assert {place.parameters_device for place in plan.decision.placement.values()} == {1.0}
+    text = told(plan, "ssd")
+    assert "On host stay none of the parameters, " in text and text.endswith(" The device keeps all of the parameters.")
+    assert told(plan, "offloading").endswith("so its parameters stay there, and updates run on host.")
+
+
+def test_more_device_memory_counts_by_the_parameters_that_stay_there() -> None:
+    """Behind a slow link, with room on the device for a part of them; 8 GiB more hold them all."""
+    tight = plan_for(made_machine(device_memory=4 * MIB, link=1e7))
+    shares = [place.parameters_device for place in tight.decision.placement.values()]
+    assert min(shares) < 1.0
+    (row,) = [row for row in tight.sensitivity if row.resource == "device memory"]
+    wide = plan_for(made_machine(device_memory=4 * MIB + 8 * GIB, link=1e7))
+    assert row.throughput_gain > 0.1
+    found = tight.prediction.program_seconds + row.seconds_per_unit
+    assert found == pytest.approx(wide.prediction.program_seconds, rel=0.05)
+
+
+def test_with_the_least_device_memory_no_more_is_reached_than_the_plan_says() -> None:
+    """The host budget is as it is: what it holds is not read, however lean the device."""
+    model = model_of(2e13)
+    machine = made_machine(device_memory=24 * MIB, volumes=(made_volume(read=2e8, write=2e8),))
+    request = SolveRequest(GIB, micro_batch_size=1, micro_batches=2)
+    (row,) = [row for row in plan_for(machine, request, model).least if row.budget == "device memory"]
+    there = plan_for(machine, replace(request, device_memory_bytes=row.least_bytes), model)
+    assert there.prediction.tokens_per_second <= row.tokens_per_second * (1 + 1e-9)
+
+
 def test_a_batch_that_was_asked_for_and_one_that_was_found() -> None:
     assert told(plan_for(made_machine()), "batch").startswith("A batch of 2 rows was asked for. Compute alone")
     plan = plan_for(made_machine(volumes=(FAST,)), SolveRequest(16 * MIB), model_of(5e10))

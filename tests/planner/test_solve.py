@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -187,6 +188,17 @@ def test_the_smallest_good_enough_batch_is_chosen() -> None:
     assert len(plan.alternatives) > 40
 
 
+def test_a_search_finds_what_a_fixed_number_of_micro_batches_would() -> None:
+    """With hardly any host memory the fastest by the program do not fit, nor do many others."""
+    profile = made_profile(
+        machine=made_machine(update_rate=2e8, device_memory=512 * MIB, volumes=(made_volume(read=1e9, write=8e8),)),
+        model=made_model(blocks=6, hidden=128, vocab=512, sequence=128, flops=2e13, tied=True, micro_batch_sizes=(1,)),
+    )
+    request = SolveRequest(4 * MIB)
+    fixed = planned(profile, replace(request, micro_batches=4))
+    assert planned(profile, request).prediction.tokens_per_second >= 0.98 * fixed.prediction.tokens_per_second
+
+
 def test_fixed_choices_are_in_the_plan() -> None:
     request = SolveRequest(
         64 * MIB,
@@ -225,6 +237,7 @@ def test_a_global_batch_is_factored_over_the_measured_sizes() -> None:
         (SolveRequest(GIB, residency={"gradients": 0.5}), "parameters, optimizer, checkpoints"),
         (SolveRequest(GIB, residency={"optimizer": 1.5}), "from 0 to 1"),
         (SolveRequest(GIB, delay_ratio=-0.1), "from 0 to 1"),
+        (SolveRequest(GIB, residency={"turn": 0.5}, schedule="horizontal"), "turn=0.5: with schedule horizontal"),
         (SolveRequest(0), "host memory = 0"),
         (SolveRequest(GIB, micro_batches=10**6), "1000000 micro-batches: "),
         (SolveRequest(GIB, global_batch=10**8), "25000000 micro-batches: "),
@@ -267,6 +280,20 @@ def test_too_little_device_memory() -> None:
     assert refused(
         small(), SolveRequest(GIB, device_memory_bytes=least - (MIB if least > 16 * MIB else 1 << 10), global_batch=4)
     ) == (constraint, least)
+
+
+@pytest.mark.parametrize("blocks", [3, 40])
+def test_the_least_device_memory_is_as_fast_as_a_little_more(blocks: int) -> None:
+    """Whatever the search estimates: what is exactly enough is enough for all that host memory can hold."""
+    model = made_model(blocks=blocks, hidden=128, vocab=1024, sequence=64, flops=2e12, tied=True)
+    profile = made_profile(machine=small().machine, model=model)
+    request = SolveRequest(GIB, device_memory_bytes=MIB, micro_batch_size=1, micro_batches=8)
+    _, least = refused(profile, request)
+    exact, more = (
+        solving.solve(profile, replace(request, device_memory_bytes=nbytes)) for nbytes in (least, round(1.05 * least))
+    )
+    assert exact.comparison and exact.prediction.peak_device_bytes <= least
+    assert exact.prediction.tokens_per_second >= 0.9 * more.prediction.tokens_per_second
 
 
 @pytest.mark.parametrize("memory", [8, 16])

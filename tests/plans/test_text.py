@@ -227,13 +227,14 @@ def test_reasons_come_first() -> None:
 
 
 def test_the_least_budgets() -> None:
+    """Rounded up, as a refusal writes them: what is printed does."""
     least = (
         Least(budget="host memory", least_bytes=3 * GIB, tokens_per_second=700.0),
-        Least(budget="ssd space", least_bytes=12 * GIB, tokens_per_second=1311.0),
+        Least(budget="ssd space", least_bytes=12 * GIB + 1, tokens_per_second=1311.0),
     )
     page = _page(least=least)
-    assert "host memory 3 GiB at most 700 tokens/s" in " ".join(page.split())
-    assert "ssd space 12 GiB at most 1,311 tokens/s" in " ".join(page.split())
+    assert "host memory 3072 MiB at most 700 tokens/s" in " ".join(page.split())
+    assert "ssd space 12.001 GiB at most 1,311 tokens/s" in " ".join(page.split())
 
 
 def test_how_long_the_drive_lasts() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssdplan.executor.store.layout import LONGEST_EXTENT
 from ssdplan.executor.store.striping import Striping
 from ssdplan.executor.store.superblock import MAGIC, Superblock, _checksum
 from ssdplan.executor.store.table import EXTENT, Table
@@ -71,6 +72,14 @@ def test_a_superblock_of_the_first_format_is_none():
 def test_an_extent_that_cannot_be_is_refused(row, why):
     with pytest.raises(StoreError, match=why):
         Table.decode(table((0, 2 * PAGE, 0, 7 * PAGE, 0, 1), row).encode(), STORE_BYTES)
+
+
+def test_an_extent_that_is_longer_than_any_is_refused():
+    """Whoever reads one has room for the longest."""
+    longest = table((0, LONGEST_EXTENT, 0, 0, 0, 1)).encode()
+    assert len(Table.decode(longest, 2 * LONGEST_EXTENT).extents) == 1
+    with pytest.raises(StoreError, match="longer than any"):
+        Table.decode(table((0, LONGEST_EXTENT + PAGE, 0, 0, 0, 1)).encode(), 2 * LONGEST_EXTENT)
 
 
 @pytest.mark.parametrize(

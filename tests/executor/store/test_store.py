@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from ssdplan import native
-from ssdplan.executor.store import Record, Store, check
+from ssdplan.executor.store import Locks, Record, Store, check, discard, inspect, survey
 from ssdplan.executor.store.layout import LONGEST_EXTENT, MOST_KEPT, Layout
 from ssdplan.executor.store.store import required_bytes
-from ssdplan.executor.store.striping import STRIPE_BYTES, Striping
+from ssdplan.executor.store.striping import Striping
 from ssdplan.executor.store.volumes import Staging
+from ssdplan.plans.dealing import STRIPE_BYTES
 from ssdplan.plans.errors import DiskFullError, IoFailure, StoreError, UsageError
 from tests.executor.store.disks import SimulatedDisk
 
@@ -361,6 +362,33 @@ def test_a_full_volume_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(DiskFullError, match="are free"):
         Store.create([tmp_path], one(free // PAGE * 2 * PAGE), PLAN)
     assert not list(tmp_path.iterdir())
+
+
+def test_only_what_was_seen_and_made_is_cleared_away(tmp_path):
+    places = [tmp_path / "a", tmp_path / "b"]
+    Store.create(places, one(MIB), PLAN, durable=True).close()
+    made, linked = tmp_path / "a" / "volume-0.ssdplan", tmp_path / "link"
+    linked.symlink_to(tmp_path / "b" / "volume-1.ssdplan")
+    (lying,) = survey([linked, made])
+    assert lying.paths == (made, linked) and lying.numbers == (0, 1)
+    before = {path: path.read_bytes() for path in lying.paths}
+    locks = Locks()
+    locks.take(linked)
+    with pytest.raises(StoreError, match="in use"):
+        discard(lying, [True, True])
+    locks.close()
+    assert {path: path.read_bytes() for path in lying.paths} == before
+    discard(lying, [True, True])
+    assert not made.exists() and linked.is_symlink()
+    assert [info.superblock and info.superblock.blank for info in inspect([linked])] == [True]
+    (tmp_path / "b" / "volume-1.ssdplan").unlink()
+    for path in lying.paths:
+        path.unlink(missing_ok=True)
+    Store.create(places, one(MIB), PLAN, durable=True).close()
+    others = {path: path.read_bytes() for place in places for path in place.iterdir()}
+    linked.symlink_to(tmp_path / "b" / "volume-1.ssdplan")
+    discard(lying, [True, True])
+    assert {path: path.read_bytes() for path in others} == others, "it is another store by now"
 
 
 def test_a_second_process_is_refused(tmp_path):

@@ -1,0 +1,65 @@
+"""Dealing: how many of a store's stripes each of a machine's volumes gets, once and for all.
+
+Owns that share and what follows from it for room. The store lays its stripes by it, the planner counts on it: a volume
+that is slow at reads holds up those of all, however quickly it writes.
+"""
+
+from collections.abc import Sequence
+
+from .errors import UsageError
+from .profile import Volume
+
+STRIPE_BYTES = 1 << 20
+CYCLE = 16
+"""Stripes of a cycle, at most: a volume's share is a whole number of them."""
+
+
+def bandwidths(volumes: Sequence[Volume]) -> list[float]:
+    """Bytes a second of each volume that reads and writes as much, by turns: stripes are dealt in proportion to it."""
+    return [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in volumes]
+
+
+def deal(bandwidths: Sequence[float]) -> bytes:
+    """Volume numbers in turn, each as often as its share of bandwidth and at least once, in a cycle of the length at
+    which all together are the quickest; one entry when there is one volume. Raises UsageError for more volumes than a
+    cycle has turns."""
+    if len(bandwidths) == 1:
+        return b"\x00"
+    if len(bandwidths) > CYCLE:
+        raise UsageError(f"a store stripes over at most {CYCLE} volumes, not {len(bandwidths)}")
+
+    def pace(dealing: bytes) -> float:
+        """Of all volumes, at which the slowest for its share moves that share."""
+        return min(each * len(dealing) / dealing.count(number) for number, each in enumerate(bandwidths))
+
+    return max((_dealt(bandwidths, turns) for turns in range(CYCLE, len(bandwidths) - 1, -1)), key=pace)
+
+
+def _dealt(bandwidths: Sequence[float], turns: int) -> bytes:
+    """A cycle of so many turns, each given to the volume that is furthest behind its share."""
+    total = sum(bandwidths)
+    given = [0] * len(bandwidths)
+    dealing = []
+    for turn in range(turns):
+        behind = [share * (turn + 1) / total - got for share, got in zip(bandwidths, given, strict=True)]
+        unserved = [number for number, got in enumerate(given) if not got]
+        chosen = max(unserved if len(unserved) >= turns - turn else range(len(given)), key=lambda i: behind[i])
+        given[chosen] += 1
+        dealing.append(chosen)
+    return bytes(dealing)
+
+
+def shares(volumes: Sequence[Volume]) -> list[float]:
+    """The share of a store's bytes that lies on each volume. Errors: as `deal`."""
+    dealing = deal(bandwidths(volumes))
+    return [dealing.count(number) / len(dealing) for number in range(len(volumes))]
+
+
+def room(volumes: Sequence[Volume]) -> int:
+    """Bytes of the largest store that finds room on all volumes at once, which hold it in whole cycles. Errors: as
+    `deal`."""
+    if len(volumes) == 1:
+        return volumes[0].free_bytes
+    dealing = deal(bandwidths(volumes))
+    cycles = min(volume.free_bytes // (dealing.count(number) * STRIPE_BYTES) for number, volume in enumerate(volumes))
+    return cycles * len(dealing) * STRIPE_BYTES
