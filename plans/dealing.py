@@ -5,6 +5,7 @@ that is slow at reads holds up those of all, however quickly it writes.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from .errors import UsageError
 from .profile import Volume
@@ -23,15 +24,21 @@ def deal(bandwidths: Sequence[float]) -> bytes:
     """Volume numbers in turn, each as often as its share of bandwidth and at least once, in a cycle of the length at
     which all together are the quickest; one entry when there is one volume. Raises UsageError for more volumes than a
     cycle has turns."""
-    if len(bandwidths) == 1:
-        return b"\x00"
     if len(bandwidths) > CYCLE:
         raise UsageError(f"a store stripes over at most {CYCLE} volumes, not {len(bandwidths)}")
+    return _quickest(tuple(bandwidths))
+
+
+@lru_cache
+def _quickest(bandwidths: tuple[float, ...]) -> bytes:
+    """A search asks for the same thousands of times."""
 
     def pace(dealing: bytes) -> float:
         """Of all volumes, at which the slowest for its share moves that share."""
         return min(each * len(dealing) / dealing.count(number) for number, each in enumerate(bandwidths))
 
+    if len(bandwidths) == 1:
+        return b"\x00"
     return max((_dealt(bandwidths, turns) for turns in range(CYCLE, len(bandwidths) - 1, -1)), key=pace)
 
 
