@@ -111,7 +111,7 @@ class _Comparison:
         if fixed.schedule != self.fixed.schedule:
             limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=0.0, checkpoint_buffers=0.0)
         for candidate in candidates or self._alike():
-            sketch = fitter.sketch(candidate, [Branch(fixed, limits)])
+            sketch = fitter.glance(candidate, Branch(fixed, limits))
             if sketch is not None:
                 note = "" if candidate == self.candidate else _batch(candidate)
                 return self._sketched(name, fitter, sketch, fits=True, note=note)
@@ -129,7 +129,7 @@ class _Comparison:
     def _endless(self, name: str, candidate: Candidate, fixed: FixedChoices, note: str = "") -> Compared:
         """A way of training with all the memory that it needs."""
         fitter = Fitter(self.model, self.machine, ENDLESS, fixed)
-        sketch = fitter.sketch(candidate, [Branch(fixed, Limits(UNLIMITED))])
+        sketch = fitter.glance(candidate, Branch(fixed, Limits(UNLIMITED)))
         assert sketch is not None, "no limit, and still no placement"
         over = sketch.needs.over(self.budget)
         needs = _needs([f"{format_bytes(sketch.needs.of(room))} of {room}" for room in over])

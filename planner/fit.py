@@ -365,7 +365,7 @@ class Fitter:
 
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
         """About what `solve` would find, by the same attempts on the shortened model alone, each taken as soon as it
-        fits: for a comparison, which nothing runs."""
+        fits."""
         first, *others = branches
         for sketch, _ in self._placements(candidate, first, self.usual, "seconds", self.budget):
             return sketch
@@ -379,6 +379,13 @@ class Fitter:
             for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget):
                 return sketch
         return next((sketch for sketch in lean if not sketch.needs.over(self.budget)), None)
+
+    def glance(self, candidate: Candidate, branch: Branch) -> Sketch | None:
+        """The same without the attempts that find the leanest: for a comparison, which nothing runs."""
+        for pace in (self.usual, self.tight):
+            for sketch, _ in self._placements(candidate, branch, pace, "seconds", self.budget):
+                return sketch
+        return None
 
     def _lean_sketches(self, candidate: Candidate) -> list[Sketch]:
         """About what `leanest` finds, which takes long to build: everything on ssd and prompt. Where there are so few
