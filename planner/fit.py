@@ -367,8 +367,8 @@ class Fitter:
         """About what `solve` would find, by the same attempts on the shortened model alone, each taken as soon as it
         fits."""
         first, *others = branches
-        for sketch, _ in self._placements(candidate, first, self.usual, "seconds", self.budget):
-            return sketch
+        if found := self._first(candidate, first, self.usual, "seconds"):
+            return found
         lean = self._lean_sketches(candidate)
         if all(_in_memory(sketch.needs.over(self.budget)) for sketch in lean):
             return None
@@ -376,16 +376,19 @@ class Fitter:
         for aim in ("seconds", *self._last_resorts(candidate)):
             attempts += [(branch, self.tight, aim) for branch in branches]
         for branch, pace, aim in attempts:
-            for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget):
-                return sketch
+            if found := self._first(candidate, branch, pace, aim):
+                return found
         return next((sketch for sketch in lean if not sketch.needs.over(self.budget)), None)
 
     def glance(self, candidate: Candidate, branch: Branch) -> Sketch | None:
         """The same without the attempts that find the leanest: for a comparison, which nothing runs."""
-        for pace in (self.usual, self.tight):
-            for sketch, _ in self._placements(candidate, branch, pace, "seconds", self.budget):
-                return sketch
-        return None
+        return self._first(candidate, branch, self.usual, "seconds") or self._first(
+            candidate, branch, self.tight, "seconds"
+        )
+
+    def _first(self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim) -> Sketch | None:
+        """The first placement that fits by the estimate."""
+        return next((sketch for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget)), None)
 
     def _lean_sketches(self, candidate: Candidate) -> list[Sketch]:
         """About what `leanest` finds, which takes long to build: everything on ssd and prompt. Where there are so few

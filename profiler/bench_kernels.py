@@ -233,12 +233,12 @@ def measure_quantise(setting: Setting, progress: Progress) -> list[Row]:
         addresses = values.data_ptr(), scales.data_ptr()
         native.dequantize(back.data_ptr(), "fp32", *addresses, count, group=GROUP, threads=threads)
 
-    torch_quantise()
-    quantise()
-    assert torch.equal(values, their_values), "the rivals do not do the same"
-
     def torch_dequantise() -> None:
         between.copy_(theirs).mul_(scale)
+
+    for work in (quantise, torch_quantise, dequantise, torch_dequantise):
+        work()
+    assert torch.equal(values, their_values) and torch.equal(back, passing), "the rivals do not do the same"
 
     contenders: dict[str, Callable[[], object]] = {
         "ours": quantise,
