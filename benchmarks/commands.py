@@ -4,8 +4,11 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 HOUR = 3600.0
 """Seconds that one process may take."""
@@ -27,10 +30,48 @@ def command(*arguments: object) -> None:
 
 def python(module: str, *arguments: object) -> None:
     """Run a module, quietly; what it said is shown when it fails."""
-    call = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR)
-    if done.returncode:
-        sys.exit(f"{' '.join(call)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    output([sys.executable, "-m", module, *map(str, arguments)])
+
+
+def output(call: list[str]) -> str:
+    """What a process wrote to its standard output; all that it said is shown when it fails."""
+    with begun(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        out, err = process.communicate(timeout=HOUR)
+    if process.returncode:
+        sys.exit(f"{' '.join(call)} ended with {process.returncode}:\n{out}{err}")
+    return str(out)
+
+
+@contextmanager
+def begun(call: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process, as Popen takes it, that does not outlive a block which is interrupted or fails."""
+    process = None
+    try:
+        with _told_later():
+            process = subprocess.Popen(call, **options)
+        yield process
+    except BaseException:
+        if process is not None:
+            process.kill()
+            process.wait()
+        raise
+
+
+@contextmanager
+def _told_later() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block, as KeyboardInterrupt.
+
+    Within Popen they would leave a process that is begun and that nobody holds.
+    """
+    told: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: told.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if told:
+        raise KeyboardInterrupt
 
 
 def write_text(path: Path) -> None:

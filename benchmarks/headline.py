@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from commands import end_on_sigterm
+from commands import begun, end_on_sigterm
 from ssdplan.executor.random_model import Shape, write_random_model
 from ssdplan.plans.errors import DiskFullError, InfeasibleError, SsdplanError
 from ssdplan.plans.plan import Plan
@@ -98,13 +98,8 @@ def _ssdplan(folder: Path, *arguments: object) -> int:
     """Run a command in `folder`; returns the most bytes that it had resident. Raises SsdplanError where it fails."""
     command = [sys.executable, "-m", "ssdplan.cli", *map(str, arguments)]
     print("$ ssdplan", *arguments, flush=True)
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    try:
+    with begun(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SsdplanError(f"ssdplan {arguments[0]} ended with {process.returncode}")

@@ -15,7 +15,6 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from commands import HOUR, command, end_on_sigterm, python, write_text
+from commands import command, end_on_sigterm, output, python, write_text
 from ssdplan.executor.device import open_device
 from ssdplan.executor.operations import Memory
 from ssdplan.executor.records import Records
@@ -223,9 +222,8 @@ def saved_and_loaded(folder: Path, nbytes: int) -> tuple[float, float]:
         "print(time.perf_counter() - start)\n"
     )
     call = [sys.executable, "-c", code, str(path), str(nbytes)]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=HOUR, check=True)
+    save, load = map(float, output(call).split())
     path.unlink()
-    save, load = map(float, done.stdout.split())
     return save, load
 
 

@@ -1,5 +1,6 @@
 """The benchmark scripts leave nothing behind when they are told to end."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -30,3 +31,24 @@ def test_a_script_that_is_told_to_end_takes_its_process_and_its_folder_along(tmp
         script.wait()
     assert not list(tmp_path.iterdir())
     assert not [child for child in found if Path("/proc", child).exists()]
+
+
+def test_a_process_does_not_outlive_a_script_that_is_told_to_end_while_it_begins() -> None:
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "import commands\n"
+        "class Begun(subprocess.Popen):\n"
+        "    def __init__(self, *arguments, **options):\n"
+        "        super().__init__(*arguments, **options)\n"
+        "        print(self.pid, flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "subprocess.Popen = Begun\n"
+        "commands.end_on_sigterm()\n"
+        "commands.output([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    )
+    script = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=30)
+    assert "KeyboardInterrupt" in script.stderr
+    child = int(script.stdout)
+    if Path(f"/proc/{child}").exists():
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("its process goes on")
