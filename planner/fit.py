@@ -5,7 +5,7 @@ whole pages): it builds schedules, compares them with the budgets and asks the p
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -25,6 +25,8 @@ from .shortened import ENDS, shortened
 ROUNDS = 5
 SPARE = 0.005
 """A host budget with less than this share unused is used."""
+DOUBTFUL = 2
+"""Estimates that are too much before the leanest is looked at; most of what fits does with the first or the second."""
 CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 """Update chunks are cut so that those on their way take about this share of the host budget."""
 WHOLE = 1e-4
@@ -155,6 +157,8 @@ class Fitter:
         self._built: deque[tuple[Model, Decision, Schedule]] = deque(maxlen=2)
         self.pipelines = Pipelines(model, self.short, self._spilled)
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
+        self._programs: dict[Hashable, ProgramResult | None] = {}
+        self._sketches: dict[tuple[int, _Pace], Sketch] = {}
 
     # Before solving: what the program may use.
 
@@ -203,14 +207,13 @@ class Fitter:
             solved = self._approach(candidate, branch, self.usual, "seconds", self.budget)
             if solved is not None:
                 return solved
+        if not self._hopeless(candidate):
+            for aim in ("seconds", *self._last_resorts(candidate)):
+                for branch in branches:
+                    solved = self._approach(candidate, branch, self.tight, aim, self.budget)
+                    if solved is not None:
+                        return solved
         leanest = self.leanest(candidate)
-        if all(_in_memory(solved.fitted.needs.over(self.budget)) for solved in leanest):
-            return None
-        for aim in ("seconds", *self._last_resorts(candidate)):
-            for branch in branches:
-                solved = self._approach(candidate, branch, self.tight, aim, self.budget)
-                if solved is not None:
-                    return solved
         return next((solved for solved in leanest if not solved.fitted.needs.over(self.budget)), None)
 
     def paced(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[Solved]:
@@ -263,7 +266,7 @@ class Fitter:
         limits = replace(solved.branch.limits, ssd_bytes=None)
         smallest = self._program(candidate, Branch(solved.branch.fixed, limits), "ssd space")
         if smallest is not None and smallest.ssd_bytes < own.ssd:
-            needs = self._estimate(self._decision(candidate, smallest, self.tight))
+            needs = self._sketched(candidate, smallest, self.tight).needs
             if not needs.over(self.budget) and needs.ssd < own.ssd:
                 found["ssd space"] = needs.ssd, smallest.seconds
         return found
@@ -281,7 +284,8 @@ class Fitter:
 
     def _approach(self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim, budget: Needs) -> Solved | None:
         """Of what fits by the estimate the fastest, or for another aim the last: build, compare, and again."""
-        fitting = [(sketch.program, found) for sketch, found in self._placements(candidate, branch, pace, aim, budget)]
+        placements = self._placements(candidate, branch, pace, aim, budget)
+        fitting = [(sketch.program, found) for sketch, found in placements if not sketch.needs.over(budget)]
         if not fitting:
             return None
         best, found = min(fitting, key=lambda each: each[0].seconds) if aim == "seconds" else fitting[-1]
@@ -302,8 +306,8 @@ class Fitter:
     def _placements(
         self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim, budget: Needs
     ) -> Iterator[tuple[Sketch, Branch]]:
-        """What fits by the estimate, and what the program was given: as much as leaves room for the pipeline's buffers,
-        by solving, estimating, and again."""
+        """What the program finds, by the estimate within `budget` or not, and what it was given: as much as leaves room
+        for the pipeline's buffers, by solving, estimating, and again."""
         limits = branch.limits
         if aim == "ssd writes":
             limits = replace(limits, ssd_write_bytes=None)  # as little as can be, so only the exact figure counts
@@ -329,9 +333,8 @@ class Fitter:
             over = sketch.needs.over(budget)
             if "device memory" in over and not _keeps(program):
                 break
-            if not over:
-                fits = True
-                yield sketch, Branch(branch.fixed, limits)
+            fits = fits or not over
+            yield sketch, Branch(branch.fixed, limits)
             spare = budget.host - sketch.needs.host
             if spare < 0:
                 broken = limits.host_bytes
@@ -366,29 +369,33 @@ class Fitter:
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
         """About what `solve` would find, by the same attempts on the shortened model alone, each taken as soon as it
         fits."""
-        first, *others = branches
-        if found := self._first(candidate, first, self.usual, "seconds"):
-            return found
-        lean = self._lean_sketches(candidate)
-        if all(_in_memory(sketch.needs.over(self.budget)) for sketch in lean):
-            return None
-        attempts: list[tuple[Branch, _Pace, Aim]] = [(branch, self.usual, "seconds") for branch in others]
+        tried = 0
+        for branch, pace, aim in self._attempts(candidate, branches):
+            for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget):
+                if not sketch.needs.over(self.budget):
+                    return sketch
+                tried += 1
+                if tried == DOUBTFUL and self._hopeless(candidate):
+                    return None
+        return next((each for each in self._lean_sketches(candidate) if not each.needs.over(self.budget)), None)
+
+    def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, _Pace, Aim]]:
+        """What `solve` tries, one after the other."""
+        yield from ((branch, self.usual, "seconds") for branch in branches)
         for aim in ("seconds", *self._last_resorts(candidate)):
-            attempts += [(branch, self.tight, aim) for branch in branches]
-        for branch, pace, aim in attempts:
-            if found := self._first(candidate, branch, pace, aim):
-                return found
-        return next((sketch for sketch in lean if not sketch.needs.over(self.budget)), None)
+            yield from ((branch, self.tight, aim) for branch in branches)
 
     def glance(self, candidate: Candidate, branch: Branch) -> Sketch | None:
         """The same without the attempts that find the leanest: for a comparison, which nothing runs."""
-        return self._first(candidate, branch, self.usual, "seconds") or self._first(
-            candidate, branch, self.tight, "seconds"
-        )
+        for pace in (self.usual, self.tight):
+            for sketch, _ in self._placements(candidate, branch, pace, "seconds", self.budget):
+                if not sketch.needs.over(self.budget):
+                    return sketch
+        return None
 
-    def _first(self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim) -> Sketch | None:
-        """The first placement that fits by the estimate."""
-        return next((sketch for sketch, _ in self._placements(candidate, branch, pace, aim, self.budget)), None)
+    def _hopeless(self, candidate: Candidate) -> bool:
+        """Whether by the estimate even the leanest takes too much memory."""
+        return all(_in_memory(sketch.needs.over(self.budget)) for sketch in self._lean_sketches(candidate))
 
     def _lean_sketches(self, candidate: Candidate) -> list[Sketch]:
         """About what `leanest` finds, which takes long to build: everything on ssd and prompt. Where there are so few
@@ -416,8 +423,10 @@ class Fitter:
         size = {state.state_class: state.elements * ELEMENT_BYTES[self.model.precision] for state in self.model.states}
         blocks = {self.model.states[index].state_class for layer in self.model.layers[1:-1] for index in layer.states}
         ends = {name: (0.0 if name in blocks else 1.0, 0.0) for name in counts}
-        decision = self._decision(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight)
-        spare = self.budget.device - self._estimate(decision).device
+        spare = (
+            self.budget.device
+            - self._sketched(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight).needs.device
+        )
         most = dict(ends)
         for name in sorted(blocks):
             kept = min(max(spare // size[name], 0), counts[name])
@@ -426,19 +435,23 @@ class Fitter:
         whole = dict.fromkeys(counts, (1.0, 0.0))
         if most != whole and sum(size[name] * counts[name] for name in counts) <= self.budget.device:
             # Where all stay, nothing passes through: what the last of them takes, its buffers give back.
-            decision = self._decision(candidate, self._corner(candidate, 0, 0, 0, whole), self.tight)
-            most = whole if self._estimate(decision).device <= self.budget.device else most
+            needs = self._sketched(candidate, self._corner(candidate, 0, 0, 0, whole), self.tight).needs
+            most = whole if needs.device <= self.budget.device else most
         return [ends] if most == ends else [ends, most]
 
     def _find_leanest(self, candidate: Candidate, kept: Mapping[str, tuple[float, float]] | None) -> Solved:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
-        corners: list[tuple[int, int, tuple[int, int, int, int]]] = []
         delays = (0, 1) if self.fixed.delay_ratio is None else (0,)  # of no effect where it is decided
+        best: tuple[int, int, tuple[int, int, int, int]] | None = None
         for optimizer, parameters, checkpoints, delay in product((0, 1), (0, 1), (0, 1), delays):
             corner = self._corner(few, optimizer, parameters, checkpoints, kept, delay)
-            needs = self._estimate(self._decision(few, corner, self.tight))
-            corners.append((needs.host, needs.ssd, (optimizer, parameters, checkpoints, delay)))
-        optimizer, parameters, checkpoints, delay = min(corners)[2]
+            if best is not None and corner.host_bytes > best[0]:
+                continue  # what stays is too much alone
+            needs = self._sketched(few, corner, self.tight).needs
+            found = needs.host, needs.ssd, (optimizer, parameters, checkpoints, delay)
+            best = found if best is None else min(best, found)
+        assert best is not None
+        optimizer, parameters, checkpoints, delay = best[2]
         program = self._corner(candidate, optimizer, parameters, checkpoints, kept, delay)
         branch = Branch(replace(self.fixed, kept=kept), Limits(program.host_bytes + PAGE))
         return Solved(self._build(candidate, self._decision(candidate, program, self.tight)), program, branch)
@@ -466,15 +479,26 @@ class Fitter:
         return program
 
     def _program(self, candidate: Candidate, branch: Branch, aim: Aim) -> ProgramResult | None:
-        return solve_program(
-            self.model,
-            self.machine,
-            micro_batch_size=candidate.micro_batch_size,
-            micro_batches=candidate.micro_batches,
-            limits=branch.limits,
-            fixed=branch.fixed,
-            aim=aim,
+        """What solves the program, or None; kept, for the paces and the attempts of one candidate begin alike."""
+        kept = branch.fixed.kept
+        key = (
+            candidate,
+            branch.limits,
+            replace(branch.fixed, kept=None),
+            None if kept is None else tuple(kept.items()),
+            aim,
         )
+        if key not in self._programs:
+            self._programs[key] = solve_program(
+                self.model,
+                self.machine,
+                micro_batch_size=candidate.micro_batch_size,
+                micro_batches=candidate.micro_batches,
+                limits=branch.limits,
+                fixed=branch.fixed,
+                aim=aim,
+            )
+        return self._programs[key]
 
     def _decision(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Decision:
         return Decision(
@@ -498,8 +522,12 @@ class Fitter:
         )
 
     def _sketched(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Sketch:
-        decision = self._decision(candidate, program, pace)
-        return Sketch(program, decision, self._estimate(decision))
+        """The estimate of a program that `_program` keeps, which is what tells it from others; kept too."""
+        key = id(program), pace
+        if key not in self._sketches:
+            decision = self._decision(candidate, program, pace)
+            self._sketches[key] = Sketch(program, decision, self._estimate(decision))
+        return self._sketches[key]
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
         """Everything on ssd, but for a fraction of the checkpoints."""

@@ -8,7 +8,7 @@ from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ssdplan.plans.profile import ELEMENT_BYTES, Model, OptimizerStates
 
 from .lexicographic import Linear
-from .traffic import CHECKPOINT_HOST, LayerGroup, Stage, StateVariables, checkpoint_bytes
+from .traffic import CHECKPOINT_HOST, LayerGroup, Stage, checkpoint_bytes, variables_of
 from .traffic import host_bytes as vertical_host_bytes
 from .traffic import ssd_bytes as vertical_ssd_bytes
 
@@ -81,7 +81,7 @@ def _backward(
     for use in group.uses:
         if use.frozen:
             continue
-        names, size = StateVariables(use.state_class), use.elements
+        names, size = variables_of(use.state_class), use.elements
         d2h += GRADIENT_BYTES * size
         if not first or (use.own and use.shared):  # the head has begun the sum of what it shares
             h2d[""] += GRADIENT_BYTES * size
@@ -111,7 +111,7 @@ def _parameters_uploaded(model: Model, group: LayerGroup) -> dict[str, float]:
     """All but those that the device keeps."""
     moved = {"": 0.0}
     for use in group.uses:
-        name, nbytes = StateVariables(use.state_class).device[0], float(ELEMENT_BYTES[model.precision] * use.elements)
+        name, nbytes = variables_of(use.state_class).device[0], float(ELEMENT_BYTES[model.precision] * use.elements)
         moved[""] += nbytes
         moved[name] = moved.get(name, 0.0) - nbytes
     return moved
@@ -120,7 +120,7 @@ def _parameters_uploaded(model: Model, group: LayerGroup) -> dict[str, float]:
 def _parameters_read(model: Model, group: LayerGroup) -> dict[str, float]:
     read: dict[str, float] = {}
     for use in group.uses:
-        name = StateVariables(use.state_class).parameters[1]
+        name = variables_of(use.state_class).parameters[1]
         read[name] = read.get(name, 0.0) + ELEMENT_BYTES[model.precision] * use.elements
     return read
 

@@ -47,12 +47,13 @@ class Highs:
     """A problem in HiGHS, which begins each search where the one before ended."""
 
     def __init__(self, bounds: Ranges, rows: Sequence[Row]) -> None:
-        self._bounds = bounds
         self._columns = {name: number for number, name in enumerate(bounds)}
         self._highs = highspy.Highs()
         self._highs.silent()
         self._highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
         self._infinity = self._highs.getInfinity()
+        self._least = np.array([low for low, _ in bounds.values()])
+        self._most = np.array([self._infinity if high is None else high for _, high in bounds.values()])
         self._highs.passModel(self._program(rows))
 
     def minimise(self, objective: Linear) -> dict[str, float] | None:
@@ -64,8 +65,9 @@ class Highs:
         self._highs.run()
         if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
-        found = self._highs.getSolution().col_value
-        return {name: _clip(at, *self._bounds[name]) for name, at in zip(self._columns, found, strict=True)}
+        # Within bounds, which a solver keeps within its tolerance.
+        found = np.clip(self._highs.getSolution().col_value, self._least, self._most)
+        return dict(zip(self._columns, found.tolist(), strict=True))
 
     def require(self, row: Row) -> None:
         lower, upper, places, factors = self._row(row)
@@ -78,8 +80,7 @@ class Highs:
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = len(self._columns), len(made)
         program.col_cost_ = np.zeros(len(self._columns))
-        program.col_lower_ = np.array([low for low, _ in self._bounds.values()])
-        program.col_upper_ = np.array([self._infinity if high is None else high for _, high in self._bounds.values()])
+        program.col_lower_, program.col_upper_ = self._least, self._most
         program.row_lower_ = np.array([lower for lower, _, _, _ in made])
         program.row_upper_ = np.array([upper for _, upper, _, _ in made])
         matrix = program.a_matrix_
@@ -123,8 +124,3 @@ def minimise(
 def value(terms: Linear, at: Mapping[str, float]) -> float:
     """The value of a linear form at a point."""
     return sum(factor * at[name] if name else factor for name, factor in terms.items())
-
-
-def _clip(number: float, low: float, high: float | None) -> float:
-    """Within bounds, which a solver keeps within its tolerance."""
-    return max(low, number) if high is None else min(max(low, number), high)

@@ -5,34 +5,27 @@ Alpha and all residencies are variables of one program, so it is never worse tha
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
-from operator import not_
+from dataclasses import dataclass
 from typing import Literal
 
 from ssdplan.plans.homes import GRADIENT_BYTES
 from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
+from ssdplan.plans.profile import Machine, Model, OptimizerStates
 
-from . import horizontal
-from . import traffic as vertical
-from .drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
+from .forms import TRAFFIC, Forms, Work, forms_of
 from .lexicographic import Highs, Linear, Problem, Ranges, Row, minimise, value
 from .traffic import (
     ALPHA,
     CHECKPOINT_HOST,
-    LayerGroup,
     Stage,
     StateVariables,
     checkpoint_bytes,
     device_bytes,
     layer_groups,
     total_bytes,
-    without_links,
+    variables_of,
 )
 
-_FORMS = {"vertical": vertical, "horizontal": horizontal}
-"""Schedule -> what its stages move, and what it keeps."""
 Aim = Literal["seconds", "host memory", "ssd space", "ssd writes"]
 DIGITS = 6
 """Decimals of every fraction: finer than any state can be cut, coarser than the noise of a solver."""
@@ -131,7 +124,7 @@ def solve_program(
     one that reads least. `aim` puts another objective before the seconds, to learn the least that a limit could be.
     """
     program = _Program(model, machine, micro_batch_size, micro_batches, limits, fixed)
-    objectives = [program.seconds, program.writes, {ALPHA: 1.0}, program.reads, program.generic]
+    objectives = [program.forms.seconds, program.writes, {ALPHA: 1.0}, program.reads, program.generic]
     if aim != "seconds":
         objectives.insert(0, program.aims[aim])
     found = minimise(program.bounds, program.rows, objectives, solver)
@@ -157,10 +150,10 @@ def program_bound(
 ) -> Bound | None:
     """The optimum of `solve_program`, and about the least delay ratio that reaches it, for a fifth of the work."""
     program = _Program(model, machine, micro_batch_size, micro_batches, limits, fixed)
-    found = minimise(program.bounds, program.rows, [{**program.seconds, ALPHA: NEGLIGIBLE}])
+    found = minimise(program.bounds, program.rows, [{**program.forms.seconds, ALPHA: NEGLIGIBLE}])
     if found is None:
         return None
-    return Bound(program.unit * value(program.seconds, found), round(found[ALPHA], DIGITS))
+    return Bound(program.forms.unit * value(program.forms.seconds, found), round(found[ALPHA], DIGITS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +169,7 @@ class Footprint:
 
 def footprint(model: Model, decision: Decision) -> Footprint:
     """The program's own forms at a decision."""
-    groups, forms = layer_groups(model), _FORMS[decision.schedule]
+    groups, forms = layer_groups(model), TRAFFIC[decision.schedule]
     size, n, states = decision.micro_batch_size, decision.micro_batches, decision.optimizer_states
     at: dict[str, float] = {ALPHA: decision.delay_ratio, CHECKPOINT_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
@@ -199,74 +192,37 @@ def footprint(model: Model, decision: Decision) -> Footprint:
 
 
 class _Program:
-    """Variables, rows and objectives, each scaled to about 1.
-
-    The time of a stage is counted in multiples of what its constant work takes when the device keeps nothing (see
-    `_scale`), a step in multiples of their sum, and bytes in multiples of what there is to move or keep.
-    """
+    """The variables, rows and objectives of one choice and one set of limits."""
 
     def __init__(
         self, model: Model, machine: Machine, micro_batch_size: int, n: int, limits: Limits, fixed: FixedChoices
     ) -> None:
-        self.machine, self.fixed = machine, fixed
-        groups, forms = layer_groups(model), _FORMS[fixed.schedule]
-        turning = [group.role == "block" and group.backward for group in groups]
-        classes = [{use.state_class for use in group.uses} for group in groups]
-        self.turning = set().union(*compress(classes, turning)).difference(*compress(classes, map(not_, turning)))
-        """Classes of blocks' states that run backward, and so can be kept from forward to backward."""
-        self.frozen = frozenset(state.state_class for state in model.states if state.frozen)
+        self.fixed = fixed
         self.keeps = fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory
-        self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
-        every = forms.stages(model, groups, micro_batch_size, n, fixed.optimizer_states)
-        if fixed.unified_memory:
-            every = tuple(without_links(stage) for stage in every)
-        self.stages = every if self.keeps else tuple(_keeping_nothing(stage, self.classes) for stage in every)
-        frontier = combined_frontier(machine.volumes)
-        self.edges = hull_edges(frontier)
-        full = (frontier[0][0], frontier[-1][1])
-        self.io_core_seconds, self.unsummed_core_seconds = (
-            tuple(cores / bandwidth for cores, bandwidth in zip(each(machine.volumes), full, strict=True))
-            for each in (io_cores, unsummed_io_cores)
+        self.forms = forms = forms_of(
+            model,
+            machine,
+            Work(micro_batch_size, n, fixed.schedule, fixed.optimizer_states, fixed.unified_memory, self.keeps),
         )
-        """Of a core, that a byte read and a byte written take; and one of states that an update sums in passing."""
-        self.passing = {variable for name in self.classes for variable in StateVariables(name).optimizer[1::2]}
-        """Of optimizer states on ssd."""
-        self.device_bytes = device_bytes(model, groups)
-        self.host = forms.host_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
-        if fixed.unified_memory:
-            self.host = _sum(self.host, self.device_bytes)
-        self.limited = _with_buffers(self.host, model, limits)
-        self.store_bytes = forms.ssd_bytes(model, groups, micro_batch_size, n, fixed.optimizer_states)
-        self.read_bytes = total_bytes(self.stages, "read")
-        self.write_bytes = total_bytes(self.stages, "write")
-        self.times = [self._times(stage) for stage in self.stages]
-        least = [max(form.get("", 0.0) for _, form in each if set(form) <= {""}) for each in self.times]
-        scales = [_scale([form for _, form in each]) for each in self.times]
-        self.unit = sum(stage.count * seconds for stage, seconds in zip(self.stages, scales, strict=True))
-
+        self.limited = _with_buffers(forms, limits)
         self.bounds: dict[str, tuple[float, float | None]] = {
             ALPHA: (0.0, 1.0) if fixed.delay_ratio is None else (fixed.delay_ratio, fixed.delay_ratio),
             CHECKPOINT_HOST: (0.0, 1.0) if fixed.checkpoints is None else (fixed.checkpoints, fixed.checkpoints),
         }
-        for name in self.classes:
-            names = StateVariables(name)
+        for name in forms.classes:
+            names = variables_of(name)
             anywhere = (*names.optimizer, *names.parameters, *names.gradient)
             self.bounds |= dict.fromkeys(anywhere, (0.0, 1.0)) | (self._kept_bounds(names) if self.keeps else {})
-            if name in self.frozen:
+            if name in forms.frozen:
                 self.bounds |= dict.fromkeys(names.of_updates & self.bounds.keys(), (0.0, 0.0))
-        for number, (seconds, scale) in enumerate(zip(least, scales, strict=True)):
-            self.bounds[_seconds_of(number)] = (seconds / scale, None)
-        self.seconds: Linear = {
-            _seconds_of(number): stage.count * seconds / self.unit
-            for number, (stage, seconds) in enumerate(zip(self.stages, scales, strict=True))
-        }
-        self.writes, self.reads = _relative(self.write_bytes), _relative(self.read_bytes)
+        fractions = list(self.bounds)
+        self.bounds |= {name: (seconds, None) for name, seconds in forms.least_seconds.items()}
+        self.writes, self.reads = _relative(forms.write_bytes), _relative(forms.read_bytes)
         self.aims: dict[Aim, Linear] = {
-            "host memory": _relative(self.host),
-            "ssd space": _relative(self.store_bytes),
+            "host memory": _relative(forms.host_bytes),
+            "ssd space": _relative(forms.store_bytes),
             "ssd writes": self.writes,
         }
-        fractions = [name for name in self.bounds if name not in self.seconds]
         self.generic: Linear = {
             name: (3.0 if name.endswith("ssd") else 0.0 if name.endswith("reclaimed") else 1.0)
             + (number + 1) * _GOLDEN % 1.0
@@ -278,56 +234,18 @@ class _Program:
             *self._splits(),
             *self._kept(),
             *self._residencies(),
-            *self._reclaimed(groups, n * checkpoint_bytes(model, micro_batch_size)),
+            *forms.reclaimed_rows,
             *self._limits(limits),
+            *forms.stage_rows,
         ]
-        for number, (each, seconds) in enumerate(zip(self.times, scales, strict=True)):
-            for _, form in each:
-                if not set(form) <= {""}:  # constant work is in the bounds already
-                    scaled = {name: factor / seconds for name, factor in form.items()}
-                    self.rows.append(Row(scaled | {_seconds_of(number): -1.0}, "<="))
-
-    def _times(self, stage: Stage) -> list[tuple[str, Linear]]:
-        """Resource -> seconds of a stage, as linear forms; the stage takes at least each of them."""
-        machine = self.machine
-        h2d = _scaled(stage.h2d_bytes, 1 / machine.h2d_bandwidth)
-        d2h = _scaled(stage.d2h_bytes, 1 / machine.d2h_bandwidth)
-        rate = update_rate(machine, self.fixed.optimizer_states)
-        updates = {name: factor / rate for name, factor in stage.updates.items() if factor}
-        if machine.checksum_rate is not None:
-            passing = {name: factor for name, factor in stage.read_bytes.items() if name in self.passing}
-            updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
-        times: list[tuple[str, Linear]] = [("compute", {"": stage.compute_seconds}), ("h2d", h2d), ("d2h", d2h)]
-        if machine.compute_shares_cpu:
-            # Compute and updates want every core, a copy wants one.
-            copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
-            moves = zip(
-                (stage.read_bytes, stage.write_bytes), self.io_core_seconds, self.unsummed_core_seconds, strict=True
-            )
-            drives = [
-                {
-                    name: factor * (unsummed if name in self.passing else summed) / machine.cores
-                    for name, factor in moved.items()
-                }
-                for moved, summed, unsummed in moves
-                if summed or unsummed
-            ]
-            times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies, *drives)))
-        elif updates:
-            times.append(("cpu", updates))
-        for a, b in self.edges:
-            form = _sum(_scaled(stage.read_bytes, a), _scaled(stage.write_bytes, b))
-            if form:
-                times.append(("ssd", form))
-        return times
 
     def _splits(self) -> list[Row]:
         rows = []
-        for name in self.classes:
-            names = StateVariables(name)
+        for name in self.forms.classes:
+            names = variables_of(name)
             whole, later = names.device
             there: tuple[dict[str, float], dict[str, float]] = ({whole: 1.0, later: -1.0}, {later: 1.0})
-            if name in self.frozen:
+            if name in self.forms.frozen:
                 anywhere = (*names.parameters[:2], *((whole,) if self.keeps else ()))
                 rows.append(Row(dict.fromkeys(anywhere, 1.0) | {"": -1.0}, "=="))
                 continue
@@ -342,7 +260,7 @@ class _Program:
 
     def _kept_bounds(self, names: StateVariables) -> dict[str, tuple[float, float]]:
         """How much of a class's parameters the device may keep: only blocks have a turn to keep them across."""
-        turns = self.fixed.schedule == "vertical" and names.state_class in self.turning
+        turns = self.fixed.schedule == "vertical" and names.state_class in self.forms.turning
         device, turn = (0.0, 1.0), (0.0, 1.0 if turns else 0.0)
         if self.fixed.kept is not None:
             whole, across = self.fixed.kept.get(names.state_class, (0.0, 0.0))
@@ -357,8 +275,8 @@ class _Program:
         within what they could be, so its optimum is a bound of what any choice can reach.
         """
         rows: list[Row] = []
-        for name in self.classes if self.keeps else ():
-            names = StateVariables(name)
+        for name in self.forms.classes if self.keeps else ():
+            names = variables_of(name)
             (device, later), (turn, saved) = names.device, names.turn
             _, prompt, _, delayed = names.parameters
             if self.fixed.kept is None:
@@ -369,16 +287,16 @@ class _Program:
             else:
                 whole, across = self.fixed.kept.get(name, (0.0, 0.0))
                 share = across / (1.0 - whole) if whole < 1.0 else 0.0
-                if name not in self.frozen:
+                if name not in self.forms.frozen:
                     rows.append(Row({later: 1.0, ALPHA: -whole}, "=="))
                 rows.append(Row({saved: 1.0, prompt: -share, delayed: -share}, "=="))
         return rows
 
     def _residencies(self) -> list[Row]:
         rows = []
-        for name in self.classes:
-            names = StateVariables(name)
-            if self.fixed.optimizer is not None and name not in self.frozen:
+        for name in self.forms.classes:
+            names = variables_of(name)
+            if self.fixed.optimizer is not None and name not in self.forms.frozen:
                 rows.append(Row({names.optimizer[0]: 1.0, names.optimizer[2]: 1.0, "": -self.fixed.optimizer}, "=="))
             if self.fixed.unified_memory:
                 rows.append(Row({names.parameters[0]: 1.0, names.parameters[2]: 1.0}, "=="))
@@ -390,28 +308,14 @@ class _Program:
                 rows.append(Row({host: 1.0, later: 1.0, "": -wanted, **there}, "=="))
         return rows
 
-    def _reclaimed(self, groups: tuple[LayerGroup, ...], checkpoints: int) -> list[Row]:
-        """A layer's delayed gradients take the place of its own resident checkpoints, at most."""
-        rows = []
-        for group in groups:
-            scale = GRADIENT_BYTES * sum(use.elements for use in group.uses if not use.frozen)
-            if not scale:
-                continue
-            terms: dict[str, float] = {CHECKPOINT_HOST: -checkpoints / scale} if group.role == "block" else {}
-            for use in group.uses:
-                reclaimed = StateVariables(use.state_class).gradient[0]
-                terms[reclaimed] = terms.get(reclaimed, 0.0) + GRADIENT_BYTES * use.elements / scale
-            rows.append(Row(terms, "<="))
-        return rows
-
     def _limits(self, limits: Limits) -> list[Row]:
         rows = [_at_most(self.limited, limits.host_bytes)]
         if limits.ssd_bytes is not None:
-            rows.append(_at_most(self.store_bytes, limits.ssd_bytes))
+            rows.append(_at_most(self.forms.store_bytes, limits.ssd_bytes))
         if limits.ssd_write_bytes is not None:
-            rows.append(_at_most(self.write_bytes, limits.ssd_write_bytes))
+            rows.append(_at_most(self.forms.write_bytes, limits.ssd_write_bytes))
         if limits.device_bytes is not None and self.fixed.kept is None:
-            rows.append(_at_most(self.device_bytes, limits.device_bytes))
+            rows.append(_at_most(self.forms.device_bytes, limits.device_bytes))
         return rows
 
     def result(self, found: Mapping[str, float]) -> ProgramResult:
@@ -421,9 +325,9 @@ class _Program:
         )
         exact: dict[str, float] = {ALPHA: alpha, CHECKPOINT_HOST: checkpoints}
         placement, reclaimed = {}, {}
-        for name in self.classes:
-            names = StateVariables(name)
-            frozen = name in self.frozen
+        for name in self.forms.classes:
+            names = variables_of(name)
+            frozen = name in self.forms.frozen
             late = 0.0 if frozen else alpha
             optimizer = (0.0,) * 4 if frozen else _four(found, names.optimizer, alpha, self.fixed.optimizer)
             device, turn = (round(found.get(variable, 0.0), DIGITS) for variable in (names.device[0], names.turn[0]))
@@ -453,23 +357,25 @@ class _Program:
             reclaimed[name] = taken
             exact |= _values(name, placement[name], taken)
         return ProgramResult(
-            seconds=self.unit * value(self.seconds, found),
+            seconds=self.forms.unit * value(self.forms.seconds, found),
             delay_ratio=alpha,
             placement=placement,
             checkpoint_host=checkpoints,
             reclaimed=reclaimed,
-            host_bytes=value(self.host, exact),
+            host_bytes=value(self.forms.host_bytes, exact),
             limited_bytes=value(self.limited, exact),
-            ssd_bytes=value(self.store_bytes, exact),
-            ssd_read_bytes=value(self.read_bytes, exact),
-            ssd_write_bytes=value(self.write_bytes, exact),
-            stages=tuple(_stage_time(stage, each, exact) for stage, each in zip(self.stages, self.times, strict=True)),
+            ssd_bytes=value(self.forms.store_bytes, exact),
+            ssd_read_bytes=value(self.forms.read_bytes, exact),
+            ssd_write_bytes=value(self.forms.write_bytes, exact),
+            stages=tuple(
+                _stage_time(stage, each, exact) for stage, each in zip(self.forms.stages, self.forms.times, strict=True)
+            ),
         )
 
 
 def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[str, float]:
     """The program's variables of a state class at a placement."""
-    names, p = StateVariables(state_class), placement
+    names, p = variables_of(state_class), placement
     optimizer = (p.optimizer_prompt_host, p.optimizer_prompt_ssd, p.optimizer_delayed_host, p.optimizer_delayed_ssd)
     elsewhere = 1.0 - p.parameters_device
     parameters = (
@@ -484,31 +390,12 @@ def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[st
     return dict(zip(names.all(), (*optimizer, *parameters, *gradient, *device, *turn), strict=True))
 
 
-def _keeping_nothing(stage: Stage, classes: tuple[str, ...]) -> Stage:
-    """`stage` without the variables of what the device keeps between uses."""
-    absent = {name for each in map(StateVariables, classes) for name in (*each.device, *each.turn)}
-
-    def without(form: Linear) -> Linear:
-        return {name: factor for name, factor in form.items() if name not in absent}
-
-    return replace(
-        stage,
-        read_bytes=without(stage.read_bytes),
-        write_bytes=without(stage.write_bytes),
-        h2d_bytes=without(stage.h2d_bytes),
-        d2h_bytes=without(stage.d2h_bytes),
-    )
-
-
-def _with_buffers(host: Linear, model: Model, limits: Limits) -> Linear:
+def _with_buffers(forms: Forms, limits: Limits) -> Linear:
     """What stays on host and, by the size of their states, the buffers of what does not."""
-    total = dict(host)
-    largest: dict[str, int] = {}
-    for state in model.states:
-        largest[state.state_class] = max(largest.get(state.state_class, 0), state.elements)
-    for name, elements in largest.items():
-        _, prompt, _, delayed = StateVariables(name).parameters
-        share = limits.parameter_buffers * elements / sum(largest.values())
+    total = dict(forms.host_bytes)
+    for name, elements in forms.largest.items():
+        _, prompt, _, delayed = variables_of(name).parameters
+        share = limits.parameter_buffers * elements / sum(forms.largest.values())
         total |= {prompt: share, delayed: share}
     total[""] = total.get("", 0.0) + limits.checkpoint_buffers
     total[CHECKPOINT_HOST] = total.get(CHECKPOINT_HOST, 0.0) - limits.checkpoint_buffers
@@ -540,12 +427,6 @@ def _four(
     return prompt_host, max(prompt - prompt_host, 0.0), delayed_host, max(alpha - delayed_host, 0.0)
 
 
-def _scale(forms: Sequence[Linear]) -> float:
-    """Seconds that a stage is counted in: its constant work, or where there is none all that it could have to do."""
-    constant = max(form.get("", 0.0) for form in forms)
-    return constant or max(sum(factor for factor in form.values() if factor > 0) for form in forms) or 1.0
-
-
 def _at_most(form: Linear, limit: float) -> Row:
     scale = sum(factor for factor in form.values() if factor > 0)
     return Row(_relative(form) | {"": (form.get("", 0.0) - limit) / scale}, "<=")
@@ -554,19 +435,3 @@ def _at_most(form: Linear, limit: float) -> Row:
 def _relative(form: Linear) -> dict[str, float]:
     scale = sum(factor for factor in form.values() if factor > 0)
     return {name: factor / scale for name, factor in form.items()}
-
-
-def _scaled(form: Linear, factor: float) -> dict[str, float]:
-    return {name: factor * each for name, each in form.items()}
-
-
-def _sum(*forms: Linear) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for form in forms:
-        for name, factor in form.items():
-            total[name] = total.get(name, 0.0) + factor
-    return total
-
-
-def _seconds_of(number: int) -> str:
-    return f"seconds of stage {number}"

@@ -6,6 +6,7 @@ forward stage, states may be tied or frozen, the stack of blocks has ends. It kn
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
@@ -29,46 +30,44 @@ class StateVariables:
     """
 
     state_class: str
-
-    def name(self, what: str) -> str:
-        return f"{self.state_class}: {what}"
-
-    @property
-    def optimizer(self) -> tuple[str, str, str, str]:
-        """Prompt on host, prompt on ssd, delayed on host, delayed on ssd."""
-        return self._four("optimizer")
-
-    @property
-    def parameters(self) -> tuple[str, str, str, str]:
-        return self._four("parameters")
-
-    @property
-    def gradient(self) -> tuple[str, str, str]:
-        """Delayed gradients: in memory reclaimed from consumed checkpoints, in extra host memory, on ssd."""
-        return self.name("gradient reclaimed"), self.name("gradient host"), self.name("gradient ssd")
-
-    @property
-    def device(self) -> tuple[str, str]:
-        """Parameters that stay on the device for the whole run, and the delayed part of these."""
-        return self.name("parameters device"), self.name("parameters device delayed")
-
-    @property
-    def turn(self) -> tuple[str, str]:
-        """Parameters that stay on the device from forward to backward, and what of them would be read from ssd."""
-        return self.name("parameters turn"), self.name("parameters turn ssd")
+    optimizer: tuple[str, str, str, str]
+    """Prompt on host, prompt on ssd, delayed on host, delayed on ssd."""
+    parameters: tuple[str, str, str, str]
+    gradient: tuple[str, str, str]
+    """Delayed gradients: in memory reclaimed from consumed checkpoints, in extra host memory, on ssd."""
+    device: tuple[str, str]
+    """Parameters that stay on the device for the whole run, and the delayed part of these."""
+    turn: tuple[str, str]
+    """Parameters that stay on the device from forward to backward, and what of them would be read from ssd."""
 
     @property
     def of_updates(self) -> frozenset[str]:
         """Those that say where something of an update is, which frozen states have none of."""
         return frozenset((*self.optimizer, *self.parameters[2:], *self.gradient, self.device[1]))
 
-    def _four(self, what: str) -> tuple[str, str, str, str]:
-        sides = ("prompt host", "prompt ssd", "delayed host", "delayed ssd")
-        first, second, third, fourth = (self.name(f"{what} {side}") for side in sides)
-        return first, second, third, fourth
-
     def all(self) -> tuple[str, ...]:
         return (*self.optimizer, *self.parameters, *self.gradient, *self.device, *self.turn)
+
+
+@lru_cache(maxsize=4096)
+def variables_of(state_class: str) -> StateVariables:
+    """The variables of a class, whose names are made once."""
+
+    def name(what: str) -> str:
+        return f"{state_class}: {what}"
+
+    def four(what: str) -> tuple[str, str, str, str]:
+        prompt, delayed = f"{what} prompt", f"{what} delayed"
+        return name(f"{prompt} host"), name(f"{prompt} ssd"), name(f"{delayed} host"), name(f"{delayed} ssd")
+
+    return StateVariables(
+        state_class=state_class,
+        optimizer=four("optimizer"),
+        parameters=four("parameters"),
+        gradient=(name("gradient reclaimed"), name("gradient host"), name("gradient ssd")),
+        device=(name("parameters device"), name("parameters device delayed")),
+        turn=(name("parameters turn"), name("parameters turn ssd")),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ def host_bytes(
     for group in groups:
         for use in group.uses:
             if use.own:
-                names = StateVariables(use.state_class)
+                names = variables_of(use.state_class)
                 size = group.count * use.elements
                 for name in (names.parameters[0], names.parameters[2]):
                     _add(total, name, element * size)
@@ -227,7 +226,7 @@ def ssd_bytes(
     for group in groups:
         for use in group.uses:
             if use.own:
-                names = StateVariables(use.state_class)
+                names = variables_of(use.state_class)
                 size = group.count * use.elements
                 for name in (names.parameters[1], names.parameters[3]):
                     _add(total, name, element * size)
@@ -248,7 +247,7 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...]) -> Linear:
     for group in groups:
         for use in group.uses:
             if use.own:
-                names = StateVariables(use.state_class)
+                names = variables_of(use.state_class)
                 for name in (names.device[0], names.turn[0]):
                     _add(total, name, element * group.count * use.elements)
     return total
@@ -285,7 +284,7 @@ def _forward(
     updates: dict[str, float] = {}
     h2d: dict[str, float] = {"": 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     for use in group.uses:
-        names, size = StateVariables(use.state_class), float(use.elements)
+        names, size = variables_of(use.state_class), float(use.elements)
         _add(read, names.parameters[1], element * size)
         _add(h2d, "", element * size)
         _add(h2d, names.device[0], -element * size)
@@ -293,7 +292,7 @@ def _forward(
     if group.head_share:
         delayed += [(use, group.head_share) for use in head.uses if use.updated]
     for use, share in delayed:
-        names, size = StateVariables(use.state_class), share * use.elements
+        names, size = variables_of(use.state_class), share * use.elements
         _add(read, names.optimizer[3], optimizer_bytes * size)
         _add(read, names.gradient[2], GRADIENT_BYTES * size)
         _add(write, names.optimizer[3], optimizer_bytes * size)
@@ -326,7 +325,7 @@ def _backward(
     h2d: dict[str, float] = {"": float((n - 1) * checkpoint)}  # inter-layer gradients; for the head, its input
     d2h: dict[str, float] = {"": 0.0 if group.lowest else float((n - 1) * checkpoint)}
     for use in group.uses:
-        names, size = StateVariables(use.state_class), use.elements
+        names, size = variables_of(use.state_class), use.elements
         _add(read, names.parameters[1], element * size)
         if group.role != "head" or not use.own:  # the head's own delayed part comes from its update, not from ssd
             _add(read, names.parameters[3], element * size)

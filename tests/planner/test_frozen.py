@@ -13,7 +13,7 @@ from ssdplan.planner.lexicographic import value
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.program import FixedChoices, Limits, footprint, program_bound, solve_program
 from ssdplan.planner.solve import SolveRequest, solve
-from ssdplan.planner.traffic import CHECKPOINT_HOST, StateVariables, layer_groups, stages, total_bytes
+from ssdplan.planner.traffic import CHECKPOINT_HOST, layer_groups, stages, total_bytes, variables_of
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.profile import Machine, Model
@@ -142,7 +142,7 @@ def test_counts_what_the_horizontal_graph_moves_to_the_byte(
     values = {CHECKPOINT_HOST: float(checkpoints)}
     frozen = {state.state_class for state in model.states if state.frozen}
     for name in decision.placement:
-        names = StateVariables(name)
+        names = variables_of(name)
         on_host = 0.0 if name in frozen else float(optimizer)
         on_ssd = 0.0 if name in frozen else float(not optimizer)
         values |= {names.optimizer[0]: on_host, names.optimizer[1]: on_ssd}

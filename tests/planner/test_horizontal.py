@@ -14,7 +14,7 @@ from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.program import FixedChoices, Limits, footprint, program_bound, solve_program
 from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import SolveRequest
-from ssdplan.planner.traffic import CHECKPOINT_HOST, StateVariables, layer_groups, total_bytes
+from ssdplan.planner.traffic import CHECKPOINT_HOST, layer_groups, total_bytes, variables_of
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import Machine, Model
@@ -47,7 +47,7 @@ def test_counts_what_the_graph_moves_to_the_byte(
     stages = horizontal.stages(model, groups, b, n, "fp32")
     at = {CHECKPOINT_HOST: float(checkpoints)}
     for name in decision.placement:
-        names = StateVariables(name)
+        names = variables_of(name)
         at |= {names.optimizer[0]: float(optimizer), names.optimizer[1]: float(not optimizer)}
         at |= {names.parameters[0]: float(parameters), names.parameters[1]: float(not parameters)}
         at |= dict.fromkeys((*names.optimizer[2:], *names.parameters[2:], *names.gradient), 0.0)
