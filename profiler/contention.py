@@ -85,11 +85,11 @@ def measure_contention(
 
             def computed(load: _Load) -> float:
                 """The fraction of its speed that compute keeps."""
-                alone = _median_of(work)
+                alone = _mean_of(work)
                 with bench.moving(load.direction, REQUEST_BYTES, LANES, summed=load.summed) as by_itself:
                     time.sleep(WINDOW_SECONDS)
                 with bench.moving(load.direction, REQUEST_BYTES, LANES, summed=load.summed) as beside:
-                    slowed = _median_of(work)
+                    slowed = _mean_of(work)
                     beside.end(work)
                 kept[load].append(beside.bytes_per_second / by_itself.bytes_per_second)
                 return alone / slowed
@@ -120,17 +120,18 @@ def _in_order(summed: float, unsummed: float) -> tuple[float, float]:
 
 def _cores(computed: Measurement, moved: float, cores: int) -> float:
     """Cores that compute lost, for as much as the drive would have moved had it lost nothing itself."""
-    return min(cores * (1.0 - _fraction(computed.median)) / moved, cores)
+    return min(cores * (1.0 - _fraction(computed.mean)) / moved, cores)
 
 
 def _fraction(kept: float) -> float:
     return min(max(kept, LEAST_KEPT), 1.0)
 
 
-def _median_of(work: Work) -> float:
-    """Seconds of one run of `work`, the median of those that fit into a window."""
+def _mean_of(work: Work) -> float:
+    """Seconds of one run of `work`, over those that fit into a window: a drive that takes of some of them much takes of
+    a step as much as of all of them together."""
     started = time.perf_counter()
     samples = [work()]
     while time.perf_counter() - started < WINDOW_SECONDS:
         samples.append(work())
-    return statistics.median(samples)
+    return statistics.fmean(samples)

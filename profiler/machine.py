@@ -29,7 +29,7 @@ PAUSE_SECONDS = 5e-4
 
 
 def measure_link(device: Device, limits: Limits, progress: Progress) -> tuple[Measurement, Measurement, list[str]]:
-    """Bandwidths to the device and from it, bytes/s, over copies of 8 to 64 MiB; and notes for people."""
+    """Seconds of a byte to the device and from it, over copies of 8 to 64 MiB; and notes for people."""
     arena = device.host_arena(COPY_SIZES[-1])
     try:
         notes = [f"host memory: {arena.note}"] if arena.note else []
@@ -50,15 +50,15 @@ def _measure_copies(
     target.fill_(2)  # memory that was never touched is not there yet
     device.synchronize()
 
-    def bandwidth(copy: Callable[[torch.Tensor, torch.Tensor], None], to: torch.Tensor, source: torch.Tensor) -> float:
+    def of_a_byte(copy: Callable[[torch.Tensor, torch.Tensor], None], to: torch.Tensor, source: torch.Tensor) -> float:
         started = time.perf_counter()
         for nbytes in COPY_SIZES:
             copy(to[:nbytes], source[:nbytes])
-        return sum(COPY_SIZES) / (time.perf_counter() - started)
+        return (time.perf_counter() - started) / sum(COPY_SIZES)
 
     copies = {
-        "h2d": partial(bandwidth, device.copy_h2d, target, host),
-        "d2h": partial(bandwidth, device.copy_d2h, host, target),
+        "h2d": partial(of_a_byte, device.copy_h2d, target, host),
+        "d2h": partial(of_a_byte, device.copy_d2h, host, target),
     }
     figures = repeat(copies, limits, progress, f"copies to and from {device.name}")
     return figures["h2d"], figures["d2h"]
@@ -66,7 +66,7 @@ def _measure_copies(
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """Elements a second of the fused optimizer, as steps call it, with a copy of the weights and the sum of the
+    """Seconds of an element of the fused optimizer, as steps call it, with a copy of the weights and the sum of the
     gradient's squares."""
 
     fp32: Measurement
@@ -78,14 +78,14 @@ class Updates:
     @property
     def checksum_rate(self) -> float | None:
         """Bytes of states a second of which both checksums are taken in passing; None where that took no time."""
-        seconds = 1 / self.summed.median - 1 / self.fp32.median
+        seconds = self.summed.mean - self.fp32.mean
         return OPTIMIZER_BYTES["fp32"] / seconds if seconds > 0 else None
 
 
 def measure_update(
     precision: Precision, threads: int, available_bytes: int, limits: Limits, progress: Progress
 ) -> tuple[Updates, list[str]]:
-    """The rates of updates with a copy of the weights in `precision`, and notes for people."""
+    """The times of updates with a copy of the weights in `precision`, and notes for people."""
     element = ELEMENT_BYTES[precision]
     count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + element))
     count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
@@ -111,7 +111,7 @@ def measure_update(
     }
     ends = [4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK, 12 * UPDATE_CHUNK]
 
-    def rate(states: OptimizerStates, *, summed: bool = False) -> float:
+    def of_an_element(states: OptimizerStates, *, summed: bool = False) -> float:
         each, (exp_avg, exp_avg_sq) = ELEMENT_BYTES[states], moments[states]
         seconds = 0.0
         for first in range(0, count, UPDATE_CHUNK):
@@ -131,14 +131,14 @@ def measure_update(
             else:
                 adamw_statistics(*streams, moment_dtype=states, **settings)
             seconds += time.perf_counter() - started
-        return count / seconds
+        return seconds / count
 
-    rates = {
-        "states in fp32": partial(rate, "fp32"),
-        "states in bf16": partial(rate, "bf16"),
-        "checksums of its states": partial(rate, "fp32", summed=True),
+    updates = {
+        "states in fp32": partial(of_an_element, "fp32"),
+        "states in bf16": partial(of_an_element, "bf16"),
+        "checksums of its states": partial(of_an_element, "fp32", summed=True),
     }
-    figures = repeat(rates, limits, progress, f"optimizer on {threads} threads")
+    figures = repeat(updates, limits, progress, f"optimizer on {threads} threads")
     troubles = {what: figure.trouble() for what, figure in figures.items()}
     notes = [f"optimizer with {what}: {trouble}" for what, trouble in troubles.items() if trouble]
     return Updates(*figures.values()), notes

@@ -6,7 +6,6 @@ more than one layer's states are in memory at any time. It never looks inside a 
 
 import gc
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from ssdplan.native import process
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.plans.profile import LayerClass, Timing
 from ssdplan.plans.rows import row_lengths
-from ssdplan.profiler.measure import Limits, Measurement, Progress, portion, repeat
+from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, portion, repeat
 from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
 
 Result = TypeVar("Result")
@@ -116,8 +115,8 @@ def measure_model(
         forward, backward = (Figure(name, size, direction) for direction in (False, True))
         return Timing(
             micro_batch_size=size,
-            forward_seconds=times[forward].median,
-            backward_seconds=times[backward].median if backward in times else 0.0,
+            forward_seconds=times[forward].mean,
+            backward_seconds=times[backward].mean if backward in times else 0.0,
             forward_cold_seconds=cold[forward],
             backward_cold_seconds=cold.get(backward, 0.0),
             forward_workspace_bytes=spaces[name, size].forward_workspace,
@@ -206,7 +205,7 @@ def _measure_times(
         for backward in bench.directions(layer)
     ]
     times = repeat({f: partial(seconds, f) for f in figures}, limits, progress, "seconds of the layers")
-    return times, {figure: max(statistics.median(each), 0.0) for figure, each in longer.items()}
+    return times, {figure: max(mean_of(each), 0.0) for figure, each in longer.items()}
 
 
 def _trouble(times: Mapping[Figure, Measurement]) -> str | None:

@@ -128,8 +128,8 @@ def profile(
     share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)
     if share >= STEAL_WORTH_A_NOTE:
         notes.append(
-            f"the host gave {share:.0%} of the processors' time to others meanwhile (steal): what it disturbed is left "
-            "out where there was enough else, but steps will be as much slower as they are disturbed"
+            f"the host gave {share:.0%} of the processors' time to others meanwhile (steal): steps will be slower or "
+            "quicker than predicted as they are disturbed more or less"
         )
     return document.Profile(
         schema="ssdplan.profile/1",
@@ -144,10 +144,10 @@ def profile(
             device_memory_bytes=device.memory_bytes(),
             process_bytes=process_bytes,
             compute_shares_cpu=device.kind == "cpu",
-            h2d_bandwidth=h2d.median,
-            d2h_bandwidth=d2h.median,
-            update_rate=updates.fp32.median,
-            update_rate_bf16=updates.bf16.median,
+            h2d_bandwidth=h2d.rate,
+            d2h_bandwidth=d2h.rate,
+            update_rate=updates.fp32.rate,
+            update_rate_bf16=updates.bf16.rate,
             checksum_rate=updates.checksum_rate,
             update_threads=threads,
             compute_threads=torch.get_num_threads(),

@@ -107,7 +107,7 @@ def measure_volume(
     points = []
     for mix, figure in measured.items():
         share = sorted(shares[mix])[len(shares[mix]) // 2]
-        points.append((figure.median * share, figure.median * (1 - share)))
+        points.append((figure.mean * share, figure.mean * (1 - share)))
         if trouble := figure.trouble():
             notes.append(f"{directory}: {mix.name}: {trouble}")
     if not uring:

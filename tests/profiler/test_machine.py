@@ -125,7 +125,7 @@ def test_bandwidths_of_a_link_that_are_known(monkeypatch) -> None:
     monkeypatch.setattr("ssdplan.profiler.machine.time", clock)
     device = MadeDevice(h2d=2e9, d2h=4e9, sleep=clock.sleep)
     h2d, d2h, notes = measure_link(device, Limits(seconds=1.5), silent)
-    assert h2d.median == pytest.approx(2e9) and d2h.median == pytest.approx(4e9)
+    assert h2d.rate == pytest.approx(2e9) and d2h.rate == pytest.approx(4e9)
     assert len(device.released) == 1
     assert not [note for note in notes if "host memory" in note]
 
@@ -165,12 +165,12 @@ def test_the_rate_of_updates_is_that_of_the_kernel(precision: str, states: Optim
     before = median(rate() for _ in range(10))
     figures, _ = measure_update(precision, 1, 4 * GIB, Limits(seconds=1.6), silent)  # type: ignore[arg-type]
     after = median(rate() for _ in range(10))
-    assert min(before, after) / 3 < getattr(figures, states).median < max(before, after) * 3
+    assert min(before, after) / 3 < getattr(figures, states).rate < max(before, after) * 3
 
 
 def test_what_checksums_take_in_passing_is_the_difference() -> None:
-    def figure(median: float) -> Measurement:
-        return Measurement(median, 0.0, 9, stable=True)
+    def figure(rate: float) -> Measurement:
+        return Measurement(1 / rate, 0.0, 9, stable=True)
 
     assert Updates(figure(1e9), figure(2e9), figure(0.5e9)).checksum_rate == pytest.approx(12e9)
     assert Updates(figure(1e9), figure(2e9), figure(1e9)).checksum_rate is None
@@ -179,4 +179,4 @@ def test_what_checksums_take_in_passing_is_the_difference() -> None:
 
 def test_little_memory_is_enough_for_the_rate_of_updates() -> None:
     figures, _ = measure_update("bf16", 1, 100 << 20, Limits(seconds=0.2), silent)
-    assert all(figure.median > 1e6 for figure in (figures.fp32, figures.bf16, figures.summed))
+    assert all(figure.rate > 1e6 for figure in (figures.fp32, figures.bf16, figures.summed))
