@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
-from ssdplan.plans.plan import Prediction
+from ssdplan.plans.plan import Plan
 
 Line = Mapping[str, Any]
 """A line of metrics.jsonl: `step`, and numbers by name; None is a number that is not finite."""
@@ -223,13 +223,18 @@ class Compared:
         return (self.measured - self.predicted) / self.predicted if self.predicted else float("inf")
 
 
-def compare(prediction: Prediction, steady: list[StepMetrics], arenas: dict[str, int]) -> list[Compared]:
-    """Each predicted figure beside the median of the steady steps; `arenas` are the bytes in use, by tier."""
+def compare(plan: Plan, steady: list[StepMetrics], arenas: dict[str, int], *, full_rows: bool) -> list[Compared]:
+    """Each predicted figure beside the median of the steady steps; `arenas` are the bytes in use, by tier. What the
+    plan predicts of the process is for rows of any length; where all are full (`full_rows`), it is less."""
+    prediction = plan.prediction
     if not steady:
         return []
     seconds = statistics.median(metrics.step_seconds for metrics in steady)
     process = max(m.process_peak_bytes for m in steady)
     in_process = prediction.peak_process_bytes
+    if in_process is not None and full_rows:
+        model, size = plan.model, plan.decision.micro_batch_size
+        in_process -= model.kernel_bytes(size) - model.kernel_bytes(size, full_rows=True)
     return [
         Compared("step_seconds", "s", prediction.step_seconds, seconds),
         Compared(

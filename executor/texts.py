@@ -75,6 +75,11 @@ class Texts:
         )
 
     @property
+    def full_rows(self) -> bool:
+        """Whether no micro-batch, of training or held-out text, has rows shorter than the sequence length."""
+        return self._training.full_rows and (self._held_out is None or self._held_out.full_rows)
+
+    @property
     def evaluated(self) -> bool:
         """Whether there is held-out text."""
         return self._held_out is not None

@@ -166,7 +166,7 @@ def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: i
     """Trace, report and model of a run whose steps are done."""
     session, measured, history = loop.session, loop.measured, loop.history
     touched = {tier: session.memory.touched[tier] for tier in ("host", "device")}
-    compared = compare(loop.plan.prediction, measured, touched)
+    compared = compare(loop.plan, measured, touched, full_rows=loop.texts.full_rows)
     if loop.timeline:  # else the trace is there, if the run came so far before it was stopped
         name = f"ssdplan run, step {loop.recipe.steps} as measured"
         write_trace(loop.timeline, session.schedule, run.path / "trace.json", name=name)

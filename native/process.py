@@ -127,6 +127,12 @@ def give_back() -> None:
         trim(0)
 
 
+def kept_bytes() -> int:
+    """What is resident when the heap's free pages are returned."""
+    give_back()
+    return resident_bytes()
+
+
 def _status(name: str) -> int:
     return int(dict(read_fields(Path("/proc/self/status")))[name].split()[0]) << 10
 

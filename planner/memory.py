@@ -22,9 +22,10 @@ HEAP_BYTES, HEAP_DOUBLED_BYTES = 60 << 20, 8 << 20
 each doubling of the micro-batches, which follow each other through one layer, where no profile says. A model of 134M
 parameters took 15, 36 and 53 MiB with 1, 4 and 16 of them, one of 34M took 58 with 2; and a run differs from the next
 by ten."""
-WARMING_BYTES, WARMING_DOUBLED_BYTES = 8 << 20, 4 << 20
+WARMING_BYTES, WARMING_DOUBLED_BYTES = 16 << 20, 4 << 20
 """The same beside what a profile found the process to grow by: holes change from step to step, so the most of many
-steps is more than that of a few. Models of 134M and of 551M parameters, whose holes were 12 and 24 MiB in profiles,
+steps is more than that of a few; and a piece of the logits, 16 MiB for 256 tokens and 32,000 words, finds such a hole
+in one process and not in the next. Models of 134M and of 551M parameters, whose holes were 12 and 24 MiB in profiles,
 took 6 to 18 and 13 to 20 MiB with 1 to 8 micro-batches."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
@@ -125,16 +126,17 @@ def kept_bytes(schedule: Schedule) -> int:
     return OP_BYTES * sum(len(schedule.emitted(name)) for name in names)
 
 
-def process_peak_bytes(peaks: Peaks, machine: Machine, micro_batches: int) -> int:
-    """Resident memory of the process that runs a schedule, as the kernel counts it; a device in DRAM is a part of it.
-    Loading is over before the first compute."""
+def process_peak_bytes(peaks: Peaks, model: Model, machine: Machine, decision: Decision) -> int:
+    """Resident memory of the process that runs a schedule on rows of any length, as the kernel counts it; a device in
+    DRAM is a part of it. Loading is over before the first compute."""
     base = PROCESS_BYTES[machine.device] if machine.process_bytes is None else machine.process_bytes
+    kernels = model.kernel_bytes(decision.micro_batch_size)
     arena, compute = (peaks.device_arena, peaks.device - peaks.device_arena) if machine.device == "cpu" else (0, 0)
-    doublings = (micro_batches - 1).bit_length()
+    doublings = (decision.micro_batches - 1).bit_length()
     heap = HEAP_BYTES + HEAP_DOUBLED_BYTES * doublings
     if peaks.holes is not None:
         heap = peaks.holes + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
-    return base + peaks.host + arena + max(peaks.loading, peaks.kept + compute + heap)
+    return base + peaks.host + arena + max(peaks.loading, peaks.kept + kernels + compute + heap)
 
 
 def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: OptimizerStates) -> int:

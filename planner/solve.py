@@ -576,7 +576,7 @@ def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Predictio
         peak_device_bytes=fitted.peaks.device,
         host_arena_bytes=fitted.peaks.host_arena,
         device_arena_bytes=fitted.peaks.device_arena,
-        peak_process_bytes=process_peak_bytes(fitted.peaks, machine, fitted.decision.micro_batches),
+        peak_process_bytes=process_peak_bytes(fitted.peaks, model, machine, fitted.decision),
         ssd_bytes=fitted.peaks.ssd,
         ssd_read_bytes=traffic["read"],
         ssd_write_bytes=traffic["write"],

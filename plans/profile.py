@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Index, Name, Part, Positive, Seconds
+from .rows import row_lengths
 
 Precision = Literal["bf16", "fp16", "fp32"]
 ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -75,7 +76,8 @@ class Machine(Part):
     """For the emulated device, a share of DRAM."""
     process_bytes: Bytes | None = None
     """What a process of ours takes, as the kernel counts it, before a plan's first byte: Python, torch and its
-    libraries, the opened model, what kernels keep once they ran. None: nobody measured it."""
+    libraries, the opened model, what these keep once its layers ran, without the model's `kernels`. None: nobody
+    measured it."""
     compute_shares_cpu: bool
     """True when compute, updates and link copies run on the same cores (no GPU)."""
     h2d_bandwidth: Positive
@@ -161,6 +163,13 @@ class LayerClass(Part):
     timings: tuple[Timing, ...] = Field(min_length=1)
 
 
+class Kernels(Part):
+    """What libraries keep, whatever becomes of the tensors, once layers ran on micro-batches of so many tokens."""
+
+    tokens: Count
+    kept_bytes: Bytes
+
+
 class Model(Part):
     """The model as the planner sees it: layers, states and what each class costs."""
 
@@ -189,6 +198,8 @@ class Model(Part):
     """What estimated workspaces were raised by for the allocator's fragmentation; measured ones have it in them."""
     freeze: tuple[str, ...] = ()
     """The patterns of parameter names that froze its frozen states; a run opens the model by them."""
+    kernels: tuple[Kernels, ...] = ()
+    """For every number of tokens that a micro-batch can have, as far as a process keeps anything for it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -229,6 +240,13 @@ class Model(Part):
     def first_trained(self) -> int:
         """The lowest layer that trains anything. No gradient is wanted below it, so no layer there runs backward."""
         return next(index for index in range(len(self.layers)) if self.trained(index))
+
+    def kernel_bytes(self, micro_batch_size: int, *, full_rows: bool = False) -> int:
+        """What a run on such micro-batches keeps of `kernels`; with `full_rows` it meets no row that is shorter than
+        the sequence length."""
+        lengths = (self.sequence_length,) if full_rows else row_lengths(self.sequence_length)
+        met = {micro_batch_size * length for length in lengths}
+        return sum(kernels.kept_bytes for kernels in self.kernels if kernels.tokens in met)
 
     def timing(self, layer_class: str, micro_batch_size: int) -> Timing:
         """The measurement of a class at a micro-batch size. Raises KeyError when it was not measured."""

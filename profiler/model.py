@@ -7,9 +7,11 @@ more than one layer's states are in memory at any time. It never looks inside a 
 import gc
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ssdplan.native import process
 from ssdplan.plans.errors import MemoryBudgetError
-from ssdplan.plans.profile import LayerClass, Timing
+from ssdplan.plans.profile import Kernels, LayerClass, Timing
 from ssdplan.plans.rows import row_lengths
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, portion, repeat
 from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
@@ -44,6 +46,8 @@ class ModelCosts:
     classes: tuple[LayerClass, ...]
     context_bytes: dict[int, int]
     notes: list[str]
+    kernels: tuple[Kernels, ...]
+    """By tokens, what libraries keep; not of the first tokens that ran, with which everything else began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class Space:
     backward_workspace: int
     saved_activations: int
     process_growth: int | None
+    kernels: dict[int, int]
+    """Tokens -> what the process keeps since the layer ran on so many."""
 
 
 def measure_model(
@@ -129,7 +135,16 @@ def measure_model(
         classes=tuple(LayerClass(name=name, timings=tuple(timing(name, size) for size in fitting)) for name in classes),
         context_bytes={size: context[size] for size in fitting},
         notes=notes,
+        kernels=_kernels(list(spaces.values()), sizes[0] * sequence_length),
     )
+
+
+def _kernels(spaces: Sequence[Space], first: int) -> tuple[Kernels, ...]:
+    """What all classes together keep for each number of tokens but the `first`."""
+    kept: Counter[int] = Counter()
+    for space in spaces:
+        kept.update(space.kernels)
+    return tuple(Kernels(tokens=tokens, kept_bytes=kept[tokens]) for tokens in sorted(kept) if tokens != first)
 
 
 def _representatives(model: Model) -> dict[str, int]:
@@ -239,6 +254,7 @@ class _Bench:
         self._weights = weights
         self._device = device
         self._sizes = list(sizes)
+        self._length = sequence_length
         tokens = [torch.Generator().manual_seed(size) for size in sizes]
         self._ids = [
             torch.randint(model.vocab_size, (size, sequence_length), generator=generator)
@@ -365,6 +381,7 @@ class _Bench:
         """The most that the loaded layer takes for a micro-batch with a mask, beyond weights, gradients and inter-layer
         arrays."""
         found = []
+        kept = [process.kept_bytes()]
         for kind in range(1, 3 if self._shares else 2):
             micro_batch = kind * len(self._sizes) + self._sizes.index(size)
             _, forward = self._device.peak_bytes(partial(self.forward, layer, micro_batch))
@@ -374,11 +391,17 @@ class _Bench:
                     partial(saved_activation_bytes, partial(self.backward, layer, micro_batch))
                 )
             found.append((forward, backward, saved))
+        kept.append(process.kept_bytes())
         for micro_batch in self._shorter[size]:  # what kernels keep for each length is there before growth begins
             (self.backward if True in self.directions(layer) else self.forward)(layer, micro_batch)
+            kept.append(process.kept_bytes())
+        lengths = [self._length, *row_lengths(self._length)[:-1]]
+        grown = [max(after - before, 0) for before, after in pairwise(kept)]
+        own = self._device.kind == "cpu"
+        kernels = {size * length: nbytes for length, nbytes in zip(lengths, grown, strict=True)} if own else {}
         growth = self._process_growth(layer, len(self._sizes) + self._sizes.index(size))
         forward, backward, saved = (max(figures) for figures in zip(*found, strict=True))
-        return Space(forward, backward, saved, growth)
+        return Space(forward, backward, saved, growth, kernels)
 
     def _process_growth(self, layer: int, micro_batch: int) -> int | None:
         """What the process grows by while micro-batches follow each other through the layer; only where they compute

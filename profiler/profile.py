@@ -124,7 +124,7 @@ def profile(
         progress=portion(progress, 0.4, 0.9),
         beside=beside_compute if device.kind == "cpu" else None,
     )
-    process_bytes = _process_bytes()
+    process_bytes = _process_bytes() - sum(kernels.kept_bytes for kernels in costs.kernels)
     share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)
     if share >= STEAL_WORTH_A_NOTE:
         notes.append(
@@ -175,6 +175,7 @@ def profile(
             classes=costs.classes,
             head_chunk_tokens=chunk,
             freeze=model.freeze,
+            kernels=costs.kernels,
         ),
         notes=tuple(notes + costs.notes),
     )
@@ -184,8 +185,7 @@ def _process_bytes() -> int:
     """What is resident when all that was measured is gone: every layer has run on rows of every length that a run has,
     so what kernels keep for them is there."""
     gc.collect()
-    process.give_back()
-    return process.resident_bytes()
+    return process.kept_bytes()
 
 
 def state_classes(model: Model) -> list[str]:

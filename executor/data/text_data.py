@@ -91,8 +91,8 @@ class TextData:
     cutting); `cut` samples that are longer than a row (no text, when packed); `left_out` those of which no token is to
     be learnt within a row; `row_tokens_used` is the share of rows of full length that samples fill. `held_out` is the
     same of what `hold_out` keeps from training, None without. `has_borders` says whether a row may hold several
-    samples. The tokens are kept in the directory `cache`, or in an unnamed temporary file. `progress` is called with
-    the bytes done and in all.
+    samples, `full_rows` whether none is ever shorter than `sequence_length`. The tokens are kept in the directory
+    `cache`, or in an unnamed temporary file. `progress` is called with the bytes done and in all.
 
     Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the tokenizer has ids that a model
     of `vocab_size` lacks, DiskFullError when the cache does not fit.
@@ -189,7 +189,8 @@ class TextData:
         starts, stops = self._bounds if chosen is None else (bound[chosen] for bound in self._bounds)
         self.documents = len(starts)
         self.tokens = int((stops - starts).sum())
-        if self.pack and self.format == "text":
+        self.full_rows = self.pack and self.format == "text"
+        if self.full_rows:
             self.cut = self.left_out = self._lost = 0
             self.row_tokens_used = 1.0
             self._rows: Rows = EndToEnd(starts, stops, self.sequence_length)

@@ -12,7 +12,8 @@ from ssdplan.planner.program import footprint
 from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.profile import Machine, Model, Timing
+from ssdplan.plans.profile import Kernels, Machine, Model, Timing
+from ssdplan.plans.rows import row_lengths
 from tests.planner.machines import machines, models
 from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
@@ -186,3 +187,25 @@ def test_the_program_is_a_lower_bound_of_what_is_simulated(
     prediction = planned(profile, request).prediction
     # A step that waits for the drive in one stage may hide behind neighbours that compute: a percent.
     assert prediction.step_seconds >= 0.99 * prediction.program_seconds
+
+
+def test_a_process_keeps_kernels_for_the_lengths_that_its_rows_may_have() -> None:
+    """For a quarter, a half and the whole of the sequence length, at its own micro-batch size and no other's."""
+    profile = small()
+    length = profile.model.sequence_length
+    assert row_lengths(length) == (length // 4, length // 2, length)
+
+    def predicted(size: int, *kernels: tuple[int, int]) -> tuple[int, Model]:
+        kept = tuple(Kernels(tokens=tokens, kept_bytes=nbytes) for tokens, nbytes in kernels)
+        seen = profile.model_copy(update={"model": profile.model.model_copy(update={"kernels": kept})})
+        request = SolveRequest(16 * MIB, micro_batch_size=size, micro_batches=2, unified_memory=True)
+        plan = planned(seen, request)
+        assert plan.prediction.peak_process_bytes is not None
+        return plan.prediction.peak_process_bytes, plan.model
+
+    kernels = ((length // 4, 1), (length // 2, 10), (length, 100), (2 * length, 1000), (length + 1, 10_000))
+    for size, all_rows, full_rows in ((1, 111, 100), (2, 1110, 1000)):
+        without, _ = predicted(size)
+        process, model = predicted(size, *kernels)
+        assert process - without == all_rows == model.kernel_bytes(size)
+        assert model.kernel_bytes(size, full_rows=True) == full_rows

@@ -162,6 +162,38 @@ def test_the_process_grows_by_what_micro_batches_leave() -> None:
             assert growth == pytest.approx(6 * 4 << 20, abs=1 << 20)
 
 
+def kept_kernels() -> dict[int, int]:
+    """What profiling says of made layers that keep 4 MiB for each number of tokens that they meet; the embedding meets
+    all of them before anything is measured."""
+    held: dict[tuple[int, int], torch.Tensor] = {}
+
+    class Keeping(MadeLayers):
+        def backward(self, layer: int, micro_batch: int, *arguments: Any) -> None:
+            tokens = self.micro_batches[micro_batch].input_ids.numel()
+            if layer and (layer, tokens) not in held:
+                held[layer, tokens] = torch.ones(1 << 20)
+            super().backward(layer, micro_batch, *arguments)
+
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ssdplan.profiler.model.ELSEWHERE_BYTES", 1 << 16)
+        layers = Keeping()
+        costs = measure_model(
+            layers.model, layers, MadeMicroBatch, MadeWeights(), MadeDevice(),
+            sequence_length=4 * LENGTH, micro_batch_sizes=(3, 1), limits=Limits(seconds=0.01), progress=silent,
+        )  # fmt: skip
+    return {kernels.tokens: kernels.kept_bytes for kernels in costs.kernels}
+
+
+def test_what_is_kept_for_each_number_of_tokens_is_told_apart() -> None:
+    """By three classes, and but for what ran first: one row of 64 tokens, with which everything else began."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        kept = fresh.submit(kept_kernels).result(timeout=120)
+    assert set(kept) == {16, 32, 3 * 16, 3 * 32, 3 * 64}
+    for nbytes in kept.values():
+        assert nbytes == pytest.approx(3 * 4 << 20, abs=1 << 20)
+
+
 def test_every_class_is_measured_with_one_of_its_layers(measured: Measured) -> None:
     calls = measured.layers.calls
     assert {layer for _, layer, _ in calls} == {0, 1, 2, 4}, "block.2 is of the class of block.0"
@@ -218,6 +250,7 @@ def test_weights_reach_a_device_of_its_own_memory() -> None:
     )  # MadeLayers checks that its weights are there
     assert device.copies == len(weights.reads)
     assert {timing.process_growth_bytes for entry in costs.classes for timing in entry.timings} == {None}, "not its own"
+    assert costs.kernels == ()
 
 
 def test_want_of_time_is_noted_once() -> None:

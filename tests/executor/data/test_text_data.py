@@ -241,6 +241,20 @@ def test_micro_batches_have_one_of_few_lengths(tmp_path: Path, tokenizer: Any) -
             assert (batch.labels[batch.attention_mask == 0] == -100).all()
 
 
+def test_only_packed_texts_are_sure_to_fill_their_rows(tmp_path: Path, tokenizer: Any) -> None:
+    texts = ["ab " * count for count in range(1, 70, 7)]
+    path = write_rows(tmp_path / "a.jsonl", texts)
+    asked = [json.dumps({"prompt": f"a {number}", "completion": "a b"}) for number in range(8)]
+    (tmp_path / "b.jsonl").write_text("\n".join(asked))
+    for file, pack, full in ((path, True, True), (path, False, False), (tmp_path / "b.jsonl", True, False)):
+        hold_out = HoldOut(samples=4)
+        samples = TextData(file, tokenizer, sequence_length=200, pack=pack, hold_out=hold_out)
+        assert samples.held_out is not None
+        assert samples.full_rows == samples.held_out.full_rows == full
+        lengths = {batch.input_ids.shape[1] for part in (samples, samples.held_out) for [batch] in part.eval_batches(1)}
+        assert (lengths == {200}) == full, "these rows are of several lengths, or of one"
+
+
 def test_a_padding_token_in_the_text_still_counts(tmp_path: Path, tokenizer: Any) -> None:
     """The end of a sequence is often the padding token too: what tells them apart is their place, not their id."""
     tokenizer.pad_token = tokenizer.eos_token
