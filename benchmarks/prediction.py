@@ -3,7 +3,8 @@
 For each configuration it profiles, solves from that profile and runs a few steps at once, so that every prediction was
 made before its run, on a profile of the same minutes: the drive of a shared machine does not keep its pace for longer.
 Afterwards it profiles again and lets the same plan be predicted from that: how far the two predictions lie apart is the
-machine's doing, and what is wrong by more than that is ours.
+machine's doing, and what is wrong by more than that is ours. The simulator alone is judged by one traced step: what it
+gives the plan with the figures that this very step shows, as a run's calibration finds them.
 The limit of a step is what cannot be hidden: compute and update seconds together (they share the cores) as measured in
 that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is longer. Only the commands of
 ssdplan do the work; what it writes lies in one folder, which goes when it ends.
@@ -21,8 +22,10 @@ from pathlib import Path
 
 from commands import command, end_on_sigterm, python, write_text
 from ssdplan.planner.drive import combined_frontier, hull_edges
+from ssdplan.planner.replan import Replanner
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.calibration import corrected, slowdowns
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.schedule import Transfer
@@ -61,6 +64,10 @@ class Row:
     measured_seconds: float
     afterwards_seconds: float
     """What a profile made after the run predicts of the same plan."""
+    traced_seconds: float
+    """Of the step that the run traced."""
+    own_seconds: float
+    """What the simulator gives the plan with the figures of that very step, as a run's calibration finds them."""
     limit_seconds: float
     limited_by: str
     host_predicted: float
@@ -80,9 +87,17 @@ class Row:
         return max(low / self.measured_seconds - 1, self.measured_seconds / high - 1, 0.0)
 
     @property
+    def model_error(self) -> float:
+        """Of the simulator alone: what is left when the machine is exactly as its figures say."""
+        return self.traced_seconds / self.own_seconds - 1
+
+    @property
     def over_limit(self) -> float:
         return self.measured_seconds / self.limit_seconds
 
+
+FIGURES = ("error", "beyond", "model_error", "over_limit")
+"""Of a row, what its file has beside what was seen."""
 
 SHAPES = {"small": Shape(768, 12, 256), "medium": Shape(1536, 16, 128), "tiny": Shape(128, 4, 64)}
 CASES = (
@@ -124,9 +139,11 @@ def main() -> None:
     print(f"error of step seconds: median {statistics.median(errors):.1%}, worst {max(errors):.1%}")
     beyond = [row.beyond for row in rows]
     print(f"beyond both predictions: median {statistics.median(beyond):.1%}, worst {max(beyond):.1%}")
+    alone = [abs(row.model_error) for row in rows]
+    print(f"error by a step's own figures: median {statistics.median(alone):.1%}, worst {max(alone):.1%}")
     print(f"over the limit: worst {max(row.over_limit for row in rows):.2f}")
     if given.json:
-        each = [asdict(row) | {"error": row.error, "beyond": row.beyond, "over_limit": row.over_limit} for row in rows]
+        each = [asdict(row) | {name: getattr(row, name) for name in FIGURES} for row in rows]
         given.json.write_text(json.dumps(each, indent=1) + "\n")
 
 
@@ -168,6 +185,8 @@ class Bench:
             predicted_seconds=figures["step_seconds"]["predicted"],
             measured_seconds=figures["step_seconds"]["measured"],
             afterwards_seconds=afterwards.seconds,
+            traced_seconds=timeline.seconds,
+            own_seconds=own_seconds(plan, timeline),
             limit_seconds=seconds * figures["step_seconds"]["measured"] / timeline.seconds,
             limited_by=by,
             host_predicted=host["predicted"],
@@ -176,6 +195,13 @@ class Bench:
             ssd_measured=sum(row["measured"] for row in ssd),
             tokens_per_second=figures["tokens_per_second"]["measured"],
         )
+
+
+def own_seconds(plan: Plan, timeline: Timeline) -> float:
+    """What a step of the plan takes by the simulator with the figures that one measured step shows."""
+    advisor = Replanner(plan)
+    slower = slowdowns([timeline], advisor.expectation(timeline.graph))
+    return advisor.step_seconds(timeline.graph, *corrected(plan.machine, plan.model, slower))
 
 
 def limit(plan: Plan, timeline: Timeline) -> tuple[float, str]:
@@ -195,6 +221,7 @@ def line(row: Row) -> str:
     return (
         f"{row.case:38}  predicted {row.predicted_seconds:6.2f} s, afterwards {row.afterwards_seconds:6.2f} s  "
         f"measured {row.measured_seconds:6.2f} s ({row.error:+.1%}, {row.beyond:.1%} beyond both)  "
+        f"by its own figures {row.model_error:+.1%}  "
         f"limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
         f"host {row.host_predicted / gib:.3f} / {row.host_measured / gib:.3f} GiB  "
         f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_measured / max(row.ssd_predicted, 1) - 1:+.2%})  "

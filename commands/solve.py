@@ -13,7 +13,7 @@ from ssdplan.plans.progress import ProgressLine
 from . import options as of
 
 if TYPE_CHECKING:
-    from ssdplan.planner.solve import SolveRequest
+    from ssdplan.planner.request import SolveRequest
     from ssdplan.planner.whatif import WhatIf
 
 
@@ -98,7 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    from ssdplan.planner.solve import SolveRequest
+    from ssdplan.planner.request import SolveRequest
     from ssdplan.planner.whatif import WhatIf, estimate
 
     if options.sweep is None and options.plots is not None:

@@ -14,7 +14,8 @@ from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
 
-from .solve import SolveRequest, solve
+from .request import SolveRequest
+from .solve import solve
 
 
 def request_of(plan: Plan) -> SolveRequest:

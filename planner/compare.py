@@ -16,8 +16,9 @@ from ssdplan.plans.profile import ELEMENT_BYTES
 from ssdplan.plans.units import format_bytes
 
 from .baseline import Ways, tensors_of_model, zero_infinity_memory
-from .fit import UNLIMITED, Branch, Candidate, Fitter, Needs, Sketch, Solved
+from .fit import Branch, Fitter, Sketch, Solved
 from .memory import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
+from .needs import UNLIMITED, Candidate, Needs
 from .program import DIGITS, FixedChoices, Limits, solve_program
 from .shortened import step_seconds
 from .traffic import checkpoint_bytes
@@ -136,7 +137,7 @@ class _Comparison:
         return self._sketched(name, fitter, sketch, fits=not over, note=_joined(note, needs))
 
     def _sketched(self, name: str, fitter: Fitter, sketch: Sketch, *, fits: bool, note: str) -> Compared:
-        seconds = step_seconds(self.model, self.machine, sketch.decision, fitter.schedule)
+        seconds = step_seconds(self.model, self.machine, sketch.decision, fitter.builder.schedule)
         self.drain.setdefault(sketch.decision.schedule, seconds / sketch.program.seconds)
         return Compared(
             kind="schedule",

@@ -1,26 +1,26 @@
 """Fitting: from the program's fractions to a decision whose schedule keeps every budget, exactly.
 
 Owns the difference between what the program sees (what stays) and what the schedule takes (the pipeline's buffers, in
-whole pages): it builds schedules, compares them with the budgets and asks the program again. What it promises is built.
+whole pages): it has schedules built, compares them with the budgets and asks the program again. What it promises is
+built.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from typing import Literal
 
-from ssdplan.plans.build import build_schedule
 from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
-from ssdplan.plans.schedule import PAGE, Schedule
+from ssdplan.plans.schedule import PAGE
 
-from .memory import Peaks, predict_peaks
+from .building import Builder, Fitted
+from .needs import UNLIMITED, Candidate, Constraint, Needs, Room
 from .pipeline import MEASURED, Pipelines
 from .program import Aim, FixedChoices, Limits, ProgramResult, footprint, solve_program
-from .shortened import ENDS, shortened
+from .shortened import ENDS
 
 ROUNDS = 5
 SPARE = 0.005
@@ -32,24 +32,6 @@ CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 WHOLE = 1e-4
 """Of a state: what a program's fraction may fall short of it and still be meant."""
 
-UNLIMITED = 1 << 60
-"""Bytes; more than any machine has."""
-
-Constraint = Literal["host memory", "device memory", "ssd space", "ssd writes"]
-Room = Literal["host memory", "device memory", "ssd space"]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One point of the outer search."""
-
-    micro_batch_size: int
-    micro_batches: int
-
-    @property
-    def global_batch(self) -> int:
-        return self.micro_batch_size * self.micro_batches
-
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -57,55 +39,6 @@ class Branch:
 
     fixed: FixedChoices
     limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Bytes that a decision takes, or may take, of everything that has a budget."""
-
-    host: int
-    device: int
-    ssd: int
-    writes: int
-    """Written to ssd a step."""
-
-    def over(self, budget: "Needs") -> dict[Constraint, int]:
-        """How far beyond `budget` each is; nothing for those within."""
-        excess: dict[Constraint, int] = {
-            "host memory": self.host - budget.host,
-            "device memory": self.device - budget.device,
-            "ssd space": self.ssd - budget.ssd,
-            "ssd writes": self.writes - budget.writes,
-        }
-        return {name: nbytes for name, nbytes in excess.items() if nbytes > 0}
-
-    def without(self, constraint: Constraint) -> "Needs":
-        """These as budgets, one of them lifted."""
-        return self.changed(constraint, UNLIMITED)
-
-    def changed(self, constraint: Constraint, nbytes: int) -> "Needs":
-        """These, one of them changed."""
-        names = {"host memory": "host", "device memory": "device", "ssd space": "ssd", "ssd writes": "writes"}
-        return replace(self, **{names[constraint]: nbytes})
-
-    def of(self, constraint: Constraint) -> int:
-        return {
-            "host memory": self.host,
-            "device memory": self.device,
-            "ssd space": self.ssd,
-            "ssd writes": self.writes,
-        }[constraint]
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A decision, its schedule, and what they take exactly."""
-
-    candidate: Candidate
-    decision: Decision
-    schedule: Schedule
-    peaks: Peaks
-    needs: Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +86,8 @@ class Fitter:
         )
         """What may hide more where a drive is the slowest: shorter chunks and more of them on their way. Where updates
         wait for the cores while a layer computes, a drive works only as long as what it reads has room."""
-        self.short = shortened(model)
-        self._built: deque[tuple[Model, Decision, Schedule]] = deque(maxlen=2)
-        self.pipelines = Pipelines(model, self.short, self._spilled)
+        self.builder = Builder(model)
+        self.pipelines = Pipelines(model, self.builder.short, self._spilled)
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, _Pace], Sketch] = {}
@@ -290,7 +222,7 @@ class Fitter:
             return None
         best, found = min(fitting, key=lambda each: each[0].seconds) if aim == "seconds" else fitting[-1]
         for _ in range(ROUNDS):
-            fitted = self._build(candidate, self._decision(candidate, best, pace))
+            fitted = self.builder.build(candidate, self._decision(candidate, best, pace))
             over = fitted.needs.over(budget)
             if not over:
                 return Solved(fitted, best, found)
@@ -454,7 +386,7 @@ class Fitter:
         optimizer, parameters, checkpoints, delay = best[2]
         program = self._corner(candidate, optimizer, parameters, checkpoints, kept, delay)
         branch = Branch(replace(self.fixed, kept=kept), Limits(program.host_bytes + PAGE))
-        return Solved(self._build(candidate, self._decision(candidate, program, self.tight)), program, branch)
+        return Solved(self.builder.build(candidate, self._decision(candidate, program, self.tight)), program, branch)
 
     def _corner(
         self,
@@ -526,7 +458,7 @@ class Fitter:
         key = id(program), pace
         if key not in self._sketches:
             decision = self._decision(candidate, program, pace)
-            self._sketches[key] = Sketch(program, decision, self._estimate(decision))
+            self._sketches[key] = Sketch(program, decision, self.builder.estimate(decision))
         return self._sketches[key]
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
@@ -537,47 +469,6 @@ class Fitter:
         assert program is not None, "no limit, and still no placement"
         return self._decision(candidate, program, self.usual)
 
-    # What decisions take.
-
-    def _build(self, candidate: Candidate, decision: Decision) -> Fitted:
-        schedule = self.schedule(self.model, decision)
-        peaks = predict_peaks(schedule, self.model, decision)
-        return Fitted(candidate, decision, schedule, peaks, _needs(schedule, peaks))
-
-    def schedule(self, model: Model, decision: Decision) -> Schedule:
-        """The schedule of a decision; the last two are kept, for what was estimated is often simulated next."""
-        for known, decided, schedule in self._built:
-            if known == model and decided == decision:
-                return schedule
-        schedule = build_schedule(model, decision)
-        self._built.append((model, decision, schedule))
-        return schedule
-
-    def _estimate(self, decision: Decision) -> Needs:
-        """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
-        dropped = len(self.model.layers) - len(self.short.layers)
-        less = _all_or_nothing(decision) if dropped else decision
-        schedule = self.schedule(self.short, less)
-        peaks = predict_peaks(schedule, self.short, less)
-        built = _needs(schedule, peaks)
-        if not dropped:
-            return built
-        whole, part = footprint(self.model, decision), footprint(self.short, less)
-        kept = peaks.kept * (len(self.model.layers) - 2) // (len(self.short.layers) - 2)  # most ops are of blocks
-        bookkeeping = max(kept, peaks.loading) - peaks.bookkeeping
-        # Every form of a state is cut to whole grains, every checkpoint to whole pages.
-        states = len(self.model.states) - len(self.short.states)
-        each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
-        rounding = states * GRAIN * each
-        if 0.0 < decision.checkpoint_host < 1.0:
-            rounding += dropped * decision.micro_batches * PAGE
-        return Needs(
-            host=built.host + round(whole.host_bytes - part.host_bytes) + rounding + bookkeeping,
-            device=built.device + round(whole.device_bytes - part.device_bytes),
-            ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
-            writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
-        )
-
 
 def _in_memory(over: dict[Constraint, int]) -> bool:
     """Whether what is too much is memory, which no other placement would change."""
@@ -587,21 +478,6 @@ def _in_memory(over: dict[Constraint, int]) -> bool:
 def _keeps(program: ProgramResult) -> bool:
     """Whether the device keeps any parameters between their uses."""
     return any(p.parameters_device or p.parameters_turn for p in program.placement.values())
-
-
-def _all_or_nothing(decision: Decision) -> Decision:
-    """`decision` with the device keeping all parameters of a class or none: of a share, a shortened model has no
-    states, and its pipeline is that of nothing kept."""
-    placement = {
-        name: p.model_copy(update={"parameters_device": float(p.parameters_device == 1.0), "parameters_turn": 0.0})
-        for name, p in decision.placement.items()
-    }
-    return decision.model_copy(update={"placement": placement})
-
-
-def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
-    # The first step never writes more than a steady one: it has no delayed updates.
-    return Needs(peaks.host + peaks.bookkeeping, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])
 
 
 def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:

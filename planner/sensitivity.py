@@ -12,7 +12,8 @@ from ssdplan.plans.profile import Machine, Model
 from ssdplan.plans.units import format_bytes
 
 from .drive import combined_frontier
-from .fit import Branch, Candidate, Fitter, Solved
+from .fit import Branch, Fitter, Solved
+from .needs import Candidate
 from .program import program_bound
 
 GIB = 1 << 30

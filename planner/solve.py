@@ -4,34 +4,29 @@ Owns the outer search over micro-batch sizes and numbers of micro-batches (Greed
 which a plan is justified or refused. The program finds placements, `fit` makes them exact, the simulator predicts.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ssdplan.plans.collector import no_collection
-from ssdplan.plans.dealing import room
-from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.plan import Alternative, Asked, Least, Plan, Prediction, most_micro_batches, needs_all_gradients
-from ssdplan.plans.profile import Machine, Model, OptimizerStates, Profile
+from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.plan import Alternative, Asked, Least, Plan, Prediction
+from ssdplan.plans.profile import Machine, Model, Profile
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_enough
 
 from .compare import compare
 from .critical import find_causes, loads
-from .fit import UNLIMITED, Branch, Candidate, Constraint, Fitter, Needs, Solved
+from .fit import Branch, Fitter, Solved
 from .memory import compute_seconds, process_peak_bytes
-from .program import Bound, FixedChoices, ProgramResult, program_bound
+from .needs import Candidate, Constraint
+from .program import Bound, ProgramResult, program_bound
 from .reasons import explain, gather
+from .request import LADDER, SolveRequest, budget_of, candidates_of, fixed_choices, given_in, smallest_of
 from .sensitivity import scaled_compute, sensitivities
 from .shortened import step_seconds
 from .simulator import simulate
 
-MOST_MICRO_BATCHES = 64
-LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)
-"""Numbers of micro-batches that are tried first; the search then looks between the two that matter."""
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
 FINALISTS = 3
@@ -41,31 +36,6 @@ WAITING = 1.03
 """A step that takes longer than the program's by this factor waits for chunks: other paces are tried."""
 FEW_OPS = 20_000
 """A schedule of so many is built again in a moment; in a longer one chunks are a small part of what flows."""
-RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn")
-
-
-@dataclass(frozen=True, slots=True)
-class SolveRequest:
-    """What the user wants; None leaves it to the search."""
-
-    host_memory_bytes: int
-    device_memory_bytes: int | None = None
-    """None: what the machine has."""
-    global_batch: int | None = None
-    micro_batch_size: int | None = None
-    micro_batches: int | None = None
-    delay_ratio: float | None = None
-    residency: Mapping[str, float] = field(default_factory=dict)
-    """parameters, optimizer, checkpoints -> the fraction on host; device, turn -> the fraction of states whose
-    parameters stay on the device for the whole run, or (of blocks) across the turn."""
-    max_ssd_write_bytes: int | None = None
-    """Written a step."""
-    schedule: Literal["vertical", "horizontal", "single"] = "vertical"
-    """horizontal: one micro-batch through all layers before the next; single: one micro-batch, the whole batch."""
-    optimizer_states: OptimizerStates = "fp32"
-    clip_grad_norm: float | None = None
-    unified_memory: bool = False
-    """Compute works on host memory, as it can where it runs on the same cores; there is no device memory then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +81,14 @@ def solve(profile: Profile, request: SolveRequest, *, compared: bool = True) -> 
 def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool = True) -> tuple[Plan, Schedule]:
     """What `solve` finds, and the schedule that its decision expands into, which had to be built to find it."""
     model, machine = profile.model, profile.machine
-    budget = Needs(
-        host=request.host_memory_bytes,
-        device=_device_budget(machine, request),
-        ssd=room(machine.volumes),
-        writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
-    )
-    candidates = _candidates(model, request)
-    search = _Search(model, machine, Fitter(model, machine, budget, _fixed(model, request)))
+    candidates = candidates_of(model, request)
+    search = _Search(model, machine, Fitter(model, machine, budget_of(machine, request), fixed_choices(model, request)))
     scanned = search.scan(candidates)
     if request.micro_batches is None and request.global_batch is None and request.schedule != "single":
         scanned = search.look_between(scanned)
     ranked = search.narrow_down(scanned)
     ranked += search.look_beyond(candidates, scanned, ranked)
-    chosen = search.choose(ranked, smallest := _smallest(candidates))
+    chosen = search.choose(ranked, smallest := smallest_of(candidates))
     if chosen is None:
         raise search.refusal(smallest)
     prediction = _prediction(chosen, model, machine)
@@ -145,7 +109,7 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
         least=search.least(chosen),
         comparison=compare(search.fitter, chosen.solved, prediction) if compared else (),
     )
-    evidence = gather(search.fitter, chosen.solved, chosen.timeline, _given(request))
+    evidence = gather(search.fitter, chosen.solved, chosen.timeline, given_in(request))
     return plan.model_copy(update={"reasons": explain(plan, evidence)}), chosen.solved.fitted.schedule
 
 
@@ -189,7 +153,7 @@ class _Search:
         n = first.micro_batches
         before = max((rung for rung in LADDER if rung < n), default=0)
         more = self.scan([Candidate(first.micro_batch_size, between) for between in range(before + 1, n)])
-        return sorted([*scanned, *more], key=lambda entry: _order(entry.candidate))
+        return sorted([*scanned, *more], key=lambda entry: entry.candidate.order)
 
     def narrow_down(self, scanned: list[_Scanned]) -> list[_Ranked]:
         """Simulate the best candidates on shortened models: enough to find about the smallest batch that suffices.
@@ -199,7 +163,7 @@ class _Search:
         as they are faster. When fill and drain make the smallest fall short, halve what lies between. Where the
         fastest does not fit, the most micro-batches of each size that do take its place.
         """
-        fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
+        fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
         ranked = self._rank(fastest[0]) if fastest else []
         ranked = ranked or self._largest_that_fit(fastest)
         if not ranked:
@@ -220,7 +184,7 @@ class _Search:
         enough = [
             entry
             for entry in scanned
-            if _order(entry.candidate) <= _order(best.candidate) and entry.tokens_per_second >= ENOUGH * reached
+            if entry.candidate.order <= best.candidate.order and entry.tokens_per_second >= ENOUGH * reached
         ]
         low, high = -1, len(enough) - 1
         for step in range(FINALISTS):
@@ -252,9 +216,7 @@ class _Search:
                 entry = self._scan(candidate, self.fitter.branches_at_most(candidate))
                 if entry is not None and ENOUGH * entry.tokens_per_second > reached:
                     left.append(entry)
-        return self._largest_that_fit(
-            sorted(left, key=lambda entry: (-entry.tokens_per_second, _order(entry.candidate)))
-        )
+        return self._largest_that_fit(sorted(left, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order)))
 
     def choose(self, ranked: Sequence[_Ranked], smallest: Sequence[Candidate]) -> _Simulated | None:
         """The smallest batch that is good enough, fitted and simulated whole; where what was ranked does not fit after
@@ -277,7 +239,7 @@ class _Search:
             mine = [entry for entry in fastest if entry.candidate.micro_batch_size == size]
             if ranked and mine[0].tokens_per_second <= ranked[-1].tokens_per_second:
                 continue
-            mine.sort(key=lambda entry: _order(entry.candidate))
+            mine.sort(key=lambda entry: entry.candidate.order)
             found = self._rank(mine[0])
             fits, too_many = 0, len(mine)
             while found and too_many - fits > 1:
@@ -292,7 +254,7 @@ class _Search:
         """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
         mine = (
             entry
-            for entry in sorted(scanned, key=lambda entry: _order(entry.candidate))
+            for entry in sorted(scanned, key=lambda entry: entry.candidate.order)
             if entry.candidate.micro_batch_size == best.candidate.micro_batch_size
             and 2 * entry.candidate.micro_batches >= 3 * best.candidate.micro_batches
         )
@@ -305,7 +267,7 @@ class _Search:
             self._ranked[entry.candidate] = []
             sketch = self.fitter.sketch(entry.candidate, entry.branches)
             if sketch is not None:
-                seconds = step_seconds(self.model, self.machine, sketch.decision, self.fitter.schedule)
+                seconds = step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule)
                 found = _Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)
                 self._ranked[entry.candidate].append(found)
         return list(self._ranked[entry.candidate])
@@ -344,7 +306,7 @@ class _Search:
         branches[own] = chosen.solved.branch
         without_compute = scaled_compute(self.model, 0.0)
         rows = []
-        for candidate in sorted(bounds, key=_order):
+        for candidate in sorted(bounds, key=lambda candidate: candidate.order):
             bound, io = bounds[candidate], self._bound(without_compute, candidate, branches[candidate])
             assert io is not None, "a candidate that fits only when it computes"
             tokens = self._tokens(candidate)
@@ -412,145 +374,10 @@ class _Search:
         return times * compute_seconds(self.model, candidate.micro_batch_size, n)
 
 
-# What the user asked for.
-
-
-def _device_budget(machine: Machine, request: SolveRequest) -> int:
-    if request.unified_memory:
-        if not machine.compute_shares_cpu:
-            raise UsageError(f"unified memory: {machine.device_name} has a memory of its own")
-        if request.device_memory_bytes is not None:
-            raise UsageError("unified memory: there is no device memory to limit")
-        return 0
-    return machine.device_memory_bytes if request.device_memory_bytes is None else request.device_memory_bytes
-
-
-def _fixed(model: Model, request: SolveRequest) -> FixedChoices:
-    unknown = sorted(set(request.residency) - set(RESIDENCIES))
-    if unknown:
-        raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
-    if request.unified_memory and "device" in request.residency:
-        raise UsageError("residency device: compute works on host memory here; say parameters")
-    given = {"delay ratio": request.delay_ratio, **{f"residency {k}": v for k, v in request.residency.items()}}
-    for name, fraction in given.items():
-        if fraction is not None and not 0.0 <= fraction <= 1.0:
-            raise UsageError(f"{name} = {fraction:g}: a fraction is from 0 to 1")
-    sizes = {
-        "host memory": request.host_memory_bytes,
-        "device memory": request.device_memory_bytes,
-        "global batch": request.global_batch,
-        "micro-batches": request.micro_batches,
-    }
-    for name, number in sizes.items():
-        if number is not None and number < 1:
-            raise UsageError(f"{name} = {number}: must be positive")
-    if request.clip_grad_norm is not None and not 0.0 < request.clip_grad_norm < inf:
-        raise UsageError(f"clip grad norm = {request.clip_grad_norm:g}: must be positive")
-    delay_ratio = request.delay_ratio
-    if reason := needs_all_gradients(model.precision, request.clip_grad_norm):
-        if delay_ratio not in (None, 1.0):
-            raise UsageError(f"delay ratio = {delay_ratio:g}: it can only be 1, for {reason}")
-        if request.schedule == "horizontal":
-            raise UsageError(f"schedule horizontal delays no update; vertical or single do, for {reason}")
-        delay_ratio = 1.0
-    if request.schedule == "horizontal":
-        if delay_ratio not in (None, 0.0):
-            raise UsageError(f"delay ratio = {delay_ratio:g}: with schedule horizontal it can only be 0")
-        if turn := request.residency.get("turn"):
-            raise UsageError(f"residency turn={turn:g}: with schedule horizontal it can only be 0; say device")
-        delay_ratio = 0.0
-    residency = dict(request.residency)
-    if request.unified_memory and "parameters" in residency:
-        residency["device"] = residency.pop("parameters")  # by whole states, as a device keeps them
-    return FixedChoices(
-        delay_ratio=delay_ratio,
-        parameters=residency.get("parameters"),
-        optimizer=residency.get("optimizer"),
-        checkpoints=residency.get("checkpoints"),
-        optimizer_states=request.optimizer_states,
-        clip_grad_norm=request.clip_grad_norm,
-        kept=_kept(model, residency),
-        schedule="horizontal" if request.schedule == "horizontal" else "vertical",
-        unified_memory=request.unified_memory,
-    )
-
-
-def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, tuple[float, float]] | None:
-    """What the user wants the device to keep, as whole states of each class; None leaves it to the search."""
-    if not {"device", "turn"} & set(residency):
-        return None
-    device, turn = (residency.get(name, 0.0) for name in ("device", "turn"))
-    if device + turn > 1.0:
-        raise UsageError(f"residency device={device:g},turn={turn:g}: more than all parameters")
-    first = max(model.first_trained, 1)
-    blocks = {model.states[index].state_class for layer in model.layers[first:-1] for index in layer.states}
-    kept = {}
-    for name, count in Counter(state.state_class for state in model.states).items():
-        whole = round(device * count)
-        across = min(round(turn * count), count - whole) if name in blocks else 0
-        kept[name] = (whole / count, across / count)
-    return kept
-
-
-def _given(request: SolveRequest) -> set[str]:
-    """What the search did not decide, in the words of `reasons`."""
-    asked = {
-        "batch": request.global_batch or request.micro_batches or request.schedule == "single",
-        "delay ratio": request.delay_ratio is not None,
-        "residency": request.residency,
-    }
-    return {name for name, value in asked.items() if value}
-
-
-def _candidates(model: Model, request: SolveRequest) -> list[Candidate]:
-    """Every pair that the request allows, smallest batch first. Raises UsageError when there is none."""
-    measured = sorted(model.micro_batch_sizes)
-    names = ", ".join(map(str, measured))
-    sizes = measured if request.micro_batch_size is None else [request.micro_batch_size]
-    if not set(sizes) <= set(measured):
-        raise UsageError(f"micro-batch size {sizes[0]} was not profiled; the profile has {names}")
-    n = request.micro_batches
-    most = most_micro_batches(model)
-    if (least := n or (request.global_batch or 0) // max(sizes)) > most:
-        raise UsageError(
-            f"{least} micro-batches: {most} is the most for one step of {len(model.layers)} layers; take fewer, or "
-            "profile more rows a micro-batch"
-        )
-    if request.schedule == "single":
-        if n not in (None, 1):
-            raise UsageError(f"schedule single runs the whole batch at once: micro-batches can only be 1, not {n}")
-        n = 1
-    if request.global_batch is None:
-        return sorted((Candidate(b, count) for b in sizes for count in ((n,) if n else LADDER)), key=_order)
-    batch = request.global_batch
-    pairs = [Candidate(b, batch // b) for b in sizes if batch % b == 0 and n in (None, batch // b)]
-    pairs = [pair for pair in pairs if pair.micro_batches <= most]
-    if not pairs:
-        wanted = f" with {n} micro-batch{'es' if n > 1 else ''}" if n else ""
-        possible = [batch // b for b in measured if batch % b == 0]
-        raise UsageError(
-            f"global batch {batch}{wanted} is not a multiple that the profiled micro-batch sizes ({names}) can make; "
-            + (f"{batch} can be made of {', '.join(map(str, possible))} micro-batches" if possible else "profile more")
-        )
-    return sorted(pairs, key=_order)
-
-
-def _smallest(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """For each micro-batch size the fewest micro-batches: where nothing of these fits, nothing does."""
-    found: dict[int, Candidate] = {}
-    for candidate in candidates:
-        found.setdefault(candidate.micro_batch_size, candidate)
-    return sorted(found.values(), key=_order)
-
-
-def _order(candidate: Candidate) -> tuple[int, int]:
-    return candidate.global_batch, candidate.micro_batches
-
-
 def _good_enough(scanned: Sequence[_Scanned]) -> list[_Scanned]:
     best = max(entry.tokens_per_second for entry in scanned)
     enough = [entry for entry in scanned if entry.tokens_per_second >= ENOUGH * best]
-    return sorted(enough, key=lambda entry: _order(entry.candidate))
+    return sorted(enough, key=lambda entry: entry.candidate.order)
 
 
 def _smallest_good_enough(ranked: Sequence[_Ranked]) -> _Ranked:

@@ -12,7 +12,8 @@ from ssdplan.plans.sweep import Sweep, SweepPoint, result_of
 from ssdplan.plans.units import format_bytes, parse_bytes
 
 from .catalogue import nearest
-from .solve import SolveRequest, solve
+from .request import SolveRequest
+from .solve import solve
 from .whatif import WhatIf, estimate
 
 MOST_POINTS = 32

@@ -5,7 +5,8 @@ Every figure follows from the arguments by simple arithmetic, so a test can say 
 
 from collections.abc import Sequence
 
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.request import SolveRequest
+from ssdplan.planner.solve import solve
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import (
     ELEMENT_BYTES,

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.baseline import Ways, tensors_of_model, zero_infinity_memory
+from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.shortened import step_seconds
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import solve
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Compared, Plan
 from ssdplan.plans.profile import Machine, Profile

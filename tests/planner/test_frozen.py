@@ -12,7 +12,8 @@ from ssdplan.planner.again import request_of
 from ssdplan.planner.lexicographic import value
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.program import FixedChoices, Limits, footprint, program_bound, solve_program
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.request import SolveRequest
+from ssdplan.planner.solve import solve
 from ssdplan.planner.traffic import CHECKPOINT_HOST, layer_groups, stages, total_bytes, variables_of
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ssdplan import cli
 from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, program_bound, solve_program
+from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan

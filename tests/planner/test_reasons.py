@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.memory import OP_BYTES, predict_peaks
 from ssdplan.planner.reasons import Evidence, explain
+from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.sensitivity import more_host_memory
-from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.plan import Least, Plan, Sensitivity

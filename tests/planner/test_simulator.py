@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest, solve_and_build
+from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Transfer, Update
 from tests.planner.made import made_machine, made_model, made_profile, made_volume

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ssdplan.planner import solve as solving
 from ssdplan.planner.memory import predict_peaks
+from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.shortened import shortened
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.homes import OPTIMIZER_BYTES

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from ssdplan.planner import fit, pipeline, program
+from ssdplan.planner import building, pipeline, program
+from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import solve
 from ssdplan.planner.whatif import WhatIf, estimate
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.profile import Profile
@@ -44,7 +45,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def length(model: Any, _: Any) -> str:
         return "whole" if len(model.layers) > 80 else "shortened"
 
-    for module in (fit, pipeline):
+    for module in (building, pipeline):
         monkeypatch.setattr(module, "build_schedule", counted(length, build_schedule))
     monkeypatch.setattr(program, "minimise", counted(lambda *_: "programs", program.minimise))
     return found

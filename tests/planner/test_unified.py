@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.program import footprint
-from ssdplan.planner.solve import SolveRequest
+from ssdplan.planner.request import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.profile import Kernels, Machine, Model, Timing

@@ -17,7 +17,8 @@ from ssdplan.executor.model import open_model
 from ssdplan.executor.weights import Weights
 from ssdplan.planner.catalogue import find
 from ssdplan.planner.catalogue.models import MODELS, Shape
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.request import SolveRequest
+from ssdplan.planner.solve import solve
 from ssdplan.planner.sweep import parse_range, sweep
 from ssdplan.planner.whatif import Compute, WhatIf, estimate, estimate_model, parse_figure
 from ssdplan.plans.errors import MismatchError, UsageError

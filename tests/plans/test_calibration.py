@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from ssdplan.planner import simulator
 from ssdplan.planner.again import request_of
 from ssdplan.planner.replan import Replanner
+from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import expectation, simulate
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.solve import solve
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.calibration import (
     Figure,

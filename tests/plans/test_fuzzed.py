@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.solve import SolveRequest, solve
+from ssdplan.planner.request import SolveRequest
+from ssdplan.planner.solve import solve
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.plan import Plan

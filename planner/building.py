@@ -1,0 +1,92 @@
+"""Building: a decision's schedule and what it takes, exactly; and about what it takes, from a few layers of it.
+
+Owns the estimate, and the last schedules that were built. It decides nothing.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from ssdplan.plans.build import build_schedule
+from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
+from ssdplan.plans.plan import Decision
+from ssdplan.plans.profile import ELEMENT_BYTES, Model
+from ssdplan.plans.schedule import PAGE, Schedule
+
+from .memory import Peaks, predict_peaks
+from .needs import Candidate, Needs
+from .program import footprint
+from .shortened import shortened
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A decision, its schedule, and what they take exactly."""
+
+    candidate: Candidate
+    decision: Decision
+    schedule: Schedule
+    peaks: Peaks
+    needs: Needs
+
+
+class Builder:
+    """Schedules of one model's decisions, and of the same for fewer layers of it."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.short = model, shortened(model)
+        self._built: deque[tuple[Model, Decision, Schedule]] = deque(maxlen=2)
+
+    def build(self, candidate: Candidate, decision: Decision) -> Fitted:
+        """A decision with its schedule, and what they take exactly."""
+        schedule = self.schedule(self.model, decision)
+        peaks = predict_peaks(schedule, self.model, decision)
+        return Fitted(candidate, decision, schedule, peaks, _needs(schedule, peaks))
+
+    def schedule(self, model: Model, decision: Decision) -> Schedule:
+        """The schedule of a decision; the last two are kept, for what was estimated is often simulated next."""
+        for known, decided, schedule in self._built:
+            if known == model and decided == decision:
+                return schedule
+        schedule = build_schedule(model, decision)
+        self._built.append((model, decision, schedule))
+        return schedule
+
+    def estimate(self, decision: Decision) -> Needs:
+        """What a decision takes, from the schedule of a shortened model and the program's forms for the rest."""
+        dropped = len(self.model.layers) - len(self.short.layers)
+        less = _all_or_nothing(decision) if dropped else decision
+        schedule = self.schedule(self.short, less)
+        peaks = predict_peaks(schedule, self.short, less)
+        built = _needs(schedule, peaks)
+        if not dropped:
+            return built
+        whole, part = footprint(self.model, decision), footprint(self.short, less)
+        kept = peaks.kept * (len(self.model.layers) - 2) // (len(self.short.layers) - 2)  # most ops are of blocks
+        bookkeeping = max(kept, peaks.loading) - peaks.bookkeeping
+        # Every form of a state is cut to whole grains, every checkpoint to whole pages.
+        states = len(self.model.states) - len(self.short.states)
+        each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
+        rounding = states * GRAIN * each
+        if 0.0 < decision.checkpoint_host < 1.0:
+            rounding += dropped * decision.micro_batches * PAGE
+        return Needs(
+            host=built.host + round(whole.host_bytes - part.host_bytes) + rounding + bookkeeping,
+            device=built.device + round(whole.device_bytes - part.device_bytes),
+            ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
+            writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
+        )
+
+
+def _all_or_nothing(decision: Decision) -> Decision:
+    """`decision` with the device keeping all parameters of a class or none: of a share, a shortened model has no
+    states, and its pipeline is that of nothing kept."""
+    placement = {
+        name: p.model_copy(update={"parameters_device": float(p.parameters_device == 1.0), "parameters_turn": 0.0})
+        for name, p in decision.placement.items()
+    }
+    return decision.model_copy(update={"placement": placement})
+
+
+def _needs(schedule: Schedule, peaks: Peaks) -> Needs:
+    # The first step never writes more than a steady one: it has no delayed updates.
+    return Needs(peaks.host + peaks.bookkeeping, peaks.device, peaks.ssd, schedule.traffic("steady")["write"])

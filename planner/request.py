@@ -1,0 +1,189 @@
+"""What the user asks of a search, checked: what is fixed by it, and the candidates that it leaves.
+
+Owns the words in which a request that cannot be meant is refused. It searches nothing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+from ssdplan.plans.dealing import room
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.plan import most_micro_batches, needs_all_gradients
+from ssdplan.plans.profile import Machine, Model, OptimizerStates
+
+from .needs import UNLIMITED, Candidate, Needs
+from .program import FixedChoices
+
+MOST_MICRO_BATCHES = 64
+LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)
+"""Numbers of micro-batches that are tried first; the search then looks between the two that matter."""
+RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn")
+
+
+@dataclass(frozen=True, slots=True)
+class SolveRequest:
+    """What the user wants; None leaves it to the search."""
+
+    host_memory_bytes: int
+    device_memory_bytes: int | None = None
+    """None: what the machine has."""
+    global_batch: int | None = None
+    micro_batch_size: int | None = None
+    micro_batches: int | None = None
+    delay_ratio: float | None = None
+    residency: Mapping[str, float] = field(default_factory=dict)
+    """parameters, optimizer, checkpoints -> the fraction on host; device, turn -> the fraction of states whose
+    parameters stay on the device for the whole run, or (of blocks) across the turn."""
+    max_ssd_write_bytes: int | None = None
+    """Written a step."""
+    schedule: Literal["vertical", "horizontal", "single"] = "vertical"
+    """horizontal: one micro-batch through all layers before the next; single: one micro-batch, the whole batch."""
+    optimizer_states: OptimizerStates = "fp32"
+    clip_grad_norm: float | None = None
+    unified_memory: bool = False
+    """Compute works on host memory, as it can where it runs on the same cores; there is no device memory then."""
+
+
+def budget_of(machine: Machine, request: SolveRequest) -> Needs:
+    """What a plan may take. Raises UsageError for unified memory where the device has its own."""
+    return Needs(
+        host=request.host_memory_bytes,
+        device=_device_budget(machine, request),
+        ssd=room(machine.volumes),
+        writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
+    )
+
+
+def _device_budget(machine: Machine, request: SolveRequest) -> int:
+    if request.unified_memory:
+        if not machine.compute_shares_cpu:
+            raise UsageError(f"unified memory: {machine.device_name} has a memory of its own")
+        if request.device_memory_bytes is not None:
+            raise UsageError("unified memory: there is no device memory to limit")
+        return 0
+    return machine.device_memory_bytes if request.device_memory_bytes is None else request.device_memory_bytes
+
+
+def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
+    """What the program may not choose any more. Raises UsageError for figures and names that cannot be meant."""
+    unknown = sorted(set(request.residency) - set(RESIDENCIES))
+    if unknown:
+        raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
+    if request.unified_memory and "device" in request.residency:
+        raise UsageError("residency device: compute works on host memory here; say parameters")
+    given = {"delay ratio": request.delay_ratio, **{f"residency {k}": v for k, v in request.residency.items()}}
+    for name, fraction in given.items():
+        if fraction is not None and not 0.0 <= fraction <= 1.0:
+            raise UsageError(f"{name} = {fraction:g}: a fraction is from 0 to 1")
+    sizes = {
+        "host memory": request.host_memory_bytes,
+        "device memory": request.device_memory_bytes,
+        "global batch": request.global_batch,
+        "micro-batches": request.micro_batches,
+    }
+    for name, number in sizes.items():
+        if number is not None and number < 1:
+            raise UsageError(f"{name} = {number}: must be positive")
+    if request.clip_grad_norm is not None and not 0.0 < request.clip_grad_norm < inf:
+        raise UsageError(f"clip grad norm = {request.clip_grad_norm:g}: must be positive")
+    delay_ratio = request.delay_ratio
+    if reason := needs_all_gradients(model.precision, request.clip_grad_norm):
+        if delay_ratio not in (None, 1.0):
+            raise UsageError(f"delay ratio = {delay_ratio:g}: it can only be 1, for {reason}")
+        if request.schedule == "horizontal":
+            raise UsageError(f"schedule horizontal delays no update; vertical or single do, for {reason}")
+        delay_ratio = 1.0
+    if request.schedule == "horizontal":
+        if delay_ratio not in (None, 0.0):
+            raise UsageError(f"delay ratio = {delay_ratio:g}: with schedule horizontal it can only be 0")
+        if turn := request.residency.get("turn"):
+            raise UsageError(f"residency turn={turn:g}: with schedule horizontal it can only be 0; say device")
+        delay_ratio = 0.0
+    residency = dict(request.residency)
+    if request.unified_memory and "parameters" in residency:
+        residency["device"] = residency.pop("parameters")  # by whole states, as a device keeps them
+    return FixedChoices(
+        delay_ratio=delay_ratio,
+        parameters=residency.get("parameters"),
+        optimizer=residency.get("optimizer"),
+        checkpoints=residency.get("checkpoints"),
+        optimizer_states=request.optimizer_states,
+        clip_grad_norm=request.clip_grad_norm,
+        kept=_kept(model, residency),
+        schedule="horizontal" if request.schedule == "horizontal" else "vertical",
+        unified_memory=request.unified_memory,
+    )
+
+
+def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, tuple[float, float]] | None:
+    """What the user wants the device to keep, as whole states of each class; None leaves it to the search."""
+    if not {"device", "turn"} & set(residency):
+        return None
+    device, turn = (residency.get(name, 0.0) for name in ("device", "turn"))
+    if device + turn > 1.0:
+        raise UsageError(f"residency device={device:g},turn={turn:g}: more than all parameters")
+    first = max(model.first_trained, 1)
+    blocks = {model.states[index].state_class for layer in model.layers[first:-1] for index in layer.states}
+    kept = {}
+    for name, count in Counter(state.state_class for state in model.states).items():
+        whole = round(device * count)
+        across = min(round(turn * count), count - whole) if name in blocks else 0
+        kept[name] = (whole / count, across / count)
+    return kept
+
+
+def given_in(request: SolveRequest) -> set[str]:
+    """What the search did not decide, in the words of `reasons`."""
+    asked = {
+        "batch": request.global_batch or request.micro_batches or request.schedule == "single",
+        "delay ratio": request.delay_ratio is not None,
+        "residency": request.residency,
+    }
+    return {name for name, value in asked.items() if value}
+
+
+def candidates_of(model: Model, request: SolveRequest) -> list[Candidate]:
+    """Every pair that the request allows, smallest batch first. Raises UsageError when there is none."""
+    measured = sorted(model.micro_batch_sizes)
+    names = ", ".join(map(str, measured))
+    sizes = measured if request.micro_batch_size is None else [request.micro_batch_size]
+    if not set(sizes) <= set(measured):
+        raise UsageError(f"micro-batch size {sizes[0]} was not profiled; the profile has {names}")
+    n = request.micro_batches
+    most = most_micro_batches(model)
+    if (least := n or (request.global_batch or 0) // max(sizes)) > most:
+        raise UsageError(
+            f"{least} micro-batches: {most} is the most for one step of {len(model.layers)} layers; take fewer, or "
+            "profile more rows a micro-batch"
+        )
+    if request.schedule == "single":
+        if n not in (None, 1):
+            raise UsageError(f"schedule single runs the whole batch at once: micro-batches can only be 1, not {n}")
+        n = 1
+    if request.global_batch is None:
+        return sorted(
+            (Candidate(b, count) for b in sizes for count in ((n,) if n else LADDER)),
+            key=lambda candidate: candidate.order,
+        )
+    batch = request.global_batch
+    pairs = [Candidate(b, batch // b) for b in sizes if batch % b == 0 and n in (None, batch // b)]
+    pairs = [pair for pair in pairs if pair.micro_batches <= most]
+    if not pairs:
+        wanted = f" with {n} micro-batch{'es' if n > 1 else ''}" if n else ""
+        possible = [batch // b for b in measured if batch % b == 0]
+        raise UsageError(
+            f"global batch {batch}{wanted} is not a multiple that the profiled micro-batch sizes ({names}) can make; "
+            + (f"{batch} can be made of {', '.join(map(str, possible))} micro-batches" if possible else "profile more")
+        )
+    return sorted(pairs, key=lambda candidate: candidate.order)
+
+
+def smallest_of(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """For each micro-batch size the fewest micro-batches: where nothing of these fits, nothing does."""
+    found: dict[int, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.micro_batch_size, candidate)
+    return sorted(found.values(), key=lambda candidate: candidate.order)
