@@ -21,19 +21,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     of.settle_process()
+    from ssdplan.plans.profile import Precision
     from ssdplan.profiler.doctor import judge
     from ssdplan.profiler.facts import Gpu, gather
     from ssdplan.profiler.findings import describe
 
     gpus: tuple[Gpu, ...] = ()
     torch_problem = torch_cuda = ""
+    products: dict[Precision, float] = {}
     try:
         from ssdplan.executor.device import cuda_of_torch, visible_gpus
+        from ssdplan.profiler.products import product_costs
 
         torch_cuda = cuda_of_torch()
         gpus = tuple(Gpu(name, nbytes, capability) for name, nbytes, capability in visible_gpus())
+        products = {} if gpus else product_costs()
     except (ImportError, OSError) as error:  # torch's own libraries missing are one or the other
         torch_problem = " ".join(str(error).split())
-    report = judge(gather(options.directory, gpus, torch_problem, torch_cuda))
+    report = judge(gather(options.directory, gpus, torch_problem, torch_cuda, products))
     print(report.json() if options.json else describe(report), end="" if options.json else "\n")
     return report.exit_code

@@ -11,7 +11,7 @@ from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, Usa
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.doctor_storage import judge_place
 from ssdplan.profiler.facts import ENGINE_VARIABLE, Facts
-from ssdplan.profiler.findings import Finding, Report
+from ssdplan.profiler.findings import Finding, Report, slow_products
 
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY_BYTES = 512 * MIB
@@ -27,7 +27,7 @@ NATIVE_BF16 = (8, 0)
 
 def judge(facts: Facts) -> Report:
     """What the facts mean, in the order in which one would mend them."""
-    checks = (_kernel, _processor, _memory, _locking, _pages, _uring, _storage, _packages, _gpu)
+    checks = (_kernel, _processor, _memory, _locking, _pages, _uring, _storage, _packages, _gpu, _products)
     return Report(facts, tuple(finding for check in checks for finding in check(facts)))
 
 
@@ -191,3 +191,15 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
         yield Finding("GPU", "warn", found, means, "unset CUDA_VISIBLE_DEVICES; nvidia-smi")
     else:
         yield Finding("GPU", "ok", f"none. {unused}")
+
+
+def _products(facts: Facts) -> Iterator[Finding]:
+    if facts.gpus or not facts.products:
+        return  # the processor does not compute
+    slow = slow_products(facts.products)
+    if slow:
+        found = f"products of matrices take {slow} as in fp32"
+        means = "Layers compute on the processor here, which lacks instructions for them."
+        yield Finding("precision", "warn", found, means, "ssdplan profile --precision fp32")
+    else:
+        yield Finding("precision", "ok", "the processor computes in bf16 and fp16 no slower than in fp32")

@@ -13,9 +13,10 @@ import platform
 import resource
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ssdplan.native import Arena, Engine, isa
 from ssdplan.native.process import (
@@ -27,6 +28,7 @@ from ssdplan.native.process import (
     read_words,
     stolen_share,
 )
+from ssdplan.plans.profile import Precision
 from ssdplan.profiler.drives import Drive, Mount, drives_of, mount_of
 from ssdplan.profiler.health import Health, ask
 from ssdplan.profiler.processor import cores, cpu_name
@@ -145,10 +147,19 @@ class Facts:
     driver: str
     """The version of NVIDIA's kernel module; empty: none is loaded."""
     gpus: tuple[Gpu, ...]
+    products: Mapping[Precision, float]
+    """What products of matrices take on the processor, as a multiple of what they take in fp32."""
 
 
-def gather(directory: Path, gpus: tuple[Gpu, ...], torch_problem: str, torch_cuda: str) -> Facts:
-    """The facts of this machine and of `directory`; what torch says of itself and its devices is handed in.
+def gather(
+    directory: Path,
+    gpus: tuple[Gpu, ...],
+    torch_problem: str,
+    torch_cuda: str,
+    products: Mapping[Precision, float] = MappingProxyType({}),
+) -> Facts:
+    """The facts of this machine and of `directory`; what torch says of itself and its devices, and how quick it is, is
+    handed in.
 
     Writes a file of a few MiB into the directory, and removes it. Takes a second or two; where a tool that asks a drive
     hangs, ten more each.
@@ -175,6 +186,7 @@ def gather(directory: Path, gpus: tuple[Gpu, ...], torch_problem: str, torch_cud
         torch_cuda=torch_cuda,
         driver=nvidia_driver(),
         gpus=gpus,
+        products=dict(products),
     )
 
 

@@ -18,11 +18,13 @@ from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
 from ssdplan.profiler.contention import Work, measure_contention
+from ssdplan.profiler.findings import slow_products
 from ssdplan.profiler.machine import measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
 from ssdplan.profiler.processor import cores, cpu_name
+from ssdplan.profiler.products import product_costs
 from ssdplan.profiler.storage import measure_volume
 
 DTYPES: dict[torch.dtype, document.Precision] = {
@@ -94,6 +96,11 @@ def profile(
         rating = endurance[index if len(endurance) > 1 else 0] if endurance else None
         measured_volumes.append(volume.model_copy(update={"endurance_bytes": rating}))
         notes += remarks
+    if device.kind == "cpu" and (slow := slow_products(product_costs((precision,)))):
+        notes.append(
+            f"products of matrices take {slow} as in fp32 on this processor, which lacks instructions for it: consider "
+            "--precision fp32"
+        )
     for one, other in combinations(volumes, 2):
         if one.stat().st_dev == other.stat().st_dev:
             notes.append(f"{one} and {other} are on one file system: together they are no faster than one")

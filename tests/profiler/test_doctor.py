@@ -41,6 +41,7 @@ WELL = Facts(
     torch_cuda="12.8",
     driver="580.65",
     gpus=(Gpu("Made GPU", 24 * GIB, (8, 9)),),
+    products={},
 )
 
 
@@ -110,6 +111,7 @@ WARNED = [
     (replace(WELL, gpus=(Gpu("Old GPU", 24 * GIB, (7, 5)),)), "GPU", "--precision fp16"),
     (replace(WELL, gpus=(), torch_cuda=""), "GPU", "pip install"),
     (replace(WELL, gpus=()), "GPU", "CUDA_VISIBLE_DEVICES"),
+    (replace(WELL, gpus=(), driver="", products={"bf16": 1.4, "fp16": 27.3}), "precision", "--precision fp32"),
 ]
 NO_TORCH = Package("torch", ">=2.6", "", False)
 REFUSED = [
@@ -203,3 +205,14 @@ def test_gpus_are_seen_as_torch_sees_them() -> None:
     (name, nbytes, capability), *_ = visible_gpus()
     assert name == torch.cuda.get_device_name(0) and nbytes > GIB
     assert capability == torch.cuda.get_device_capability(0) and cuda_of_torch()
+
+
+def test_formats_are_judged_only_where_the_processor_computes() -> None:
+    slow = {"bf16": 22.4, "fp16": 27.3}
+    (finding,) = findings(replace(WELL, gpus=(), products=slow), "precision")
+    assert "take 22 times as long in bf16 and 27 times as long in fp16 as in fp32" in finding.found
+    (finding,) = findings(replace(WELL, gpus=(), driver="", products={"bf16": 0.6, "fp16": 3.0}), "precision")
+    assert finding.status == "warn" and "bf16" not in finding.found
+    (finding,) = findings(replace(WELL, gpus=(), driver="", products={"bf16": 0.6, "fp16": 1.9}), "precision")
+    assert finding.status == "ok"
+    assert not findings(replace(WELL, products=slow), "precision")
