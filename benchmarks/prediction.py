@@ -9,7 +9,7 @@ The limit of a step is what cannot be hidden: compute and update seconds togethe
 that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is longer. Only the commands of
 ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
-    python benchmarks/prediction.py --work DIR [--only small] [--steps 6] [--json FILE]
+    python benchmarks/prediction.py --work DIR [--only small] [--steps 6] [--precision fp32] [--json FILE]
 """
 
 import argparse
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="on the drive to measure")
     parser.add_argument("--only", choices=sorted(SHAPES), help="one shape [small and medium]")
     parser.add_argument("--steps", type=int, default=7, metavar="N", help="a run; the first is not steady [7]")
+    parser.add_argument("--precision", default="bf16", metavar="P", help="as ssdplan profile [bf16]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     given = parser.parse_args()
     end_on_sigterm()
@@ -131,7 +132,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="ssdplan-prediction-", dir=given.work) as folder:
         for name in sorted(wanted, reverse=True):
-            bench = Bench(name, Path(folder))
+            bench = Bench(name, Path(folder), given.precision)
             for case in (case for case in CASES if case.shape == name):
                 rows.append(bench.run(case, given.steps))
                 print(line(rows[-1]), flush=True)
@@ -150,8 +151,8 @@ def main() -> None:
 class Bench:
     """One shape: its model and data."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.shape, self.folder = SHAPES[name], folder / name
+    def __init__(self, name: str, folder: Path, precision: str) -> None:
+        self.shape, self.folder, self.precision = SHAPES[name], folder / name, precision
         self.folder.mkdir()
         self.model, self.data = self.folder / "model", self.folder / "data.txt"
         shape = self.shape
@@ -162,7 +163,7 @@ class Bench:
     def _profile(self, name: str) -> Profile:
         path = self.folder / name
         command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length",
-                self.shape.sequence, "--micro-batch-sizes", 1, "-o", path)  # fmt: skip
+                self.shape.sequence, "--micro-batch-sizes", 1, "--precision", self.precision, "-o", path)  # fmt: skip
         return Profile.load(path)
 
     def run(self, case: Case, steps: int) -> Row:
