@@ -74,6 +74,13 @@ def step_loss(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], *, ba
     return total
 
 
+def step_gradients(path: Path, micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The gradients of one step's loss from the weights on disk, computed in `dtype`; in fp64, by parameter."""
+    model = load(path, dtype).train()
+    step_loss(model, micro_batches, backward=True)
+    return {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+
+
 def train(
     path: Path,
     steps: Sequence[Sequence[MicroBatch]],

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ssdplan.executor.random_model import Shape, write_random_model
 
@@ -119,7 +120,9 @@ def test_the_whole_process_is_predicted(home, free_run):
     most = plan["prediction"]["peak_process_bytes"]
     kernels = {entry["tokens"]: entry["kept_bytes"] for entry in plan["model"]["kernels"]}
     assert set(kernels) == {32, 64}
-    assert MIB < sum(kernels.values()) < most / 10
+    assert 0 <= sum(kernels.values()) < most / 10
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # else oneDNN leaves bf16 to others, which make none
+        assert sum(kernels.values()) > MIB, "oneDNN makes kernels for every number of tokens"
     assert row["predicted"] == most - sum(kernels.values()), "rows of packed text are all full"
     assert row["measured"] <= row["predicted"], "never more than what was promised"
     # The allowances for holes in the heap and for loading are most of what is too much in so small a plan.
