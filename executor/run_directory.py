@@ -32,6 +32,8 @@ CONFIGURATION = "config.yaml"
 """The run's options for people, who may start another by it; a run never reads its own."""
 _NEXT = "plan.next.json"
 """The plan of a store that the run is moving to."""
+_DOCUMENTS = (RUN, PLAN, "plan-*.json", _NEXT, CONFIGURATION)
+"""What is written here whole or not at all, as patterns."""
 
 
 class Run(Document):
@@ -61,8 +63,9 @@ class RunDirectory:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path, run: Run, plan: Plan) -> Iterator[Self]:
-        """A new one; what is in it goes again when the run ends before its first step. Raises UsageError where it
-        cannot be made or is not empty, StoreError when another run has it."""
+        """A new one; when the run ends before its first step, what it wrote goes again, and nothing that others put
+        there meanwhile. Raises UsageError where it cannot be made or is not empty, StoreError when another run has it.
+        """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(
                 f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
@@ -74,16 +77,14 @@ class RunDirectory:
         except OSError as error:
             raise UsageError(f"{path}: cannot make this directory: {error.strerror}") from error
         with _locked(path):
+            opened = cls(path, run)
             try:
                 _save(plan, path / PLAN)
                 _save(run, path / RUN)
-                yield cls(path, run)
+                yield opened
             except BaseException:
                 if not (path / METRICS).exists():
-                    for entry in path.iterdir():
-                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-                    if made:
-                        path.rmdir()
+                    opened._remove_own(directory=made)
                 raise
 
     @classmethod
@@ -93,6 +94,7 @@ class RunDirectory:
         if not (path / RUN).is_file():
             raise UsageError(f"{path}: no run that could go on: it has no {RUN}")
         with _locked(path):
+            _remove_unfinished(path)
             yield cls(path, Run.load(path / RUN))
 
     @property
@@ -176,12 +178,31 @@ class RunDirectory:
         self.forget_ahead()
         return earlier
 
+    def _remove_own(self, *, directory: bool) -> None:
+        """What a run leaves here before its first step, and with `directory` that, if nothing else is in it. Its store
+        and its other records have removed themselves."""
+        _remove_unfinished(self.path)
+        for name in (RUN, PLAN, CONFIGURATION):
+            (self.path / name).unlink(missing_ok=True)
+        if self.run.wandb:
+            shutil.rmtree(self.path / "wandb", ignore_errors=True)
+        for entry in (*self.path.iterdir(), *([self.path] if directory else [])):
+            with contextlib.suppress(OSError):  # no directory, or somebody's file is in it
+                entry.rmdir()
+
     def put_model_aside(self, step: int) -> None:
         """Give the model of a run that ended after `step` steps, and goes on, a name of its own."""
         if (self.path / MODEL).exists():
             names = itertools.chain([f"{MODEL}-{step}"], (f"{MODEL}-{step}-{n}" for n in itertools.count(1)))
             (self.path / MODEL).rename(next(path for name in names if not (path := self.path / name).exists()))
             _flush(self.path)
+
+
+def _remove_unfinished(path: Path) -> None:
+    """What a kill left of a document that was being written."""
+    for name in _DOCUMENTS:
+        for entry in path.glob(f".{name}.*tmp"):
+            entry.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

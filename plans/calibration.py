@@ -74,8 +74,10 @@ class Drift:
 def slowdowns(timelines: Sequence[Timeline], expected: Expectation) -> dict[Figure, float]:
     """How many times as long as expected the operations of each figure took, over some steps of one graph.
 
-    Of each step the median over its operations, weighted by their expected seconds; of these the median over the steps:
-    an odd operation, or an odd step of several, moves neither. A figure is left out of which most steps show nothing.
+    Of each step the mean over its operations, weighted by their expected seconds, for a step is their sum; a wild one
+    moves it no more than one at the fence would, the rule of profiles. Of the drive's operations the median: what makes
+    some of them long is mostly that they wait for the cores, which the slowdowns of compute have in them. Of these the
+    median over the steps: an odd step of several moves nothing. A figure is left out of which most steps show nothing.
     """
     found: dict[Figure, list[float]] = defaultdict(list)
     for timeline in timelines:
@@ -170,6 +172,8 @@ _READ, _WRITE = 1 << RESOURCES.index("read"), 1 << RESOURCES.index("write")
 
 Samples = list[tuple[float, float]]
 """(slowdown, weight) of each operation."""
+_FENCE = 3.0
+"""Interquartile ranges beyond the quartiles at which an operation is wild."""
 _ROUNDS = 8
 _LEAST_LEFT = 0.1
 
@@ -187,7 +191,7 @@ def _of_one_step(timeline: Timeline, expected: Expectation) -> dict[Figure, floa
             drive[op.resource].append((alone, done - beside, beside))
         else:
             samples[_figure(op)].append((done / alone, alone))
-    found = {figure: _weighted_median(each) for figure, each in samples.items()}
+    found = {figure: _weighted_mean(each) for figure, each in samples.items()}
     for figures, moved in zip(_DRIVE, drive.values(), strict=True):
         for figure, slowdown in zip(figures, _alone_and_beside(moved), strict=True):
             if slowdown is not None:
@@ -256,13 +260,25 @@ def _expected_work(timeline: Timeline, expected: Expectation) -> tuple[list[floa
     return worked, mixed
 
 
+def _weighted_mean(samples: Samples) -> float:
+    """Of which no sample moves more than one at the fence: as wild as the others make likely."""
+    low, high = _quantile(samples, 0.25), _quantile(samples, 0.75)
+    fence = _FENCE * (high - low)
+    total = sum(weight * min(max(value, low - fence), high + fence) for value, weight in samples)
+    return total / sum(weight for _, weight in samples)
+
+
 def _weighted_median(samples: Samples) -> float:
-    half, so_far = sum(weight for _, weight in samples) / 2, 0.0
+    return _quantile(samples, 0.5)
+
+
+def _quantile(samples: Samples, share: float) -> float:
+    left = share * sum(weight for _, weight in samples)
     for value, weight in sorted(samples):
-        so_far += weight
-        if so_far >= half:
+        left -= weight
+        if left <= 0:
             return value
-    raise AssertionError("no samples")
+    return max(samples)[0]  # the sum was rounded
 
 
 def _slower(volume: Volume, alone: tuple[float, float], together: tuple[float, float]) -> Volume:

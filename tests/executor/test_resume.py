@@ -266,7 +266,10 @@ def test_a_run_stopped_before_its_first_snapshot_begins_again(directory, tmp_pat
     stopped(directory, out, plan_of(directory, SPREAD), 3, snapshot_every=100, notes=notes)
     assert "no snapshot was taken yet" in notes[-1] and not list(out.glob("*.ssdplan"))
     (out / "volume-0.ssdplan").write_bytes(b"cut off while it was made")
+    for name in ("run.json.4711", "plan-0.json.4711", "config.yaml"):
+        (out / f".{name}.tmp").write_text("cut off while it was written")
     same_run(out, resume(directory, out, plan_of(directory, ON_SSD)), *expected)
+    assert not list(out.glob(".*.tmp"))
 
 
 def test_a_run_that_is_stopped_while_it_begins_again_begins_again(directory, tmp_path, expected, monkeypatch):

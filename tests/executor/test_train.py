@@ -167,6 +167,22 @@ def test_nothing_stays_of_a_run_that_fails_before_its_first_step(directory, tmp_
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "volume-7.ssdplan", "wandb/theirs", "model/theirs"])
+def test_what_others_put_beside_a_run_that_fails_stays(directory, tmp_path, name):
+    model, out = open_model(directory / "llama", torch.float32), tmp_path / "run"
+    plan = make_plan(model, sequence_length=LENGTH)
+
+    def stop(fraction: float, what: str) -> None:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch = Watch(loading=stop)
+        train(plan, model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=RECIPE, watch=watch)
+    assert [path for path in out.rglob("*") if path.is_file()] == [out / name] and (out / name).read_text() == "mine"
+
+
 def test_a_directory_in_use_is_left_alone(directory, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not an empty directory"):
