@@ -10,6 +10,7 @@ from ssdplan.commands import doctor
 SAYS = [
     "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
     "could not create a primitive",
+    "std::bad_alloc",
 ]
 
 
