@@ -5,13 +5,14 @@ Owns these judgements and their words. It asks nothing of the machine: facts in,
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
+from ssdplan.plans.profile import Precision
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.doctor_storage import judge_place
 from ssdplan.profiler.facts import ENGINE_VARIABLE, Facts
-from ssdplan.profiler.findings import Finding, Report, slow_products
+from ssdplan.profiler.findings import Finding, Report
 
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY_BYTES = 512 * MIB
@@ -21,6 +22,8 @@ MUCH_STOLEN = 0.02
 """Of the processor time that was wanted."""
 OLD_KERNEL, URING_KERNEL = (5, 13), (5, 6)
 """From the one on io_uring keeps buffers and files registered; from the other it has the reads that are used."""
+SLOW_PRODUCTS = 2.0
+"""Times fp32's. A format of half the bytes is meant to be the quicker one."""
 NATIVE_BF16 = (8, 0)
 """The compute capability from which an NVIDIA GPU computes in bf16 itself."""
 
@@ -191,6 +194,11 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
         yield Finding("GPU", "warn", found, means, "unset CUDA_VISIBLE_DEVICES; nvidia-smi")
     else:
         yield Finding("GPU", "ok", f"none. {unused}")
+
+
+def slow_products(costs: Mapping[Precision, float]) -> str:
+    """Of the formats whose products are slow what they take, in words, as multiples of fp32; empty: none is."""
+    return " and ".join(f"{cost:.0f} times as long in {name}" for name, cost in costs.items() if cost >= SLOW_PRODUCTS)
 
 
 def _products(facts: Facts) -> Iterator[Finding]:

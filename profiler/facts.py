@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from ssdplan.native import Arena, Engine, isa
 from ssdplan.native.process import (
@@ -156,7 +155,7 @@ def gather(
     gpus: tuple[Gpu, ...],
     torch_problem: str,
     torch_cuda: str,
-    products: Mapping[Precision, float] = MappingProxyType({}),
+    products: Mapping[Precision, float],
 ) -> Facts:
     """The facts of this machine and of `directory`; what torch says of itself and its devices, and how quick it is, is
     handed in.

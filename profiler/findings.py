@@ -5,16 +5,12 @@ Owns no judgement (`doctor`, `doctor_storage`).
 
 import json
 import textwrap
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from ssdplan.plans.profile import Precision
 from ssdplan.profiler.facts import Facts
 
 Status = Literal["ok", "warn", "bad"]
-SLOW_PRODUCTS = 2.0
-"""Times fp32's. A format of half the bytes is meant to be the quicker one."""
 TEXT_COLUMNS, WHAT_COLUMNS = 100, 16
 
 
@@ -52,11 +48,6 @@ class Report:
             "facts": asdict(self.facts),
         }
         return json.dumps(document, indent=1) + "\n"
-
-
-def slow_products(costs: Mapping[Precision, float]) -> str:
-    """Of the formats whose products are slow what they take, in words, as multiples of fp32; empty: none is."""
-    return " and ".join(f"{cost:.0f} times as long in {name}" for name, cost in costs.items() if cost >= SLOW_PRODUCTS)
 
 
 def describe(report: Report) -> str:

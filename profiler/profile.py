@@ -18,20 +18,16 @@ from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
 from ssdplan.profiler.contention import Work, measure_contention
-from ssdplan.profiler.findings import slow_products
+from ssdplan.profiler.doctor import slow_products
 from ssdplan.profiler.machine import measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
 from ssdplan.profiler.processor import cores, cpu_name
-from ssdplan.profiler.products import product_costs
+from ssdplan.profiler.products import FORMATS, product_costs
 from ssdplan.profiler.storage import measure_volume
 
-DTYPES: dict[torch.dtype, document.Precision] = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-}
+DTYPES = {dtype: precision for precision, dtype in FORMATS.items()}
 
 
 STEAL_WORTH_A_NOTE = 0.02
@@ -96,7 +92,7 @@ def profile(
         rating = endurance[index if len(endurance) > 1 else 0] if endurance else None
         measured_volumes.append(volume.model_copy(update={"endurance_bytes": rating}))
         notes += remarks
-    if device.kind == "cpu" and (slow := slow_products(product_costs((precision,)))):
+    if device.kind == "cpu" and precision != "fp32" and (slow := slow_products(product_costs((precision,)))):
         notes.append(
             f"products of matrices take {slow} as in fp32 on this processor, which lacks instructions for it: consider "
             "--precision fp32"

@@ -182,7 +182,7 @@ def test_all_of_it_is_json() -> None:
 
 def test_the_facts_of_this_machine(tmp_path) -> None:
     """Where these tests run at all, nothing but memory or this machine's settings may be bad; nothing is left."""
-    facts = gather(tmp_path, (), "", "")
+    facts = gather(tmp_path, (), "", "", {})
     assert not list(tmp_path.iterdir())
     assert facts.place.problem == "" and facts.place.mount and facts.place.free_bytes
     assert facts.hardware_bytes >= facts.memory.total and facts.cores >= 1
@@ -190,7 +190,7 @@ def test_the_facts_of_this_machine(tmp_path) -> None:
     assert all(package.fits for package in facts.packages) and {"torch", "transformers"} <= {
         package.name for package in facts.packages
     }
-    missing = gather(tmp_path / "none", (), "", "")
+    missing = gather(tmp_path / "none", (), "", "", {})
     assert not missing.place.is_directory and not (tmp_path / "none").exists()
     assert judge(missing).exit_code == 2
 
