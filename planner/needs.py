@@ -10,6 +10,12 @@ UNLIMITED = 1 << 60
 """Bytes; more than any machine has."""
 
 Constraint = Literal["host memory", "device memory", "ssd space", "ssd writes"]
+_FIELDS: dict[Constraint, str] = {
+    "host memory": "host",
+    "device memory": "device",
+    "ssd space": "ssd",
+    "ssd writes": "writes",
+}
 Room = Literal["host memory", "device memory", "ssd space"]
 
 
@@ -42,13 +48,7 @@ class Needs:
 
     def over(self, budget: "Needs") -> dict[Constraint, int]:
         """How far beyond `budget` each is; nothing for those within."""
-        excess: dict[Constraint, int] = {
-            "host memory": self.host - budget.host,
-            "device memory": self.device - budget.device,
-            "ssd space": self.ssd - budget.ssd,
-            "ssd writes": self.writes - budget.writes,
-        }
-        return {name: nbytes for name, nbytes in excess.items() if nbytes > 0}
+        return {name: more for name in _FIELDS if (more := self.of(name) - budget.of(name)) > 0}
 
     def without(self, constraint: Constraint) -> "Needs":
         """These as budgets, one of them lifted."""
@@ -56,13 +56,7 @@ class Needs:
 
     def changed(self, constraint: Constraint, nbytes: int) -> "Needs":
         """These, one of them changed."""
-        names = {"host memory": "host", "device memory": "device", "ssd space": "ssd", "ssd writes": "writes"}
-        return replace(self, **{names[constraint]: nbytes})
+        return replace(self, **{_FIELDS[constraint]: nbytes})
 
     def of(self, constraint: Constraint) -> int:
-        return {
-            "host memory": self.host,
-            "device memory": self.device,
-            "ssd space": self.ssd,
-            "ssd writes": self.writes,
-        }[constraint]
+        return int(getattr(self, _FIELDS[constraint]))
