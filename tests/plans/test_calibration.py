@@ -1,6 +1,7 @@
 """Calibration: the simulator's own steps show no drift; a figure that is wrong is found, by name and by how much."""
 
 import random
+from itertools import accumulate
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +24,7 @@ from ssdplan.plans.calibration import (
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.plan import Asked, Plan
 from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.schedule import Graph
+from ssdplan.plans.schedule import Forward, Graph
 from ssdplan.plans.timeline import Timeline
 from tests.planner.made import MIB, made_machine, made_model, made_volume
 from tests.plans.decided import decide
@@ -78,6 +79,29 @@ def test_a_simulated_step_is_as_expected_in_every_figure(shared: bool, **choices
     assert {figure.kind for figure in found} >= {"forward", "backward", "update", "h2d", "d2h"}
     assert all(times == pytest.approx(1.0, abs=1e-6) for times in found.values()), found
     assert find_drift(plan, [timeline] * 3, Replanner(plan)) is None
+
+
+@pytest.mark.parametrize(("wild", "counted"), [(1.0, 1.4), (1000.0, 2.6)])
+def test_a_layer_is_as_slow_as_the_mean_of_its_operations_and_the_drive_as_the_median(
+    wild: float, counted: float
+) -> None:
+    """One operation after the other, every other one 1.4 times as long; no wild one counts more than one at the fence,
+    three times the distance of the quartiles beyond them."""
+    plan, graph = _plan(_model(), _machine(), micro_batches=4)
+    expected = Replanner(plan).expectation(graph)
+    seconds = list(expected.alone_seconds)
+    forwards = [op.index for op in graph.ops if isinstance(op, Forward) and op.layer_class == "block"]
+    reads = [op.index for op in graph.ops if op.resource == "read"]
+    assert len(forwards) >= 8 and len(forwards) % 2 == 0 and len(reads) >= 8
+    for each in (forwards, reads):
+        for number, index in enumerate(each):
+            seconds[index] *= 1.4 if number % 2 else 1.0
+    seconds[forwards[-1]] *= wild
+    ends = tuple(accumulate(seconds))
+    found = slowdowns([Timeline(graph, (0.0, *ends[:-1]), ends)], expected)
+    half = len(forwards) // 2
+    assert found[Figure("forward", "block")] == pytest.approx((half + 1.4 * (half - 1) + counted) / len(forwards))
+    assert min(abs(found[Figure("read")] - times) for times in (1.0, 1.4)) < 1e-6
 
 
 DRIVE_BOUND, COMPUTE_BOUND = 4.0, 0.1
