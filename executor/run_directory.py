@@ -63,8 +63,9 @@ class RunDirectory:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path, run: Run, plan: Plan) -> Iterator[Self]:
-        """A new one; when the run ends before its first step, what it wrote goes again, and nothing that others put
-        there meanwhile. Raises UsageError where it cannot be made or is not empty, StoreError when another run has it.
+        """A new one; when the run ends before its first step, what it wrote goes again, and of others' only what
+        is an empty directory. Raises UsageError where it cannot be made or is not empty, StoreError when another run
+        has it.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(

@@ -120,7 +120,7 @@ def test_the_whole_process_is_predicted(home, free_run):
     most = plan["prediction"]["peak_process_bytes"]
     kernels = {entry["tokens"]: entry["kept_bytes"] for entry in plan["model"]["kernels"]}
     assert set(kernels) == {32, 64}
-    assert 0 <= sum(kernels.values()) < most / 10
+    assert sum(kernels.values()) < most / 10
     if torch.backends.cpu.get_cpu_capability() == "AVX512":  # else oneDNN leaves bf16 to others, which make none
         assert sum(kernels.values()) > MIB, "oneDNN makes kernels for every number of tokens"
     assert row["predicted"] == most - sum(kernels.values()), "rows of packed text are all full"
