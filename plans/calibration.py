@@ -217,7 +217,7 @@ def _alone_and_beside(moved: Sequence[tuple[float, float, float]]) -> tuple[floa
                 samples: Samples = []
                 for work, *parts in mine:
                     left = max(work - parts[1 - kind] / times[1 - kind], _LEAST_LEFT * work)
-                    samples.append((parts[kind] / left, parts[kind]))
+                    samples.append((parts[kind] / left, left))
                 times[kind] = _weighted_median(samples)
     return times[0] if seen[0] else None, times[1] if seen[1] else None
 

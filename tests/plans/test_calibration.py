@@ -96,7 +96,8 @@ def test_a_layer_is_as_slow_as_the_mean_of_its_operations_and_the_drive_as_the_m
     for each in (forwards, reads):
         for number, index in enumerate(each):
             seconds[index] *= 1.4 if number % 2 else 1.0
-    seconds[forwards[-1]] *= wild
+    for each in (forwards, reads):
+        seconds[each[-1]] *= wild
     ends = tuple(accumulate(seconds))
     found = slowdowns([Timeline(graph, (0.0, *ends[:-1]), ends)], expected)
     half = len(forwards) // 2
