@@ -21,6 +21,8 @@ LOSS_ROWS, SPEED_ROWS = 10, 5
 LAST_STEPS = 25
 _SILENT_SECONDS = 60.0
 _GUTTER = 10
+_LEAST_RANGE = 1e-12
+"""Of what is drawn: a curve within less is a line in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,8 @@ def _plot(
 ) -> list[str]:
     """Points (step, value) of each series as its character, later ones over earlier; from step 0 to `last`."""
     low, high = limits
-    if high <= low:
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    if high - low < _LEAST_RANGE:
+        low, high = low - max(abs(low) / 2, _LEAST_RANGE), high + max(abs(high) / 2, _LEAST_RANGE)
     grid = [[" "] * PLOT_COLUMNS for _ in range(rows)]
     for mark, steps, values in series:
         for step, value in zip(steps, values, strict=True):

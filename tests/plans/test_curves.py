@@ -186,7 +186,9 @@ def test_a_run_that_stands_still_is_told_how_to_go_on(tmp_path):
     assert "0 of 100 steps" in describe_curves(Curves(), PLAN, standing())
 
 
-@pytest.mark.parametrize("losses", [[None], [None, None], [2.0], [1e30, -1e30], [5.0] * 3, [math.pi, None, 1e-9]])
+@pytest.mark.parametrize(
+    "losses", [[None], [None, None], [2.0], [1e30, -1e30], [5.0] * 3, [0.0], [5e-324], [math.pi, None, 1e-9]]
+)
 def test_any_losses_are_shown_and_drawn(tmp_path, losses):
     lines = [step_line(step, loss, tokens_per_second=None) for step, loss in enumerate(losses, start=1)]
     curves = read_curves(written(tmp_path / "m", lines))
