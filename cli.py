@@ -27,8 +27,9 @@ from ssdplan.plans.errors import (
 )
 
 INTERRUPTED = 130
-NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc")
-"""What torch's allocator, the oneDNN in it, and products without oneDNN say where an operating system gives no more."""
+NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc", "can't start new thread")
+"""What torch's allocator, the oneDNN in it, products without oneDNN and Python, for the stack of a thread, say where an
+operating system gives no more."""
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "doctor": (doctor, "look whether this machine and a directory are fit, and say what mends what is not"),
     "profile": (profile, "measure this machine and a model -> profile.json"),

@@ -11,6 +11,7 @@ SAYS = [
     "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
     "could not create a primitive",
     "std::bad_alloc",
+    "can't start new thread",
 ]
 
 
