@@ -85,14 +85,14 @@ def measured(folder: Path, given: argparse.Namespace) -> Dispatch:
         operations=len(schedule.steady.ops),
         step_seconds=next(row["measured"] for row in rows if row["quantity"] == "step_seconds"),
         empty_seconds=empty(schedule, plan),
-        lost_seconds=lost(read_trace(out / "trace.json", schedule), plan),
+        lost_seconds=lost(read_trace(out / "trace.json", schedule)),
     )
 
 
 def empty(schedule: Schedule, plan: Plan) -> float:
     """Seconds of a steady step whose operations do nothing."""
     device = open_device(plan.machine.device)
-    runner = OverlappedRunner(device.lane, device.lanes, in_flight=IN_FLIGHT)
+    runner = OverlappedRunner(device.lane, in_flight=IN_FLIGHT)
     nothing = [_nothing] * len(schedule.steady.ops)
     try:
         times = [runner.run(schedule.steady, nothing).seconds for _ in range(WARM_RUNS + EMPTY_RUNS)]
@@ -101,10 +101,9 @@ def empty(schedule: Schedule, plan: Plan) -> float:
     return statistics.median(times[WARM_RUNS:])
 
 
-def lost(timeline: Timeline, plan: Plan) -> float:
+def lost(timeline: Timeline) -> float:
     """Seconds that the lane of compute was free although its next operation waited for nothing any more."""
-    lanes = open_device(plan.machine.device).lanes
-    ops = [op for op in timeline.graph.ops if lanes[op.resource] == lanes["compute"]]
+    ops = [op for op in timeline.graph.ops if op.resource == "compute"]
     free = total = 0.0
     for op in sorted(ops, key=lambda op: timeline.starts[op.index]):
         ready = max([free, *(timeline.ends[wait] for wait in op.waits)])

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from commands import command, end_on_sigterm, python, write_text
+from ssdplan.planner.critical import SHARED_CORES, loads
 from ssdplan.planner.drive import combined_frontier, hull_edges
 from ssdplan.planner.replan import Replanner
 from ssdplan.planner.simulator import simulate
@@ -206,15 +207,15 @@ def own_seconds(plan: Plan, timeline: Timeline) -> float:
 
 
 def limit(plan: Plan, timeline: Timeline) -> tuple[float, str]:
-    """The seconds that no overlap could hide of a measured step, and what takes them."""
-    busy = timeline.busy()
+    """The seconds that no overlap could hide of a measured step, and what takes them: those in which compute or updates
+    run, which share the cores and slow each other, or those of the drive at its profiled bandwidth."""
     moved = {"read": 0, "write": 0}
     for op in timeline.graph.ops:
         if isinstance(op, Transfer) and op.kind in moved:
             moved[op.kind] += op.nbytes
     edges = hull_edges(combined_frontier(plan.machine.volumes))
     ssd = max(a * moved["read"] + b * moved["write"] for a, b in edges)
-    return max((busy["compute"] + busy["cpu"], "cores"), (ssd, "ssd"))
+    return max((loads(timeline, plan.machine)[SHARED_CORES], "cores"), (ssd, "ssd"))
 
 
 def line(row: Row) -> str:

@@ -1,7 +1,7 @@
 """The device: a GPU's memory and streams, or an emulated one with a memory and copies of its own.
 
-The only module of the project that touches CUDA. It owns where arenas live, how bytes cross the link, and which ops
-run on one lane; it knows nothing of layers, states or plans.
+The only module of the project that touches CUDA. It owns where arenas live, how bytes cross the link, and on which
+stream an op works; it knows nothing of layers, states or plans.
 """
 
 import contextlib
@@ -46,8 +46,6 @@ class Device(Protocol):
     kind: str
     name: str
     torch_device: torch.device
-    lanes: dict[Resource, str]
-    """Resource -> the worker that runs its ops; resources of one worker never run together."""
 
     def memory_bytes(self) -> int: ...
     def allocate(self, nbytes: int) -> torch.Tensor: ...
@@ -68,8 +66,6 @@ _ROWS_AT_ONCE = 512
 _UNIT = 1074
 """Sums of squares are integers in units of two to the minus this: every float64 is such an integer."""
 
-_LANES: dict[Resource, str] = {name: name for name in ("read", "write", "h2d", "d2h", "compute", "cpu")}
-
 
 class EmulatedDevice:
     """A device made of DRAM: an arena of its own and real copies over a link of one core."""
@@ -79,7 +75,6 @@ class EmulatedDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
-        self.lanes: dict[Resource, str] = {**_LANES, "cpu": "compute"}
 
     def memory_bytes(self) -> int:
         """Half of what DRAM is free now: the other half is the host's."""
@@ -200,7 +195,6 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.name = torch.cuda.get_device_name(index)
-        self.lanes: dict[Resource, str] = dict(_LANES)
         self._streams = {name: torch.cuda.Stream(self.torch_device) for name in ("h2d", "d2h", "compute")}
 
     def memory_bytes(self) -> int:

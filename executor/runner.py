@@ -1,7 +1,7 @@
 """Runners: walk a graph of operations, one after the other or all lanes at once. Both give the same bits.
 
 Owns threads and the order in which ready ops start; what an op does is given in as a list of actions, one an op. The
-policy is the simulator's: each lane takes ready ops in their turns (`plans/turns.py`).
+policy is the simulator's: each resource is a lane, and a lane takes ready ops in the graph's order.
 """
 
 import contextlib
@@ -15,14 +15,13 @@ from heapq import heappop, heappush
 from types import FrameType
 from typing import Protocol
 
-from ssdplan.plans.schedule import Graph, Resource
+from ssdplan.plans.schedule import RESOURCES, Graph, Resource
 from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.turns import Turns
 
 Action = Callable[[], None]
 Lane = Callable[[Resource], AbstractContextManager[None]]
 
-IN_FLIGHT: dict[str, int] = {"read": 4, "write": 4}
+IN_FLIGHT: dict[Resource, int] = {"read": 4, "write": 4}
 """Lane -> ops that it has under way at once, where that is more than one: while the bytes of one are checked and the
 next is set going, the drive works on the other. Ops of a lane start in their order all the same."""
 _NONE = -1
@@ -103,26 +102,19 @@ class OverlappedRunner:
     took 1.4 to 1.7 times as long).
     """
 
-    def __init__(self, lane: Lane, lanes: Mapping[Resource, str], in_flight: Mapping[str, int] | None = None) -> None:
-        """`lanes`: resource -> the lane that runs its ops. `in_flight`: lane -> how many of them at once, if not 1; of
-        the lane of compute it is 1."""
-        names = sorted(set(lanes.values()))
+    def __init__(self, lane: Lane, in_flight: Mapping[Resource, int] | None = None) -> None:
+        """`in_flight`: lane -> how many of its ops at once, if not 1; of the lane of compute it is 1."""
         self._lane = lane
-        self._lane_of = {resource: names.index(name) for resource, name in lanes.items()}
         self._programs: dict[int, _Program] = {}
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self._closing = self._abandoned = False
-        callers = self._lane_of["compute"]
-        self._own = _Worker(callers, names[callers])
+        self._own = _Worker("compute")
         self._threads = [
-            _Worker(number, name)
-            for number, name in enumerate(names)
-            for _ in range((in_flight or {}).get(name, 1))
-            if number != callers
+            _Worker(name) for name in RESOURCES for _ in range((in_flight or {}).get(name, 1)) if name != "compute"
         ]
-        self._idle: list[list[_Worker]] = [[] for _ in names]
-        self._idle[callers].append(self._own)
+        self._idle: list[list[_Worker]] = [[] for _ in RESOURCES]
+        self._idle[self._own.lane].append(self._own)
         for worker in self._threads:
             self._idle[worker.lane].append(worker)
             worker.thread = threading.Thread(
@@ -135,7 +127,7 @@ class OverlappedRunner:
         assert len(actions) == len(graph.ops) and self._run is None
         program = self._programs.get(id(graph))
         if program is None:
-            program = self._programs[id(graph)] = _Program(graph, self._lane_of)
+            program = self._programs[id(graph)] = _Program(graph)
         run = _Run(program, actions, len(self._idle), self._own)
         with _interruptions() as interruptions:
             self._run = run
@@ -232,9 +224,9 @@ class OverlappedRunner:
     def _begin(self, run: "_Run") -> int:
         """Hand out what waits for nothing. Returns the op that the caller itself is to run."""
         with self._lock:
-            lanes, turn_of = run.program.lanes, run.program.turns.of
+            lanes = run.program.lanes
             for index in run.program.first:
-                heappush(run.ready[lanes[index]], turn_of[index])
+                heappush(run.ready[lanes[index]], index)
             self._idle[self._own.lane].remove(self._own)
             after, woken = self._hand_out(run, self._own, range(len(self._idle)))
         for each in woken:
@@ -251,12 +243,11 @@ class OverlappedRunner:
                 run.error = run.error or error
             touched = []
             missing, lanes, ready, idle = run.missing, run.program.lanes, run.ready, self._idle
-            turn_of = run.program.turns.of
             for follower in run.program.followers[index]:
                 missing[follower] -= 1
                 if not missing[follower]:
                     lane = lanes[follower]
-                    heappush(ready[lane], turn_of[follower])
+                    heappush(ready[lane], follower)
                     if idle[lane]:
                         touched.append(lane)
             after, woken = self._hand_out(run, worker, touched)
@@ -271,15 +262,15 @@ class OverlappedRunner:
         woken = []
         after = _NONE
         if run.error is None:
-            mine, op_at = run.ready[worker.lane], run.program.turns.ops
+            mine = run.ready[worker.lane]
             if mine:
-                after = op_at[heappop(mine)]
+                after = heappop(mine)
                 run.running += 1
             for lane in lanes:
                 ready, idle = run.ready[lane], self._idle[lane]
                 while ready and idle:
                     other = idle.pop()
-                    other.index = op_at[heappop(ready)]
+                    other.index = heappop(ready)
                     run.running += 1
                     woken.append(other)
         worker.index = after
@@ -320,13 +311,12 @@ def _interruptions() -> Iterator[list[BaseException]]:
 class _Program:
     """What running a graph needs to know of it, once for all its runs."""
 
-    __slots__ = ("first", "followers", "graph", "lanes", "resources", "turns", "waits")
+    __slots__ = ("first", "followers", "graph", "lanes", "resources", "waits")
 
-    def __init__(self, graph: Graph, lane_of: Mapping[Resource, int]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.resources = [op.resource for op in graph.ops]
-        self.lanes = [lane_of[resource] for resource in self.resources]
-        self.turns = Turns(graph.ops, shared=lane_of["cpu"] == lane_of["compute"])
+        self.lanes = [RESOURCES.index(resource) for resource in self.resources]
         self.waits = [len(op.waits) for op in graph.ops]
         self.first = [op.index for op in graph.ops if not op.waits]
         followers: list[list[int]] = [[] for _ in graph.ops]
@@ -382,8 +372,8 @@ class _Worker:
 
     __slots__ = ("began", "gate", "index", "lane", "name", "thread")
 
-    def __init__(self, lane: int, name: str) -> None:
-        self.lane, self.name = lane, name
+    def __init__(self, name: Resource) -> None:
+        self.lane, self.name = RESOURCES.index(name), name
         self.gate = threading.Lock()
         self.gate.acquire()
         self.index = _NONE

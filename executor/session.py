@@ -365,9 +365,7 @@ def _session(
             graphs.append(schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
         runner: Runner = (
-            SerialRunner(device.lane)
-            if recipe.serial
-            else OverlappedRunner(device.lane, device.lanes, in_flight=IN_FLIGHT)
+            SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, in_flight=IN_FLIGHT)
         )
         session = Session(schedule, memory, store, records, layers, operations, states, runner, device, actions)
         patience = Patience.of(plan, recipe.stall_after_seconds, recipe.stall_abort_seconds)

@@ -14,6 +14,7 @@ from ssdplan.plans.timeline import Timeline
 
 FILL, DRAIN, NO_WORK = "fill", "drain", "no work"
 """Causes to idle: before the first operation of the lane, after its last, and throughout when it has none."""
+SHARED_CORES = "compute and updates (shared cores)"
 _WRITES_TO: dict[Resource, str] = {
     "read": "host",
     "write": "ssd",
@@ -39,21 +40,21 @@ class Causes:
     or `device buffer` (memory that something else still used), FILL, DRAIN or NO_WORK."""
 
 
-def find_causes(timeline: Timeline, model: Model, machine: Machine) -> Causes:
+def find_causes(timeline: Timeline, model: Model) -> Causes:
     """The critical path and the causes of idle time of a step that the simulator timed.
 
     An operation is held up by what ended last of what it waits for and of the operation before it on its lane. An idle
     resource is charged to what ran meanwhile on the chain that held up its next operation; from the first wait in that
     chain that is there only because a slot is used again, back, to the buffer that was not free yet.
     """
-    return _Chains(timeline, model, machine).causes()
+    return _Chains(timeline, model).causes()
 
 
 def loads(timeline: Timeline, machine: Machine) -> Seconds:
     """What could bound a step, in words -> seconds in which at least one of its operations runs."""
     shared = machine.compute_shares_cpu
     groups: dict[str, tuple[Resource, ...]] = {
-        "compute and updates (shared cores)" if shared else "compute": ("compute", "cpu") if shared else ("compute",),
+        SHARED_CORES if shared else "compute": ("compute", "cpu") if shared else ("compute",),
         "ssd": ("read", "write"),
         "link to device": ("h2d",),
         "link from device": ("d2h",),
@@ -78,18 +79,14 @@ def work(op: Op, states: frozenset[str]) -> str:
 class _Chains:
     """A timeline with its lanes, and what held up each operation."""
 
-    def __init__(self, timeline: Timeline, model: Model, machine: Machine) -> None:
+    def __init__(self, timeline: Timeline, model: Model) -> None:
         self.timeline, self.ops = timeline, timeline.graph.ops
         self.states = frozenset(state.name for state in model.states)
         self.resources = [op.resource for op in self.ops]
-        shared = machine.compute_shares_cpu
-        self.lane_of: dict[Resource, Resource] = {
-            resource: "compute" if resource == "cpu" and shared else resource for resource in RESOURCES
-        }
-        self.lanes: dict[Resource, list[int]] = {lane: [] for lane in self.lane_of.values()}
+        self.lanes: dict[Resource, list[int]] = {resource: [] for resource in RESOURCES}
         starts, ends = timeline.starts, timeline.ends
         for index in sorted(range(len(self.ops)), key=lambda index: (starts[index], ends[index], index)):
-            self.lanes[self.lane_of[self.resources[index]]].append(index)
+            self.lanes[self.resources[index]].append(index)
         self.before = [-1] * len(self.ops)
         """The operation before each on its lane."""
         for lane in self.lanes.values():
@@ -129,19 +126,7 @@ class _Chains:
         return path[::-1]
 
     def _idle(self) -> dict[Resource, Seconds]:
-        busy: dict[Resource, float] = dict.fromkeys(RESOURCES, 0.0)
-        for index, resource in enumerate(self.resources):
-            busy[resource] += self.timeline.ends[index] - self.timeline.starts[index]
-        idle: dict[Resource, Seconds] = {}
-        gaps = {lane: self._gaps(members) for lane, members in self.lanes.items()}
-        for resource in RESOURCES:
-            lane = self.lane_of[resource]
-            causes = dict(gaps[lane])
-            for other in RESOURCES:
-                if other != resource and self.lane_of[other] == lane:
-                    _add(causes, other, busy[other])
-            idle[resource] = causes
-        return idle
+        return {resource: self._gaps(lane) for resource, lane in self.lanes.items()}
 
     def _gaps(self, lane: Sequence[int]) -> Seconds:
         """Cause -> seconds in which none of the lane's operations runs."""

@@ -79,13 +79,11 @@ class Fitter:
         smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
         self.usual = _Pace(_grains(min(max(affordable, smallest), usual)), 3)
         self.tight = _Pace(_grains(smallest), 1)
-        deeper = ((2, 24), (2, 48)) if machine.compute_shares_cpu else ()
         self.others = tuple(
             _Pace(_grains(max(self.usual.chunk_elements / shorter, 1 << 16)), lookahead)
-            for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16), *deeper)
+            for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
         )
-        """What may hide more where a drive is the slowest: shorter chunks and more of them on their way. Where updates
-        wait for the cores while a layer computes, a drive works only as long as what it reads has room."""
+        """What may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}

@@ -14,7 +14,7 @@ from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.wear import TB, YEAR_DAYS, lifetime, wear
 
-from .critical import DRAIN, FILL, NO_WORK, loads
+from .critical import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
 from .fit import Fitter, Solved
 from .memory import checkpoint_layers, device_alone_bytes, trained_elements
 from .program import Bound, ProgramResult, program_bound, solve_program
@@ -108,7 +108,7 @@ def _bound(plan: Plan, evidence: Evidence) -> str:
         text += f" The chain of operations that makes it so long is {_listed(chain)}."
     waits = plan.prediction.idle.get(_RESOURCE.get(first, ""), {})
     idle = {name: seconds / step for name, seconds in waits.items()}
-    if first == "compute and updates (shared cores)":
+    if first == SHARED_CORES:
         idle.pop("cpu", None)
     if sum(idle.values()) >= 0.05:
         each = [f"{share:.0%} for {WORDS.get(name, name)}" for name, share in _largest(idle)]
@@ -117,7 +117,7 @@ def _bound(plan: Plan, evidence: Evidence) -> str:
 
 
 _RESOURCE = {
-    "compute and updates (shared cores)": "compute",
+    SHARED_CORES: "compute",
     "compute": "compute",
     "link to device": "h2d",
     "link from device": "d2h",

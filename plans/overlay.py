@@ -131,9 +131,8 @@ def lay_over(plan: Plan, schedule: Schedule, predicted: Timeline, measured: Time
     if predicted.graph is not measured.graph:
         raise MismatchError(f"a {predicted.graph.name} step cannot be laid over a {measured.graph.name} one")
     both = (predicted, measured)
-    shared = plan.machine.compute_shares_cpu
     busy = [timeline.busy() for timeline in both]
-    pieces = [stalls(timeline, shared=shared) for timeline in both]
+    pieces = [stalls(timeline) for timeline in both]
     return Overlay(
         predicted=predicted,
         measured=measured,
@@ -149,15 +148,15 @@ def lay_over(plan: Plan, schedule: Schedule, predicted: Timeline, measured: Time
     )
 
 
-def stalls(timeline: Timeline, *, shared: bool) -> tuple[Stall, ...]:
+def stalls(timeline: Timeline) -> tuple[Stall, ...]:
     """Every gap of the compute lane, cut into pieces by what the step was waiting for: the critical path through it.
 
     From the op after the gap one goes back in time: to the last of its waits to end, or to the op before it on its own
     lane where that ended later (the lane was taken), and so on until the gap begins. What ran at a moment on this way
-    is that moment's cause. `shared`: compute and updates are one lane. Pieces of one gap follow each other and cover
-    it; with compute's busy time, all of them sum to `timeline.seconds`.
+    is that moment's cause. Pieces of one gap follow each other and cover it; with compute's busy time, all of them sum
+    to `timeline.seconds`.
     """
-    before = _before_on_lane(timeline, shared)
+    before = _before_on_lane(timeline)
     compute = sorted((op.index for op in timeline.graph.ops if op.resource == "compute"), key=_by_start(timeline))
     found: list[Stall] = []
     until = 0.0
@@ -197,12 +196,12 @@ def _by_start(timeline: Timeline) -> Callable[[int], tuple[float, float, int]]:
     return lambda index: (timeline.starts[index], timeline.ends[index], index)
 
 
-def _before_on_lane(timeline: Timeline, shared: bool) -> dict[int, int]:
+def _before_on_lane(timeline: Timeline) -> dict[int, int]:
     """Op -> the op of its lane that was the last to end before it began: the one that made room for it, however many a
     lane has under way at once."""
     lanes: dict[Resource, list[int]] = defaultdict(list)
     for op in timeline.graph.ops:
-        lanes["compute" if shared and op.resource == "cpu" else op.resource].append(op.index)
+        lanes[op.resource].append(op.index)
     before: dict[int, int] = {}
     for lane in lanes.values():
         under_way: list[tuple[float, int, int]] = []

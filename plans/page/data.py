@@ -32,14 +32,13 @@ def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline])
     """All that data.js reads. `timelines` are of one graph of `schedule`: what each is called, and when its ops ran."""
     graph = next(iter(timelines.values())).graph
     works = sorted({work_of(schedule, op) for op in graph.ops}, key=_work_order)
-    shared = plan.machine.compute_shares_cpu
     return {
         "lanes": [RESOURCE_LABELS.get(name, name) for name in RESOURCES],
         "compute": RESOURCES.index("compute"),
         "works": [{"name": work, "colour": colour_class(WORK_COLOURS.get(work, OTHER_COLOUR))} for work in works],
         "starting": STARTING,
         "graph": _graph(schedule, graph, works),
-        "timelines": [{"name": name, **_timeline(schedule, timeline, shared)} for name, timeline in timelines.items()],
+        "timelines": [{"name": name, **_timeline(schedule, timeline)} for name, timeline in timelines.items()],
         "tiers": {tier: {"budget": budget, "peak": peak} for tier, (peak, budget) in memories(plan).items()},
     }
 
@@ -107,9 +106,9 @@ def _graph(schedule: Schedule, graph: Graph, works: Sequence[str]) -> dict[str, 
     }
 
 
-def _timeline(schedule: Schedule, timeline: Timeline, shared: bool) -> dict[str, object]:
+def _timeline(schedule: Schedule, timeline: Timeline) -> dict[str, object]:
     seconds = timeline.seconds
-    pieces = stalls(timeline, shared=shared)
+    pieces = stalls(timeline)
     nobody = len(timeline.graph.ops)
     usage = memory_usage(schedule, timeline)
     return {

@@ -24,7 +24,7 @@ from ssdplan.executor.train import train
 from ssdplan.executor.watchdog import Patience, Watchdog, Words
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import StallError, UsageError
-from ssdplan.plans.schedule import RESOURCES, Update
+from ssdplan.plans.schedule import Update
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
@@ -48,11 +48,7 @@ def plan(directory):
 
 @pytest.fixture(params=["serial", "overlapped"])
 def runner(request):
-    made = (
-        SerialRunner(no_lane)
-        if request.param == "serial"
-        else OverlappedRunner(no_lane, {resource: resource for resource in RESOURCES})
-    )
+    made = SerialRunner(no_lane) if request.param == "serial" else OverlappedRunner(no_lane)
     yield made
     made.close()
 
@@ -113,7 +109,7 @@ def test_a_step_that_goes_on_is_left_alone(plan, runner):
 def test_a_run_ends_where_it_was_asked_to(plan):
     schedule = build_schedule(plan.model, plan.decision)
     graph = schedule.steady
-    runner = OverlappedRunner(no_lane, {resource: resource for resource in RESOURCES})
+    runner = OverlappedRunner(no_lane)
     released = threading.Event()
     hanging = next(op for op in graph.ops if op.resource == "h2d")
     actions = [(lambda: released.wait(60)) if op is hanging else (lambda: None) for op in graph.ops]

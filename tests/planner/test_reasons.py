@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner.critical import SHARED_CORES
 from ssdplan.planner.memory import OP_BYTES, predict_peaks
 from ssdplan.planner.reasons import Evidence, explain
 from ssdplan.planner.request import SolveRequest
@@ -51,7 +52,7 @@ def told(plan: Plan, topic: str) -> str:
         (
             made_machine(shared=True, volumes=(FAST,)),
             5e10,
-            "compute and updates (shared cores)",
+            SHARED_CORES,
             "compute",
             "a device twice as fast",
         ),

@@ -13,7 +13,7 @@ from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.overlay import Stall, describe_overlay, lay_over, stalls
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import RESOURCES, Forward, Graph, Op, Region, Schedule, Transfer, Update
+from ssdplan.plans.schedule import RESOURCES, Forward, Graph, Op, Region, Schedule, Transfer
 from ssdplan.plans.timeline import Timeline
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
@@ -29,10 +29,6 @@ def _move(index: int, kind: str, *waits: int) -> Transfer:
 
 def _forward(index: int, *waits: int) -> Forward:
     return Forward(index, 0, waits, 0, "block", 0, (), None, None)
-
-
-def _update(index: int, *waits: int) -> Update:
-    return Update(index, 0, waits, 0, 0, 2048, False, NOWHERE, NOWHERE, NOWHERE, "fp32")
 
 
 def _timeline(*rows: tuple[Op, float, float]) -> Timeline:
@@ -51,7 +47,7 @@ def test_a_chain_is_walked_back_to_where_the_gap_begins() -> None:
         (_forward(6, 2, 4), 6.5, 7.0),
         (_move(7, "write", 6), 7.0, 9.0),
     )
-    assert stalls(timeline, shared=False) == (
+    assert stalls(timeline) == (
         Stall(0.0, 2.0, 2, 0),
         Stall(2.0, 3.0, 2, 1),
         Stall(4.0, 5.0, 6, 3),
@@ -70,19 +66,13 @@ def test_of_two_reads_at_once_the_one_that_ended_made_room() -> None:
         (_move(2, "read"), 2.0, 4.0),
         (_forward(3, 2), 4.0, 6.0),
     )
-    assert stalls(timeline, shared=False) == (Stall(0.0, 2.0, 3, 1), Stall(2.0, 4.0, 3, 2))
-
-
-def test_an_update_is_in_the_way_only_on_the_same_cores() -> None:
-    timeline = _timeline((_forward(0), 0.0, 1.0), (_update(1), 1.0, 3.0), (_forward(2, 0), 3.0, 4.0))
-    assert stalls(timeline, shared=True) == (Stall(1.0, 3.0, 2, 1),)
-    assert stalls(timeline, shared=False) == (Stall(1.0, 3.0, 2, None),)
+    assert stalls(timeline) == (Stall(0.0, 2.0, 3, 1), Stall(2.0, 4.0, 3, 2))
 
 
 def test_clocks_that_disagree_end_the_walk() -> None:
     """Op 1 began before what it waited for: no order explains that, but time is still accounted for."""
     timeline = _timeline((_move(0, "read"), 3.0, 4.0), (_move(1, "read", 0), 1.0, 2.0), (_forward(2, 1), 5.0, 6.0))
-    pieces = stalls(timeline, shared=False)
+    pieces = stalls(timeline)
     assert sum(piece.seconds for piece in pieces) == pytest.approx(5.0)
 
 
@@ -121,11 +111,10 @@ def _measured(timeline: Timeline, seed: int) -> Timeline:
     seed=st.integers(0, 1 << 16),
 )
 def test_time_is_accounted_for(seed: int, **choices: object) -> None:
-    shared = bool(choices["shared"])
     plan, schedule = _plan(**choices)
     predicted = simulate(schedule.steady, plan.model, plan.machine, 1)
     for timeline in (predicted, _measured(predicted, seed)):
-        pieces = stalls(timeline, shared=shared)
+        pieces = stalls(timeline)
         busy = timeline.busy()["compute"]
         assert sum(piece.seconds for piece in pieces) == pytest.approx(timeline.seconds - busy, abs=1e-9)
         assert all(one.end <= other.start + 1e-12 for one, other in pairwise(pieces))
@@ -134,7 +123,7 @@ def test_time_is_accounted_for(seed: int, **choices: object) -> None:
             if piece.cause is not None:
                 assert timeline.starts[piece.cause] <= piece.start and piece.end <= timeline.ends[piece.cause]
                 assert timeline.graph.ops[piece.cause].resource != "compute"
-        _connected(timeline, pieces, shared)
+        _connected(timeline, pieces)
         if timeline is predicted:  # the simulator never hesitates
             assert all(piece.cause is not None for piece in pieces)
     overlay = lay_over(plan, schedule, predicted, _measured(predicted, seed))
@@ -146,16 +135,12 @@ def test_time_is_accounted_for(seed: int, **choices: object) -> None:
     assert sum(row.count for row in overlay.kinds) == len(schedule.steady.ops)
 
 
-def _connected(timeline: Timeline, pieces: tuple[Stall, ...], shared: bool) -> None:
+def _connected(timeline: Timeline, pieces: tuple[Stall, ...]) -> None:
     """Going back, each cause is something that the op after it waits for, or the op that made room on its lane."""
-
-    def lane(index: int) -> str:
-        resource = timeline.graph.ops[index].resource
-        return "compute" if shared and resource == "cpu" else resource
-
+    ops = timeline.graph.ops
     lanes: dict[str, list[int]] = {}
     for index in sorted(range(len(timeline.starts)), key=lambda index: timeline.starts[index]):
-        lanes.setdefault(lane(index), []).append(index)
+        lanes.setdefault(ops[index].resource, []).append(index)
     after: int | None = None
     waiting: object = ()
     for piece in reversed(pieces):
@@ -164,10 +149,10 @@ def _connected(timeline: Timeline, pieces: tuple[Stall, ...], shared: bool) -> N
         if piece.cause is None or piece.cause == after:
             continue
         if after is not None:
-            mine = lanes[lane(after)]
+            mine = lanes[ops[after].resource]
             ended = [i for i in mine[: mine.index(after)] if timeline.ends[i] <= timeline.starts[after] + 1e-8]
             same_lane = sorted(ended, key=lambda index: timeline.ends[index])[-1:]
-            ready = [*timeline.graph.ops[after].waits, *same_lane]
+            ready = [*ops[after].waits, *same_lane]
             # What took no time is no piece: such an op may stand between.
             assert piece.cause in ready or any(timeline.ends[i] == timeline.starts[i] for i in ready)
             assert timeline.ends[piece.cause] == max(timeline.ends[index] for index in ready)

@@ -154,7 +154,7 @@ def test_the_data_are_the_timelines() -> None:
     assert step["seconds"] == timeline.seconds == plan.prediction.step_seconds
     tick = step["seconds"] / step["ticks"]
     _spans_are(step, timeline.starts, timeline.ends, tick)
-    pieces = stalls(timeline, shared=False)
+    pieces = stalls(timeline)
     _spans_are(step["stalls"], [p.start for p in pieces], [p.end for p in pieces], tick)
     assert _unpacked(step["stalls"]["cause"]) == [len(ops) if p.cause is None else p.cause for p in pieces]
 
