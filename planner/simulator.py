@@ -23,7 +23,8 @@ LEAST_CORES = 0.25
 UPDATES_SHARE = 0.75
 """Of what compute and updates of the same cores get together, the part of updates: their threads sleep between two of
 them, and who slept goes first. Beside a layer (90 to 270 ms, two cores) an update of 1 Mi elements took 1.1 to 1.7
-times as long as alone, and both together did 0.9 to 1.1 of what they do by turns; 0.8 where updates never rest."""
+times as long as alone, and both together did 0.87 to 1.12 of what they do by turns; 0.72 to 1.08 where updates never
+rest."""
 
 
 def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Timeline:

@@ -173,7 +173,8 @@ def _plot(
     """Points (step, value) of each series as its character, later ones over earlier; from step 0 to `last`."""
     low, high = limits
     if high - low < _LEAST_RANGE:
-        low, high = low - max(abs(low) / 2, _LEAST_RANGE), high + max(abs(high) / 2, _LEAST_RANGE)
+        half = abs(low) / 2 if abs(low) > _LEAST_RANGE else 0.5
+        low, high = low - half, high + half
     grid = [[" "] * PLOT_COLUMNS for _ in range(rows)]
     for mark, steps, values in series:
         for step, value in zip(steps, values, strict=True):
