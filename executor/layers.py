@@ -27,6 +27,7 @@ from ssdplan.executor.isolation import arguments_apart
 from ssdplan.executor.model import StreamedModel
 from ssdplan.executor.optimizer import DTYPE_NAMES
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
+from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError
 
 IGNORED_LABEL = -100
@@ -453,6 +454,9 @@ class Layers:
             logits = self._run_model(
                 chunk.input_ids, chunk.attention_mask, chunk.position_ids, parameters | zeros
             ).logits
+        if logits.requires_grad and self._device.type == "cpu":
+            # What loss and its gradient left in the heap goes before the weights' gradient comes, largest of all.
+            logits.register_hook(lambda gradient: process.give_back())
         loss: torch.Tensor = ForCausalLMLoss(
             logits,
             None,
