@@ -14,13 +14,16 @@ ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from commands import command, end_on_sigterm, python, write_text
+from ssdplan.native import process
 from ssdplan.planner.critical import SHARED_CORES, loads
 from ssdplan.planner.drive import combined_frontier, hull_edges
 from ssdplan.planner.replan import Replanner
@@ -76,6 +79,9 @@ class Row:
     ssd_predicted: float
     ssd_measured: float
     tokens_per_second: float
+    stolen_before: float
+    stolen_meanwhile: float
+    """Shares of the processors' time that the host gave to others: during the profile, and during the run."""
 
     @property
     def error(self) -> float:
@@ -149,6 +155,17 @@ def main() -> None:
         given.json.write_text(json.dumps(each, indent=1) + "\n")
 
 
+class Stolen:
+    """What the host takes of the processors' time from here on."""
+
+    def __init__(self) -> None:
+        self._begun, self._stolen = time.perf_counter(), process.stolen_seconds()
+
+    def share(self) -> float:
+        seconds = time.perf_counter() - self._begun
+        return (process.stolen_seconds() - self._stolen) / (seconds * (os.cpu_count() or 1))
+
+
 class Bench:
     """One shape: its model and data."""
 
@@ -169,10 +186,14 @@ class Bench:
 
     def run(self, case: Case, steps: int) -> Row:
         plan_path, out = self.folder / "plan.json", self.folder / "run"
+        before = Stolen()
         self._profile("profile.json")
+        stolen_before = before.share()
         command("solve", self.folder / "profile.json", "--host-memory", case.host, "--micro-batches",
                 case.micro_batches, *case.options, "-o", plan_path)  # fmt: skip
+        meanwhile = Stolen()
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
+        stolen_meanwhile = meanwhile.share()
         plan = Plan.load(plan_path)
         figures = {row["quantity"]: row for row in json.loads((out / "report.json").read_text())["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
@@ -196,6 +217,8 @@ class Bench:
             ssd_predicted=sum(row["predicted"] for row in ssd),
             ssd_measured=sum(row["measured"] for row in ssd),
             tokens_per_second=figures["tokens_per_second"]["measured"],
+            stolen_before=stolen_before,
+            stolen_meanwhile=stolen_meanwhile,
         )
 
 
@@ -227,7 +250,7 @@ def line(row: Row) -> str:
         f"limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
         f"host {row.host_predicted / gib:.3f} / {row.host_measured / gib:.3f} GiB  "
         f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_measured / max(row.ssd_predicted, 1) - 1:+.2%})  "
-        f"{row.tokens_per_second:.0f} tokens/s"
+        f"{row.tokens_per_second:.0f} tokens/s  stolen {row.stolen_before:.1%}, {row.stolen_meanwhile:.1%}"
     )
 
 

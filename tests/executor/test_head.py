@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from ssdplan.executor.weights import Weights
+from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYTES, logits_chunk_tokens
 from tests import reference
@@ -180,6 +183,34 @@ def test_a_chunk_bounds_the_workspace(tmp_path: Path, dtype: torch.dtype) -> Non
     assert logits < many[0] < 3 * logits and 2 * logits < many[1] < 4 * logits
     for cut, whole in zip(many, peaks(20 * chunk, None), strict=True):
         assert whole > 12 * cut
+
+
+def growth_beyond_workspace(path: Path) -> int:
+    """Bytes that a process which computes with the head alone takes beyond what the head's tensors take at once."""
+    process.settle_heap()
+    torch.set_num_threads(1)
+    model = open_model(path, torch.float32)
+    ids = torch.zeros(1, 64, dtype=torch.int64)
+    head = Head(model, [MicroBatch(ids, ids)])
+    layers = Layers(model, CPU)
+    layers.begin_step(0, head.batches)
+    gradients, into = [torch.zeros(flat.numel()) for flat in head.weights], torch.empty_like(head.hidden[0])
+
+    def backward() -> None:
+        layers.backward(head.index, 0, head.weights, head.hidden[0], None, into, gradients)
+
+    _, workspace = EmulatedDevice().peak_bytes(backward)
+    growth = process.growth_bytes(lambda: [backward() for _ in range(4)])
+    assert growth is not None
+    return growth - workspace
+
+
+def test_the_process_takes_no_more_than_the_heads_tensors(tmp_path: Path) -> None:
+    """Logits of 7 MiB lie in malloc's heap, and so do their gradients; those that are freed when the gradient of the
+    weights comes, 31 MB and the largest, are not there any more."""
+    path = make_model("llama", tmp_path / "model", vocab=30000, hidden=256, layers=1, max_position_embeddings=64)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        assert fresh.submit(growth_beyond_workspace, path).result(timeout=120) < 2 << 20
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
