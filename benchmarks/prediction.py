@@ -14,7 +14,6 @@ ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -81,7 +80,7 @@ class Row:
     tokens_per_second: float
     stolen_before: float
     stolen_meanwhile: float
-    """Shares of the processors' time that the host gave to others: during the profile, and during the run."""
+    """Shares of the processors' time that the host gave to others: during the profile, and in the run's steps."""
 
     @property
     def error(self) -> float:
@@ -155,17 +154,6 @@ def main() -> None:
         given.json.write_text(json.dumps(each, indent=1) + "\n")
 
 
-class Stolen:
-    """What the host takes of the processors' time from here on."""
-
-    def __init__(self) -> None:
-        self._begun, self._stolen = time.perf_counter(), process.stolen_seconds()
-
-    def share(self) -> float:
-        seconds = time.perf_counter() - self._begun
-        return (process.stolen_seconds() - self._stolen) / (seconds * (os.cpu_count() or 1))
-
-
 class Bench:
     """One shape: its model and data."""
 
@@ -186,16 +174,15 @@ class Bench:
 
     def run(self, case: Case, steps: int) -> Row:
         plan_path, out = self.folder / "plan.json", self.folder / "run"
-        before = Stolen()
-        self._profile("profile.json")
-        stolen_before = before.share()
+        begun, stolen = time.perf_counter(), process.stolen_seconds()
+        cores = self._profile("profile.json").machine.cores
+        stolen_before = (process.stolen_seconds() - stolen) / (time.perf_counter() - begun) / cores
         command("solve", self.folder / "profile.json", "--host-memory", case.host, "--micro-batches",
                 case.micro_batches, *case.options, "-o", plan_path)  # fmt: skip
-        meanwhile = Stolen()
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
-        stolen_meanwhile = meanwhile.share()
         plan = Plan.load(plan_path)
-        figures = {row["quantity"]: row for row in json.loads((out / "report.json").read_text())["predictions"]}
+        report = json.loads((out / "report.json").read_text())
+        figures = {row["quantity"]: row for row in report["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
         shutil.rmtree(out)
         after = self._profile("afterwards.json")
@@ -218,7 +205,7 @@ class Bench:
             ssd_measured=sum(row["measured"] for row in ssd),
             tokens_per_second=figures["tokens_per_second"]["measured"],
             stolen_before=stolen_before,
-            stolen_meanwhile=stolen_meanwhile,
+            stolen_meanwhile=report["stolen_share"],
         )
 
 

@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.random_model import Shape, write_random_model
+from tests.processor import PRECISION
 
 MIB = 1 << 20
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-PRECISION = "bf16" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "fp32"
-"""What this processor has instructions for: without them bf16 takes some twenty times as long."""
 THREADS_BYTES = 96 * MIB
 """Stacks of the run's threads, 8 MiB each, which a limit of what is mapped counts whole though they are hardly used."""
 OPENED = f"""

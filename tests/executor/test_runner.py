@@ -13,11 +13,13 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner, SerialRunner
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.schedule import RESOURCES, Graph, Region, Transfer
 from tests.planner.made import made_model
 from tests.plans.decided import decide
+from tests.processor import PRECISION
 
 
 def chain(*ops: tuple[str, tuple[int, ...]]) -> Graph:
@@ -275,7 +277,7 @@ def processor_seconds(work: Callable[[], None]) -> float:
 def layer_and_head(length: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """What a layer of SmolLM2-135M computes for a row of so many tokens, forward and again with backward, and its
     head; in bf16 where the processor has it."""
-    dtype = torch.bfloat16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else torch.float32
+    dtype = DTYPES[PRECISION]
     shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
     config = LlamaConfig(**shape, attn_implementation="sdpa")
     block = LlamaDecoderLayer(config, 0).to(dtype)
