@@ -134,11 +134,12 @@ def test_a_mix_that_beats_an_end_is_cut_to_it() -> None:
 
 
 def test_rates_of_a_drive_whose_rates_are_known(tmp_path: Path) -> None:
-    drive = MadeDrive(read=4e9, write=2e9)
+    read, write = 0.4e9, 0.2e9  # so slow that a thread which a busy machine wakes late changes little
+    drive = MadeDrive(read, write)
     volume, notes = measure(tmp_path, drive)
     points = volume.frontier
-    assert points[0].read == pytest.approx(4e9, rel=0.25)
-    assert points[-1].write == pytest.approx(2e9, rel=0.25)
+    assert points[0].read == pytest.approx(read, rel=0.25)
+    assert points[-1].write == pytest.approx(write, rel=0.25)
     # It reads and writes at once at full rates: some mix reaches well over the line between the ends.
     assert max(p.read / points[0].read + p.write / points[-1].write for p in points) > 1.4
     assert volume.engine == "threads" and any("io_uring" in note for note in notes)
