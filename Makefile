@@ -4,7 +4,7 @@
 # make demo         a real model: measured, planned, trained from ssd, and asked something
 # make headline     3B parameters trained within 4 GiB: HEADLINE="--volume DIR" and other options (docs/benchmarks.md)
 # make bench        each part beside its rival on this machine (docs/benchmarks.md)
-# make compare      the same training by plain PyTorch, DeepSpeed and ssdplan (docs/benchmarks.md); half an hour and more
+# make compare      the same training by plain PyTorch, DeepSpeed and ssdplan: COMPARE="--precision fp32" (half an hour)
 # make lint, make native-test, make format, make clean
 #
 # Needs Python 3.11 or newer with its headers, make and a C++17 compiler; cmake and ninja come with the build.
@@ -67,9 +67,9 @@ bench: venv
 
 # A budget at DeepSpeed's least memory for the whole process, and one at half of that; the interpreter takes its part.
 compare: venv
-	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 1 --host-memory 700MiB,1900MiB
-	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 16 --host-memory 700MiB,1900MiB
-	$(BIN)/ssdplan compare --shape medium --sequence-length 128 --micro-batches 1 --host-memory 2200MiB,4900MiB
+	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 1 --host-memory 700MiB,1900MiB $(COMPARE)
+	$(BIN)/ssdplan compare --shape small --sequence-length 256 --micro-batches 16 --host-memory 700MiB,1900MiB $(COMPARE)
+	$(BIN)/ssdplan compare --shape medium --sequence-length 128 --micro-batches 1 --host-memory 2200MiB,4900MiB $(COMPARE)
 
 headline: venv
 	$(BIN)/python benchmarks/headline.py $(HEADLINE)

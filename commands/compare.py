@@ -25,6 +25,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     trained.add_argument("--sequence-length", type=of.count, default=256, metavar="S", help="tokens a row")
     trained.add_argument("--micro-batch-size", type=of.count, default=1, metavar="B", help="rows a micro-batch")
     trained.add_argument("--micro-batches", type=of.count, default=1, metavar="N", help="micro-batches a step")
+    trained.add_argument(
+        "--precision",
+        choices=("bf16", "fp32"),
+        default="bf16",
+        help="of weights and activations; fp32 where a processor multiplies bf16 slowly",
+    )
     ways = parser.add_argument_group("in which ways, and how often")
     ways.add_argument(
         "--arms",
@@ -73,7 +79,9 @@ def call(options: argparse.Namespace) -> int:
                 data=options.data,
                 arms=options.arms,
                 host_memory=options.host_memory,
-                batch=Batch(options.sequence_length, options.micro_batch_size, options.micro_batches),
+                batch=Batch(
+                    options.sequence_length, options.micro_batch_size, options.micro_batches, options.precision
+                ),
                 steps=options.steps,
                 rounds=options.rounds,
                 volume=options.volume,

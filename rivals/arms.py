@@ -70,11 +70,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch of every arm."""
+    """The batch of every arm, and what it is computed in."""
 
     sequence_length: int
     micro_batch_size: int
     micro_batches: int
+    precision: str
 
     @property
     def rows(self) -> int:
@@ -120,11 +121,12 @@ def memory_bytes(arm: Arm, model: ModelFacts, batch: Batch) -> int:
     if arm.ours:
         return arm.budget + _BASE_BYTES if arm.budget else 0
     tokens = batch.micro_batch_size * batch.sequence_length
+    wide = 2 if batch.precision == "fp32" else 1
     logits = 14 * tokens * model.vocab
     if arm.kind in _DEEPSPEED:
         base, each = _DEEPSPEED[arm.kind]
         return int(base + each * model.parameters) + logits
-    saved = 2 if arm.kind == "torch-checkpointing" else 40
+    saved = wide * (2 if arm.kind == "torch-checkpointing" else 40)
     return _BASE_BYTES + 18 * model.parameters + logits + saved * tokens * model.hidden * model.layers
 
 
@@ -147,7 +149,7 @@ def ours(*arguments: object) -> list[str]:
 def profile_command(model: Path, volume: Path, batch: Batch, output: Path) -> list[str]:
     return ours(
         *("profile", "--model", model, "--volume", volume, "--sequence-length", batch.sequence_length),
-        *("--micro-batch-sizes", batch.micro_batch_size, "--precision", "bf16", "-o", output),
+        *("--micro-batch-sizes", batch.micro_batch_size, "--precision", batch.precision, "-o", output),
     )
 
 

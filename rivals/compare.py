@@ -115,6 +115,7 @@ def compare(request: Request, line: ProgressLine) -> Comparison:
         sequence_length=request.batch.sequence_length,
         micro_batch_size=request.batch.micro_batch_size,
         micro_batches=request.batch.micro_batches,
+        precision=request.batch.precision,
         steps=request.steps,
         rounds=request.rounds,
         volume=str(request.volume.resolve()),
@@ -220,6 +221,7 @@ def _prepare(bench: _Bench, arms: tuple[Arm, ...]) -> None:
         rows=request.steps * request.batch.rows,
         row_tokens=request.batch.sequence_length,
         seed=SEED,
+        precision=request.batch.precision,
     )
     order.save(bench.work / "order.json")
     log = bench.work / "making.log"
@@ -339,6 +341,7 @@ def _job(bench: _Bench, arm: Arm, metrics: Path, swap: Path) -> Job:
         steps=bench.request.steps,
         threads=bench.threads,
         settings=arm.settings,
+        precision=batch.precision,
     )
 
 

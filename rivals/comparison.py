@@ -116,6 +116,7 @@ class Comparison(Document):
     sequence_length: Count
     micro_batch_size: Count
     micro_batches: Count
+    precision: str = "bf16"
     steps: Count
     rounds: Count
     volume: str
@@ -226,7 +227,7 @@ def describe_comparison(found: Comparison) -> str:
         "not count."
     )
     return page(
-        f"Comparison: {found.model}, {count(found.parameters)} parameters, {rows}",
+        f"Comparison: {found.model}, {count(found.parameters)} parameters, {found.precision}, {rows}",
         wrapped(opening),
         (
             "Machine",

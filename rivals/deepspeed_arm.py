@@ -38,7 +38,7 @@ def configuration(job: Job, largest_parameter: int) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": job.micro_batch_size,
         "gradient_accumulation_steps": job.micro_batches,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": job.precision == "bf16"},
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}},
         "steps_per_print": 1 << 30,
         "zero_optimization": {
@@ -76,8 +76,9 @@ def train(job: Job) -> None:
     with torch.device("meta"):
         sizes = [parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters()]
     settings = configuration(job, max(sizes))
-    with deepspeed.zero.Init(config_dict_or_path=settings, dtype=torch.bfloat16):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    dtype: torch.dtype = getattr(torch, job.dtype_name)
+    with deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     _load(model, Path(job.model))
     model.config.use_cache = False
     model.train()

@@ -17,6 +17,8 @@ LEARNING_RATE = 1e-4
 WEIGHT_DECAY = 0.01
 SEED = 0
 """Of the order of rows: what `ssdplan run` is given as --seed."""
+PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
+"""What all arms can compute in, as `ssdplan profile` calls it and as torch does."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Job:
     """One arm's training. Paths are absolute; the model and the rows are there already."""
 
     model: str
-    """A model directory; its weights are read as bf16."""
+    """A model directory; its weights are read in `precision`."""
     rows: str
     """An .npy file, uint32 [rows, tokens a row]."""
     metrics: str
@@ -37,6 +39,13 @@ class Job:
     threads: int
     settings: str
     """Which of its ways the arm takes."""
+    precision: str
+    """Of weights and activations, one of PRECISIONS; masters and moments are fp32."""
+
+    @property
+    def dtype_name(self) -> str:
+        """The precision, as torch calls it."""
+        return PRECISIONS[self.precision]
 
     @classmethod
     def load(cls, path: Path) -> Self:

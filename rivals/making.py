@@ -34,6 +34,8 @@ class Order:
     rows: int
     row_tokens: int
     seed: int
+    precision: str
+    """What the arms compute in."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -57,7 +59,7 @@ def make(order: Order) -> None:
     if order.shape:
         _write_model(Shape.parse(order.shape), model, order.seed)
     else:
-        _copy_model(Path(order.model).resolve(), model)
+        _copy_model(Path(order.model).resolve(), model, rounded=order.precision == "bf16")
     _write_tokenizer(order.vocab, width, model)
 
 
@@ -139,8 +141,9 @@ def _write_model(shape: Shape, directory: Path, seed: int) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
-def _copy_model(source: Path, directory: Path) -> None:
-    """A model's configuration and its weights in bf16, a file at a time; files that are bf16 already are links.
+def _copy_model(source: Path, directory: Path, *, rounded: bool) -> None:
+    """A model's configuration and its weights, `rounded` to bf16, a file at a time; files that need no change are
+    links.
 
     Arms differ in what they make fp32 masters of, the checkpoint's weights or their bf16 copy; so there is one of both.
     """
@@ -154,12 +157,12 @@ def _copy_model(source: Path, directory: Path) -> None:
         elif file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as shard:
                 names = list(shard.keys())
-                if all(shard.get_slice(name).get_dtype() == "BF16" for name in names):
+                if not rounded or all(shard.get_slice(name).get_dtype() == "BF16" for name in names):
                     (directory / file.name).symlink_to(file)
                     continue
                 tensors = {name: shard.get_tensor(name) for name in names}
-            rounded = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
-            save_file(rounded, directory / file.name, metadata={"format": "pt"})
+            copies = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
+            save_file(copies, directory / file.name, metadata={"format": "pt"})
 
 
 def _write_tokenizer(vocab: int, width: int, directory: Path) -> None:

@@ -1,7 +1,8 @@
 """`python -m ssdplan.rivals.torch_arm JOB`: plain PyTorch, everything in memory, as fast as we know how to write it.
 
 bf16 weights in forward and backward, fp32 masters and moments in torch's fused AdamW, gradients summed over
-micro-batches in fp32 as they come, so that a bf16 gradient lives no longer than its layer's backward.
+micro-batches in fp32 as they come, so that a bf16 gradient lives no longer than its layer's backward. In fp32 the
+weights are their own masters.
 """
 
 import sys
@@ -19,14 +20,14 @@ def train(job: Job) -> None:
     """Train; a line a step goes to `job.metrics`. `job.settings` is `plain` or `checkpointing` (of activations)."""
     torch.set_num_threads(job.threads)
     model = AutoModelForCausalLM.from_pretrained(
-        job.model, dtype=torch.bfloat16, trust_remote_code=False, local_files_only=True
+        job.model, dtype=job.dtype_name, trust_remote_code=False, local_files_only=True
     )
     model.config.use_cache = False
     model.train()
     if job.settings == "checkpointing":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     parameters: list[torch.Tensor] = list(model.parameters())
-    masters = [parameter.detach().float() for parameter in parameters]
+    masters = [parameter.detach().float() for parameter in parameters]  # in fp32 the same memory
     gradients = [torch.zeros_like(master) for master in masters]  # once: memory that is new each step costs seconds
     for parameter, master, gradient in zip(parameters, masters, gradients, strict=True):
         master.grad = gradient
@@ -42,7 +43,8 @@ def train(job: Job) -> None:
             total += float(loss.detach())
         optimizer.step()
         with torch.no_grad():
-            torch._foreach_copy_(parameters, masters)
+            if job.precision != "fp32":
+                torch._foreach_copy_(parameters, masters)
             torch._foreach_zero_(gradients)
         write_step(job, step, total, time.perf_counter() - started)
 

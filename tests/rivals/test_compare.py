@@ -15,6 +15,7 @@ from ssdplan import cli
 from ssdplan.rivals import compare as comparing
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.processes import Ended, IoBytes
+from tests.processor import PRECISION
 from tests.tiny import make_model, make_tokenizer
 
 SHAPE = "hidden=64,layers=2,heads=4,vocab=512"
@@ -104,13 +105,13 @@ def test_deepspeed_trains_the_same_and_its_bytes_are_counted(tmp_path):
     # (0.19.8 reads one that is used twice in a row into two buffers); so the least model that it treats as a large one.
     shape, words = "hidden=768,layers=2,heads=12,vocab=8192", " ".join(f"{n:04}" for n in range(7, 8000, 799))
     (tmp_path / "made").mkdir()
-    make(Order(str(tmp_path / "made"), shape, "", "", vocab=8192, rows=1, row_tokens=2, seed=0))
+    make(Order(str(tmp_path / "made"), shape, "", "", vocab=8192, rows=1, row_tokens=2, seed=0, precision=PRECISION))
     (tmp_path / "text.txt").write_text(f"{words}\n" * 40)
     (tmp_path / "volume").mkdir()
     done = finished(
         "--model", tmp_path / "made" / "model", "--data", tmp_path / "text.txt", "--sequence-length", 32,
         "--micro-batches", 2, "--arms", "torch,deepspeed-fast,deepspeed-lean", "--steps", 5, "--rounds", 1,
-        "--volume", tmp_path / "volume", "--json",
+        "--precision", PRECISION, "--volume", tmp_path / "volume", "--json",
     )  # fmt: skip
     torch, *others = json.loads(done.stdout)["arms"]
     learnt = torch["losses"][0] - torch["losses"][-1]
@@ -260,7 +261,8 @@ def test_the_command_line_is_this(capsys):
         cli.main(["compare", "--help"])
     shown = capsys.readouterr().out
     options = (
-        "--model --shape --data --arms --host-memory --sequence-length --micro-batch-size --micro-batches --steps "
+        "--model --shape --data --arms --host-memory --sequence-length --micro-batch-size --micro-batches "
+        "--precision --steps "
         "--rounds --volume --work --timeout --plots --json"
     )
     for option in options.split():

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import UsageError
-from ssdplan.rivals import processes
+from ssdplan.rivals import processes, torch_arm
 from ssdplan.rivals.comparison import (
     Comparison,
     Round,
@@ -24,7 +24,7 @@ from ssdplan.rivals.comparison import (
     held_together,
     ratios,
 )
-from ssdplan.rivals.job import SEED, Job, batches
+from ssdplan.rivals.job import LEARNING_RATE, SEED, WEIGHT_DECAY, Job, batches
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.picture import draw
 from ssdplan.rivals.processes import environment, run
@@ -37,7 +37,7 @@ SHAPE = "hidden=32,layers=2,heads=4,vocab=101"
 def made(tmp_path, **changed):
     order = {
         "directory": str(tmp_path), "shape": SHAPE, "model": "", "data": "", "vocab": 101, "rows": 10,
-        "row_tokens": 16, "seed": 0,
+        "row_tokens": 16, "seed": 0, "precision": "bf16",
     }  # fmt: skip
     make(Order(**(order | changed)))
     return tmp_path
@@ -47,6 +47,7 @@ def job(home, **changed):
     fields = {
         "model": str(home / "model"), "rows": str(home / "rows.npy"), "metrics": str(home / "metrics.jsonl"),
         "swap": str(home), "micro_batch_size": 2, "micro_batches": 3, "steps": 5, "threads": 1, "settings": "plain",
+        "precision": "bf16",
     }  # fmt: skip
     return Job(**(fields | changed))
 
@@ -83,6 +84,42 @@ def test_a_text_is_read_by_the_models_own_tokenizer(tmp_path):
     (tmp_path / "short").mkdir()
     with pytest.raises(UsageError, match="fewer than one row"):
         made(tmp_path / "short", shape="", model=str(source), data=str(text), vocab=320, row_tokens=4096)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_plain_pytorch_in_memory_is_the_textbooks_loop(tmp_path, precision):
+    source = make_model("llama", tmp_path / "source", vocab=320, hidden=32)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    make_tokenizer(source)
+    order = {"shape": "", "model": str(source), "data": str(tmp_path / "text.txt"), "vocab": 320}
+    home = made(tmp_path, **order, precision=precision)
+    given = job(home, steps=3, precision=precision)
+    torch_arm.train(given)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(home / "model", dtype=dtype)
+    masters = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    with torch.no_grad():
+        for master in masters.parameters():
+            master.copy_(master.to(dtype))  # exact in fp32: what the checkpoint has is what is trained
+    optimizer = torch.optim.AdamW(masters.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    for micro_batches, loss in zip(batches(given), losses, strict=True):
+        total = 0.0
+        for rows in map(torch.from_numpy, micro_batches):
+            model.zero_grad()
+            one = model(input_ids=rows, labels=rows).loss / len(micro_batches)
+            one.backward()
+            total += float(one.detach())
+            for parameter, master in zip(model.parameters(), masters.parameters(), strict=True):
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad + gradient
+        assert loss == pytest.approx(total, rel=1e-6 if precision == "fp32" else 1e-4)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter, master in zip(model.parameters(), masters.parameters(), strict=True):
+                parameter.copy_(master)
+    assert losses[0] != losses[-1]
 
 
 @pytest.mark.parametrize(("name", "millions"), [("small", 134), ("medium", 589), (SHAPE, 0)])
