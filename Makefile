@@ -50,7 +50,9 @@ format: venv
 native-test: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/cpp/run.sh build/sanitizers
 
-test: lint native-test
+# Lint and the native programs run beside each other, each on one core for most of its time.
+test: venv
+	$(MAKE) -j2 lint native-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Where the package is not installed, it is built with what is there and put into a folder of its own.

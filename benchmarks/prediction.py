@@ -1,19 +1,16 @@
 """How close predictions are, and how close steps come to the machine's own limit: a table over configurations.
 
-For each configuration it profiles, solves from that profile and runs at once, so that every prediction was made before
-its run, on a profile of the same minutes: the drive of a shared machine does not keep its pace for longer. Profile and
-run both take a minute or more, since what others do on such a machine comes and goes in tens of seconds. Afterwards it
-profiles again, for the next configuration too, and lets the same plan be predicted from that: how far the two
-predictions lie apart is the machine's doing, and what is wrong by more than that is ours. Where the host took more than
-QUIET of the processors' time during profile or run, the configuration is tried again, up to --tries times. Each try is
-told; the one counts during which the host took least, whatever its prediction was worth.
+In each round it profiles, solves every configuration from that profile and runs it at once, so that every prediction
+was made before its run, on a profile of the same hour; the next round takes them in the opposite order. What others do
+on a shared machine comes and goes in tens of seconds, so a configuration is judged by the medians of all rounds: of
+what was predicted, and of what was measured. Steps of more than LONG are run in the first round only, and more of them.
 
 The simulator alone is judged by one traced step: what it gives the plan with the figures that this very step shows, as
 a run's calibration finds them. The limit of a step is what cannot be hidden: compute and update seconds together (they
 share the cores) as measured in that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is
 longer. Only the commands of ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
-    python benchmarks/prediction.py --work DIR [--only small] [--precision fp32] [--tries 3] [--json FILE]
+    python benchmarks/prediction.py --work DIR [--only small] [--precision fp32] [--rounds 3] [--json FILE]
 """
 
 import argparse
@@ -23,6 +20,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,7 +29,6 @@ from ssdplan.native import process
 from ssdplan.planner.critical import SHARED_CORES, loads
 from ssdplan.planner.drive import combined_frontier, hull_edges
 from ssdplan.planner.replan import Replanner
-from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.calibration import corrected, slowdowns
 from ssdplan.plans.plan import Plan
@@ -42,12 +39,10 @@ from ssdplan.plans.trace import read_trace
 
 SPACE = 24 << 30
 """Bytes that the largest of the models needs for weights, store and export together, with room to spare."""
-PROFILE_SECONDS = 80
-"""As `ssdplan profile --seconds`."""
-RUN_SECONDS = 60
-"""Of steps, at least, as they are predicted."""
-QUIET = 0.02
-"""The share of the processors' time that the host may take before a configuration is tried again."""
+RUN_SECONDS = 15
+"""Of steps in a round, at least, as they are predicted."""
+LONG = 30
+"""Seconds of a step, as predicted, of which the first round alone runs all that are wanted."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +66,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What came out. Seconds are of a steady step, the medians of the run."""
+    """What came out of one run. Seconds are of a steady step, the medians of the run."""
 
     case: str
+    round: int
     predicted_seconds: float
     measured_seconds: float
-    afterwards_seconds: float
-    """What a profile made after the run predicts of the same plan."""
     traced_seconds: float
     """Of the step that the run traced."""
     own_seconds: float
@@ -94,19 +88,8 @@ class Row:
     """Shares of the processors' time that the host gave to others: during the profile, and in the run's steps."""
 
     @property
-    def stolen(self) -> float:
-        """The larger of the shares."""
-        return max(self.stolen_before, self.stolen_meanwhile)
-
-    @property
     def error(self) -> float:
         return self.measured_seconds / self.predicted_seconds - 1
-
-    @property
-    def beyond(self) -> float:
-        """How far the measurement lies outside of what both profiles predict, relative to the nearer."""
-        low, high = sorted((self.predicted_seconds, self.afterwards_seconds))
-        return max(low / self.measured_seconds - 1, self.measured_seconds / high - 1, 0.0)
 
     @property
     def model_error(self) -> float:
@@ -117,8 +100,17 @@ class Row:
     def over_limit(self) -> float:
         return self.measured_seconds / self.limit_seconds
 
+    @property
+    def process_error(self) -> float:
+        """How much larger the process was predicted than it was."""
+        return self.host_predicted / self.host_measured - 1
 
-FIGURES = ("error", "beyond", "model_error", "over_limit")
+    @property
+    def ssd_error(self) -> float:
+        return self.ssd_measured / max(self.ssd_predicted, 1) - 1
+
+
+FIGURES = ("error", "model_error", "over_limit", "process_error", "ssd_error")
 """Of a row, what its file has beside what was seen."""
 
 SHAPES = {"small": Shape(768, 12, 256), "medium": Shape(1536, 16, 128), "tiny": Shape(128, 4, 64)}
@@ -143,45 +135,65 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="on the drive to measure")
     parser.add_argument("--only", choices=sorted(SHAPES), help="one shape [small and medium]")
-    parser.add_argument("--steps", type=int, default=6, metavar="N", help="a run, at least; one is not steady [6]")
-    parser.add_argument("--tries", type=int, default=3, metavar="N", help="of a configuration, at most [3]")
+    parser.add_argument(
+        "--steps", type=int, default=6, metavar="N", help="of long steps; a run's first is not steady [6]"
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each configuration, in turns [3]")
     parser.add_argument("--precision", default="bf16", metavar="P", help="as ssdplan profile [bf16]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     given = parser.parse_args()
     end_on_sigterm()
     if shutil.disk_usage(given.work).free < SPACE:
         parser.exit(5, f"error: {given.work}: fewer than {SPACE >> 30} GiB are free\n")
-    wanted = {given.only} if given.only else {"small", "medium"}
-    rows, tries = [], []
+    shapes = [given.only] if given.only else ["small", "medium"]
+    found: dict[Case, list[Row]] = {}
     with tempfile.TemporaryDirectory(prefix="ssdplan-prediction-", dir=given.work) as folder:
-        for name in sorted(wanted, reverse=True):
-            bench = Bench(name, Path(folder), given.precision)
-            for case in (case for case in CASES if case.shape == name):
-                each = bench.tried(case, given.steps, given.tries)
-                rows.append(min(each, key=lambda row: row.stolen))
-                tries += each
-    for what, those in (("", rows), (" in all tries", tries)):
-        errors = [abs(row.error) for row in those]
-        print(f"error of step seconds{what}: median {statistics.median(errors):.1%}, worst {max(errors):.1%}")
-    beyond = [row.beyond for row in rows]
-    print(f"beyond both predictions: median {statistics.median(beyond):.1%}, worst {max(beyond):.1%}")
-    alone = [abs(row.model_error) for row in rows]
-    print(f"error by a step's own figures: median {statistics.median(alone):.1%}, worst {max(alone):.1%}")
-    print(f"over the limit: worst {max(row.over_limit for row in rows):.2f}")
-    spare = [row.host_predicted / row.host_measured - 1 for row in tries]
-    print(f"process predicted larger than measured, in all tries: {min(spare):.2%} to {max(spare):.2%}")
+        benches = {name: Bench(name, Path(folder), given.precision) for name in shapes}
+        for number in range(1, given.rounds + 1):
+            for name in shapes if number % 2 else reversed(shapes):
+                benches[name].profile()
+                cases = [case for case in CASES if case.shape == name]
+                for case in cases if number % 2 else reversed(cases):
+                    if row := benches[name].run(case, number, given.steps):
+                        found.setdefault(case, []).append(row)
+                        print(line(row), flush=True)
+    print(summary(found))
     if given.json:
-        told = [asdict(r) | {name: getattr(r, name) for name in FIGURES} | {"counts": r in rows} for r in tries]
+        rows = [row for each in found.values() for row in each]
+        told = [asdict(row) | {name: getattr(row, name) for name in FIGURES} for row in rows]
         given.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
-@dataclass(frozen=True)
-class Profiled:
-    """A profile, where it lies, and the share of the processors' time that the host took meanwhile."""
-
-    path: Path
-    document: Profile
-    stolen: float
+def summary(found: Mapping[Case, Sequence[Row]]) -> str:
+    """A line a configuration, of the medians of its rounds; then how far all of them are from what they should be."""
+    lines, errors, over = [], [], []
+    for rows in found.values():
+        predicted, measured, limits = (
+            statistics.median(getattr(row, name) for row in rows)
+            for name in ("predicted_seconds", "measured_seconds", "over_limit")
+        )
+        errors.append(measured / predicted - 1)
+        over.append(limits)
+        lines.append(
+            f"{rows[0].case:38}  predicted {predicted:6.2f} s  measured {measured:6.2f} s ({errors[-1]:+.1%})  "
+            f"over its limit {limits:.2f}"
+        )
+    each = [abs(error) for error in errors]
+    alone, process_errors, ssd = ([getattr(row, name) for rows in found.values() for row in rows]
+                                  for name in ("model_error", "process_error", "ssd_error"))  # fmt: skip
+    singly = [abs(row.error) for rows in found.values() for row in rows]
+    return "\n".join(
+        [
+            *lines,
+            f"error of step seconds: median {statistics.median(each):.1%}, worst {max(each):.1%}; of single runs: "
+            f"median {statistics.median(singly):.1%}, worst {max(singly):.1%}",
+            f"over the limit: worst {max(over):.2f}",
+            f"process predicted larger than measured, of single runs: {min(process_errors):.2%} to "
+            f"{max(process_errors):.2%}; ssd bytes {min(ssd):+.2%} to {max(ssd):+.2%}",
+            f"error by a step's own figures: median {statistics.median(map(abs, alone)):.1%}, worst "
+            f"{max(map(abs, alone)):.1%}",
+        ]
+    )
 
 
 class Bench:
@@ -191,56 +203,44 @@ class Bench:
         self.shape, self.folder, self.precision = SHAPES[name], folder / name, precision
         self.folder.mkdir()
         self.model, self.data = self.folder / "model", self.folder / "data.txt"
+        self.profiled, self.stolen = self.folder / "profile.json", 0.0
         shape = self.shape
         python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
                "--out", self.model)  # fmt: skip
         write_text(self.data)
-        self.profiles = 0
-        self.profiled = self._profile()
 
-    def _profile(self) -> Profiled:
-        self.profiles += 1
-        path = self.folder / f"profile-{self.profiles}.json"
+    def profile(self) -> None:
+        """Measure the model and the machine anew."""
         begun, stolen = time.perf_counter(), process.stolen_seconds()
         command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length", self.shape.sequence,
-                "--micro-batch-sizes", 1, "--precision", self.precision, "--seconds", PROFILE_SECONDS,
-                "-o", path)  # fmt: skip
-        document = Profile.load(path)
-        cores_seconds = (time.perf_counter() - begun) * document.machine.cores
-        return Profiled(path, document, (process.stolen_seconds() - stolen) / cores_seconds)
+                "--micro-batch-sizes", 1, "--precision", self.precision, "-o", self.profiled)  # fmt: skip
+        cores_seconds = (time.perf_counter() - begun) * Profile.load(self.profiled).machine.cores
+        self.stolen = (process.stolen_seconds() - stolen) / cores_seconds
 
-    def tried(self, case: Case, steps: int, tries: int) -> list[Row]:
-        """Until the host takes little meanwhile, `tries` times at most; each is printed."""
-        rows: list[Row] = []
-        while not rows or (rows[-1].stolen > QUIET and len(rows) < tries):
-            rows.append(self.run(case, steps))
-            print(line(rows[-1]), flush=True)
-        return rows
-
-    def run(self, case: Case, steps: int) -> Row:
-        """One run of at least so many steps, on a plan of the last profile."""
+    def run(self, case: Case, number: int, most: int) -> Row | None:
+        """A run in round `number` of steps for RUN_SECONDS, or of `most` long ones in the first; on a plan of the last
+        profile. None for long ones later."""
         plan_path, out = self.folder / "plan.json", self.folder / "run"
-        before = self.profiled
-        command("solve", before.path, "--host-memory", case.host, "--micro-batches", case.micro_batches,
+        command("solve", self.profiled, "--host-memory", case.host, "--micro-batches", case.micro_batches,
                 *case.options, "-o", plan_path)  # fmt: skip
         plan = Plan.load(plan_path)
-        steps = max(steps, math.ceil(RUN_SECONDS / plan.prediction.step_seconds))
+        long = plan.prediction.step_seconds > LONG
+        if long and number > 1:
+            return None
+        steps = most if long else max(3, 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds))
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
         report = json.loads((out / "report.json").read_text())
         figures = {row["quantity"]: row for row in report["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
         shutil.rmtree(out)
-        self.profiled = self._profile()
-        after = self.profiled.document
-        afterwards = simulate(timeline.graph, after.model, after.machine, plan.decision.micro_batch_size)
         seconds, by = limit(plan, timeline)
         host = figures.get("peak_process_bytes", figures["peak_host_bytes"])
         ssd = [figures["ssd_read_bytes"], figures["ssd_write_bytes"]]
         return Row(
             case=" ".join((case.shape, f"n={case.micro_batches}", case.host, *case.options)),
+            round=number,
             predicted_seconds=figures["step_seconds"]["predicted"],
             measured_seconds=figures["step_seconds"]["measured"],
-            afterwards_seconds=afterwards.seconds,
             traced_seconds=timeline.seconds,
             own_seconds=own_seconds(plan, timeline),
             limit_seconds=seconds * figures["step_seconds"]["measured"] / timeline.seconds,
@@ -250,7 +250,7 @@ class Bench:
             ssd_predicted=sum(row["predicted"] for row in ssd),
             ssd_measured=sum(row["measured"] for row in ssd),
             tokens_per_second=figures["tokens_per_second"]["measured"],
-            stolen_before=before.stolen,
+            stolen_before=self.stolen,
             stolen_meanwhile=report["stolen_share"],
         )
 
@@ -277,12 +277,12 @@ def limit(plan: Plan, timeline: Timeline) -> tuple[float, str]:
 def line(row: Row) -> str:
     gib = 1 << 30
     return (
-        f"{row.case:38}  predicted {row.predicted_seconds:6.2f} s, afterwards {row.afterwards_seconds:6.2f} s  "
-        f"measured {row.measured_seconds:6.2f} s ({row.error:+.1%}, {row.beyond:.1%} beyond both)  "
+        f"{row.round} {row.case:38}  predicted {row.predicted_seconds:6.2f} s  "
+        f"measured {row.measured_seconds:6.2f} s ({row.error:+.1%})  "
         f"by its own figures {row.model_error:+.1%}  "
         f"limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
         f"host {row.host_predicted / gib:.3f} / {row.host_measured / gib:.3f} GiB  "
-        f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_measured / max(row.ssd_predicted, 1) - 1:+.2%})  "
+        f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_error:+.2%})  "
         f"{row.tokens_per_second:.0f} tokens/s  stolen {row.stolen_before:.1%}, {row.stolen_meanwhile:.1%}"
     )
 
