@@ -3,7 +3,8 @@
 In each round it profiles, solves every configuration from that profile and runs it at once, so that every prediction
 was made before its run, on a profile of the same hour; the next round takes them in the opposite order. What others do
 on a shared machine comes and goes in tens of seconds, so a configuration is judged by the medians of all rounds: of
-what was predicted, and of what was measured. Steps of more than LONG are run in the first round only, and more of them.
+what was predicted, and of what was measured. How far a configuration's runs lie apart from round to round tells what no
+prediction can know. Steps of more than LONG are run in the first round only, and more of them.
 
 The simulator alone is judged by one traced step: what it gives the plan with the figures that this very step shows, as
 a run's calibration finds them. The limit of a step is what cannot be hidden: compute and update seconds together (they
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from commands import command, end_on_sigterm, python, write_text
@@ -182,11 +184,21 @@ def summary(found: Mapping[Case, Sequence[Row]]) -> str:
     alone, process_errors, ssd = ([getattr(row, name) for rows in found.values() for row in rows]
                                   for name in ("model_error", "process_error", "ssd_error"))  # fmt: skip
     singly = [abs(row.error) for rows in found.values() for row in rows]
+    again = [
+        abs(later.measured_seconds / earlier.measured_seconds - 1)
+        for rows in found.values()
+        for earlier, later in pairwise(rows)
+    ]
     return "\n".join(
         [
             *lines,
             f"error of step seconds: median {statistics.median(each):.1%}, worst {max(each):.1%}; of single runs: "
             f"median {statistics.median(singly):.1%}, worst {max(singly):.1%}",
+            *(
+                [f"a run by the one before: median {statistics.median(again):.1%}, worst {max(again):.1%}"]
+                if again
+                else []
+            ),
             f"over the limit: worst {max(over):.2f}",
             f"process predicted larger than measured, of single runs: {min(process_errors):.2%} to "
             f"{max(process_errors):.2%}; ssd bytes {min(ssd):+.2%} to {max(ssd):+.2%}",
