@@ -50,7 +50,7 @@ format: venv
 native-test: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/cpp/run.sh build/sanitizers
 
-# Lint and the native programs run beside each other, each on one core for most of its time.
+# Lint and the native programs run beside each other.
 test: venv
 	$(MAKE) -j2 lint native-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -262,8 +262,7 @@ def test_the_command_line_is_this(capsys):
     shown = capsys.readouterr().out
     options = (
         "--model --shape --data --arms --host-memory --sequence-length --micro-batch-size --micro-batches "
-        "--precision --steps "
-        "--rounds --volume --work --timeout --plots --json"
+        "--precision --steps --rounds --volume --work --timeout --plots --json"
     )
     for option in options.split():
         assert option in shown
