@@ -32,7 +32,7 @@ _SETTINGS = {
 _BASE_BYTES = 600 << 20
 """Interpreter, PyTorch and transformers."""
 _DEEPSPEED = {"deepspeed-fast": (3_600_000_000, 14.7), "deepspeed-lean": (1_660_000_000, 7.0)}
-"""Bytes, and bytes a parameter, in bf16: the line through what 134 and 589 million parameters took (docs/benchmarks.md)."""
+"""Bytes, and bytes a parameter, in bf16: the line through what 134 and 589 million took (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True)
