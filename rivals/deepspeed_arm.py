@@ -77,8 +77,10 @@ def train(job: Job) -> None:
         sizes = [parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters()]
     settings = configuration(job, max(sizes))
     dtype: torch.dtype = getattr(torch, job.dtype_name)
-    with deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype):
+    # Of its own argument for the type it makes bf16 on every CPU without fp16; without it, it reads the settings.
+    with deepspeed.zero.Init(config_dict_or_path=settings):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    assert all(parameter.dtype == dtype for parameter in model.parameters()), f"not all is {dtype}"
     _load(model, Path(job.model))
     model.config.use_cache = False
     model.train()
