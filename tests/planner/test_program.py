@@ -205,7 +205,10 @@ def test_no_random_four_way_split_is_better(
 @RELAXED
 @given(models(), machines(), st.sampled_from((1, 2, 4)), st.integers(1, 6), st.floats(0, 1))
 def test_what_it_says_of_its_placement_is_so(model: Model, machine: Machine, b: int, n: int, memory: float) -> None:
-    """With one state class the sweep's formulas apply to the answer: same seconds, within memory."""
+    """With one state class the sweep's formulas apply to the answer: same seconds, within memory.
+
+    Its fractions are rounded to six decimals, so what lies on the drive differs by so much of all that could.
+    """
     states = tuple(state.model_copy(update={"state_class": "all"}) for state in model.states)
     model = model.model_copy(update={"states": states})
     budget = memory * scale_of(model, machine, b, n)
@@ -223,8 +226,9 @@ def test_what_it_says_of_its_placement_is_so(model: Model, machine: Machine, b: 
         "c_h": result.checkpoint_host,
     }
     sweep = Sweep(model, machine, b, n)
-    assert float(sweep.seconds(at)) == pytest.approx(result.seconds, rel=2e-5)
-    assert sum(stage.count * stage.seconds for stage in result.stages) == pytest.approx(result.seconds, rel=2e-5)
+    rounded = 2e-6 * float(sweep.seconds(paper(0.0, 0.0, 0.0, 0.0)))
+    assert float(sweep.seconds(at)) == pytest.approx(result.seconds, abs=rounded)
+    assert sum(stage.count * stage.seconds for stage in result.stages) == pytest.approx(result.seconds, abs=rounded)
     assert float(sweep.host(at)) <= budget + 1e-5 * scale_of(model, machine, b, n)
 
 
