@@ -50,10 +50,10 @@ format: venv
 native-test: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/cpp/run.sh build/sanitizers
 
-# Lint and the native programs run beside each other.
+# Lint and the native programs run beside each other. Many tests start processes, which had better not compile all anew.
 test: venv
 	$(MAKE) -j2 lint native-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Where the package is not installed, it is built with what is there and put into a folder of its own.
 gpu:

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ssdplan import native
+from ssdplan.executor.tensors import tensors_in
 from ssdplan.plans.errors import MemoryBudgetError, UsageError
 from ssdplan.plans.schedule import Resource
 
@@ -132,16 +132,15 @@ class _LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {
-            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-        }
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
-                storage = leaf.untyped_storage()
-                if storage._cdata not in given:
-                    self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(nbytes for _, nbytes in self._live.values()))
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *(kwargs or {}).values()))}
+        made = {}
+        for tensor in tensors_in((result,)):
+            storage = tensor.untyped_storage()
+            if tensor.device.type != "meta" and storage._cdata not in given:
+                made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        if made:  # else no more lives than before
+            self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()} | made
+            self.peak = max(self.peak, sum(nbytes for _, nbytes in self._live.values()))
         return result
 
 

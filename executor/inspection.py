@@ -24,6 +24,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from ssdplan.executor.heads import is_position_wise
 from ssdplan.executor.isolation import Isolation, isolation
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
+from ssdplan.executor.tensors import tensors_in
 from ssdplan.plans.errors import MismatchError
 
 ROWS, LENGTH = 2, 8
@@ -67,7 +68,7 @@ class _Meta(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in((*args, *kwargs.values()))
         meta = [tensor for tensor in tensors if tensor.is_meta]
         if not meta:
             return func(*args, **kwargs)
@@ -78,7 +79,7 @@ class _Meta(TorchFunctionMode):
         meta_args, meta_kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (meta_args, meta_kwargs))
         result = func(*meta_args, **meta_kwargs)
         in_place = _writes_first_argument(func.__name__)
-        if in_place or any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+        if in_place or tensors_in((result,)):
             self.used.update(self.names[id(tensor)] for tensor in meta if id(tensor) in self.names)
         if not real:
             return result

@@ -16,10 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from ssdplan.executor.standins import split_call, stand_ins
+from ssdplan.executor.tensors import tensors_in
 
 _SHORT, _LONG = 4, 6
 _VOCABULARY = 90
@@ -45,8 +46,7 @@ class _SparseWeights(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if not any(tensor.is_meta for tensor in tensors):
+        if not any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values()))):
             return func(*args, **kwargs)
         if func == torch.Tensor.device.__get__:
             return torch.device("cpu")

@@ -256,7 +256,9 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrain
         line = (str(error).strip().splitlines() or [""])[0]
         raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
     # from_pretrained initialises the buffers when fp32 is the default again: in bf16 GPT-J's position table has values
-    # of other precision than those that its constructor computes. Parameters are on meta, so this costs nothing.
+    # of other precision than those that its constructor computes. As there, parameters are said to have their values.
+    for parameter in module.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
     for child in module.modules():
         child._is_hf_initialized = False
     module.initialize_weights()

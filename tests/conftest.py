@@ -19,8 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
     """Every run collects garbage at its beginning; what tests have imported is none, and took it half a second each."""
     gc.collect()
     gc.freeze()

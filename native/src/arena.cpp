@@ -125,9 +125,12 @@ void touch(std::byte* data, std::size_t mapped_bytes, std::size_t nbytes) {
 Mapping::Mapping(std::size_t nbytes, bool lock) : nbytes_(nbytes) {
     const std::size_t page = page_size();
     // Memory handed out untouched is granted by the kernel far beyond what exists, and the process is killed at the
-    // first use; asking first turns that into an error at the place that can name its cause.
-    const std::size_t available = available_bytes();
-    if (nbytes > available) throw out_of_memory(nbytes, std::to_string(available) + " bytes are available");
+    // first use; asking first turns that into an error at the place that can name its cause. It reads several files of
+    // the kernel's, which is not worth it for less than an interpreter takes between two questions.
+    if (nbytes >= kHugePage) {
+        const std::size_t available = available_bytes();
+        if (nbytes > available) throw out_of_memory(nbytes, std::to_string(available) + " bytes are available");
+    }
     mapped_bytes_ = round_up(nbytes, page);
     // Address space for the alignment is reserved and given back at once: the mapping keeps exactly its own pages.
     const std::size_t slack = nbytes >= kHugePage ? kHugePage : 0;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the native test programs with AddressSanitizer + UndefinedBehaviorSanitizer and with ThreadSanitizer, runs
-# them, and compares the kernels of every instruction set that this processor has. run.sh BUILD_FOLDER
+# them, and compares the kernels, not sanitised, of every instruction set that this processor has. run.sh BUILD_FOLDER
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -15,13 +15,14 @@ for sanitizers in address,undefined thread; do
     folder=$build/${sanitizers%%,*}
     cmake -S "$root" -B "$folder" -G Ninja -DSSDPLAN_NATIVE_TESTS=ON -DSSDPLAN_SANITIZE=$sanitizers >"$folder.log" 2>&1 ||
         { cat "$folder.log"; exit 1; }
-    cmake --build "$folder" >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
+    cmake --build "$folder" --target sanitized_tests >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
     echo "native tests, -fsanitize=$sanitizers"
     (cd "$folder" && "${fixed_addresses[@]}" ctest --output-on-failure --timeout 120) >"$folder.log" 2>&1 ||
         { cat "$folder.log"; exit 1; }
     grep -E 'tests passed' "$folder.log"
 done
 
+cmake --build "$build/address" --target kernels_hashes >"$build/hashes.log" 2>&1 || { cat "$build/hashes.log"; exit 1; }
 shopt -s nullglob
 programs=("$build"/address/tests/native/cpp/kernels_hash_*)
 hashes=
