@@ -257,8 +257,9 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrain
         raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
     # from_pretrained initialises the buffers when fp32 is the default again: in bf16 GPT-J's position table has values
     # of other precision than those that its constructor computes. As there, parameters are said to have their values.
-    for parameter in module.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+    parameters: Iterable[Any] = module.parameters()
+    for parameter in parameters:
+        parameter._is_hf_initialized = True
     for child in module.modules():
         child._is_hf_initialized = False
     module.initialize_weights()
