@@ -4,14 +4,14 @@ In each round it profiles, solves every configuration from that profile and runs
 was made before its run, on a profile of the same hour; the next round takes them in the opposite order. What others do
 on a shared machine comes and goes in tens of seconds, so a configuration is judged by the medians of all rounds: of
 what was predicted, and of what was measured. How far a configuration's runs lie apart from round to round tells what no
-prediction can know. Steps of more than LONG are run in the first round only, and more of them.
+prediction can know.
 
 The simulator alone is judged by one traced step: what it gives the plan with the figures that this very step shows, as
 a run's calibration finds them. The limit of a step is what cannot be hidden: compute and update seconds together (they
 share the cores) as measured in that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is
 longer. Only the commands of ssdplan do the work; what it writes lies in one folder, which goes when it ends.
 
-    python benchmarks/prediction.py --work DIR [--only small] [--precision fp32] [--rounds 3] [--json FILE]
+    python benchmarks/prediction.py --work DIR [--only small] [--precision fp32] [--shorten 2] [--json FILE]
 """
 
 import argparse
@@ -42,9 +42,7 @@ from ssdplan.plans.trace import read_trace
 SPACE = 24 << 30
 """Bytes that the largest of the models needs for weights, store and export together, with room to spare."""
 RUN_SECONDS = 15
-"""Of steps in a round, at least, as they are predicted."""
-LONG = 30
-"""Seconds of a step, as predicted, of which the first round alone runs all that are wanted."""
+"""Of steady steps in each run, at least, as they are predicted."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +135,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="on the drive to measure")
     parser.add_argument("--only", choices=sorted(SHAPES), help="one shape [small and medium]")
-    parser.add_argument(
-        "--steps", type=int, default=6, metavar="N", help="of long steps; a run's first is not steady [6]"
-    )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each configuration, in turns [3]")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each configuration, in turns [5]")
     parser.add_argument("--precision", default="bf16", metavar="P", help="as ssdplan profile [bf16]")
+    parser.add_argument(
+        "--shorten", type=int, default=1, metavar="N", help="divide sequence lengths by N, where steps take long [1]"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     given = parser.parse_args()
     end_on_sigterm()
@@ -150,15 +148,15 @@ def main() -> None:
     shapes = [given.only] if given.only else ["small", "medium"]
     found: dict[Case, list[Row]] = {}
     with tempfile.TemporaryDirectory(prefix="ssdplan-prediction-", dir=given.work) as folder:
-        benches = {name: Bench(name, Path(folder), given.precision) for name in shapes}
+        benches = {name: Bench(name, Path(folder), given.precision, given.shorten) for name in shapes}
         for number in range(1, given.rounds + 1):
             for name in shapes if number % 2 else reversed(shapes):
                 benches[name].profile()
                 cases = [case for case in CASES if case.shape == name]
                 for case in cases if number % 2 else reversed(cases):
-                    if row := benches[name].run(case, number, given.steps):
-                        found.setdefault(case, []).append(row)
-                        print(line(row), flush=True)
+                    row = benches[name].run(case, number)
+                    found.setdefault(case, []).append(row)
+                    print(line(row), flush=True)
     print(summary(found))
     if given.json:
         rows = [row for each in found.values() for row in each]
@@ -211,8 +209,9 @@ def summary(found: Mapping[Case, Sequence[Row]]) -> str:
 class Bench:
     """One shape: its model and data, and the last profile of them."""
 
-    def __init__(self, name: str, folder: Path, precision: str) -> None:
+    def __init__(self, name: str, folder: Path, precision: str, shorten: int) -> None:
         self.shape, self.folder, self.precision = SHAPES[name], folder / name, precision
+        self.sequence = self.shape.sequence // shorten
         self.folder.mkdir()
         self.model, self.data = self.folder / "model", self.folder / "data.txt"
         self.profiled, self.stolen = self.folder / "profile.json", 0.0
@@ -224,22 +223,18 @@ class Bench:
     def profile(self) -> None:
         """Measure the model and the machine anew."""
         begun, stolen = time.perf_counter(), process.stolen_seconds()
-        command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length", self.shape.sequence,
+        command("profile", "--model", self.model, "--volume", self.folder, "--sequence-length", self.sequence,
                 "--micro-batch-sizes", 1, "--precision", self.precision, "-o", self.profiled)  # fmt: skip
         cores_seconds = (time.perf_counter() - begun) * Profile.load(self.profiled).machine.cores
         self.stolen = (process.stolen_seconds() - stolen) / cores_seconds
 
-    def run(self, case: Case, number: int, most: int) -> Row | None:
-        """A run in round `number` of steps for RUN_SECONDS, or of `most` long ones in the first; on a plan of the last
-        profile. None for long ones later."""
+    def run(self, case: Case, number: int) -> Row:
+        """A run in round `number`, on a plan of the last profile; its first step is not steady."""
         plan_path, out = self.folder / "plan.json", self.folder / "run"
         command("solve", self.profiled, "--host-memory", case.host, "--micro-batches", case.micro_batches,
                 *case.options, "-o", plan_path)  # fmt: skip
         plan = Plan.load(plan_path)
-        long = plan.prediction.step_seconds > LONG
-        if long and number > 1:
-            return None
-        steps = most if long else max(3, 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds))
+        steps = 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds)
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
         report = json.loads((out / "report.json").read_text())
         figures = {row["quantity"]: row for row in report["predictions"]}

@@ -1,5 +1,5 @@
-"""What all tests share: tokens that a command keeps for the next run go where nobody finds them, and an interruption
-interrupts."""
+"""What all tests share: tokens that a command keeps for the next run go where nobody finds them, an interruption
+interrupts, and the longest file is not the last."""
 
 import atexit
 import gc
@@ -17,6 +17,11 @@ os.environ["SSDPLAN_CACHE"] = _CACHE
 # A test run in the background of a script inherits an ignored SIGINT, which Python then leaves ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start process after process go first: a worker that began one as the last of all would end alone."""
+    items.sort(key=lambda item: item.path.parent.name not in ("rivals", "e2e"))
 
 
 @pytest.fixture(scope="module", autouse=True)

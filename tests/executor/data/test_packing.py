@@ -50,7 +50,7 @@ def shared(steps: int, rows: int = 2, seed: int = 0) -> list[list[MicroBatch]]:
 @pytest.mark.parametrize("family", APART)
 def test_training_equals_plain_pytorch_on_each_sequence_alone(tmp_path: Path, family: str) -> None:
     path = make_model(family, tmp_path / "model", layers=4 if family == "gemma3" else 3)
-    compare(path, shared(4), torch.float32, 5e-6, 1e-3, head_chunk_tokens=7)
+    compare(path, shared(4), torch.float32, 5e-6, 1e-3, head_chunks=(7,))
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -78,7 +78,7 @@ def test_what_is_found_in_fp32_is_found_in_bf16(tmp_path: Path, family: str) -> 
 def test_a_falcon_that_rotates_is_kept_apart_by_a_mask(tmp_path: Path) -> None:
     path = make_model("falcon", tmp_path / "model", alibi=False)
     assert open_model(path, torch.float32).anatomy.isolation.keeps_apart == "mask"
-    compare(path, shared(3), torch.float32, 5e-6, 1e-3, head_chunk_tokens=7)
+    compare(path, shared(3), torch.float32, 5e-6, 1e-3, head_chunks=(7,))
 
 
 def test_long_rotary_scaling_is_exact_only_as_far_as_its_short_form_reaches(tmp_path: Path) -> None:
