@@ -1,6 +1,7 @@
 # make venv         .venv with the package (editable) and all that the tests and the demo need
 # make test         lint, the native programs under sanitisers, then the tests, JOBS=2 at once
-# make gpu          the tests that need a CUDA device, with $(PYTHON) as it is: no .venv, no network
+# make gpu          the tests that need a CUDA device, then 1B parameters with and without offloading, with $(PYTHON) as
+#                   it is: no .venv, no network
 # make demo         a real model: measured, planned, trained from ssd, and asked something
 # make headline     3B parameters trained within 4 GiB: HEADLINE="--volume DIR" and other options (docs/benchmarks.md)
 # make bench        each part beside its rival on this machine (docs/benchmarks.md)
@@ -14,6 +15,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 PARTS := plans profiler planner executor native rivals commands
+GPU_COMPARE ?= --device cuda --shape hidden=2048,layers=18,heads=16 --sequence-length 1024 --micro-batch-size 2 \
+	--micro-batches 8 --arms torch,torch-checkpointing,ssdplan --host-memory 32GiB --device-memory 24GiB \
+	--steps 6 --rounds 1
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
 .PHONY: venv test lint format native-test gpu demo bench compare headline clean
@@ -61,6 +65,9 @@ gpu:
 	$(PYTHON) -c 'import ssdplan.native' 2>/dev/null || $(PYTHON) -m pip install --quiet --no-index --no-deps \
 		--no-build-isolation --upgrade --target .gpu .
 	PYTHONPATH="$(CURDIR)/.gpu$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -m gpu
+	if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		PYTHONPATH="$(CURDIR)/.gpu$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m ssdplan.cli compare $(GPU_COMPARE); \
+	else echo 'torch sees no GPU: nothing is compared'; fi
 
 demo: venv
 	$(BIN)/python demo.py

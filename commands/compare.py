@@ -31,6 +31,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="bf16",
         help="of weights and activations; fp32 where a processor multiplies bf16 slowly",
     )
+    trained.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where all arms compute; on cuda without DeepSpeed"
+    )
     ways = parser.add_argument_group("in which ways, and how often")
     ways.add_argument(
         "--arms",
@@ -45,6 +48,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="SIZE,...",
         help="budgets of the arm ssdplan, which runs once for each [a half of what was free]",
+    )
+    ways.add_argument(
+        "--device-memory",
+        type=of.nbytes,
+        metavar="SIZE",
+        help="the most that the arm ssdplan may take of the device, as ssdplan solve [what it takes by itself]",
     )
     ways.add_argument("--steps", type=of.count, default=6, metavar="N", help="of a process; the first does not count")
     ways.add_argument("--rounds", type=of.count, default=3, metavar="N", help="processes of each arm, in turns")
@@ -79,8 +88,13 @@ def call(options: argparse.Namespace) -> int:
                 data=options.data,
                 arms=options.arms,
                 host_memory=options.host_memory,
+                device_memory=options.device_memory,
                 batch=Batch(
-                    options.sequence_length, options.micro_batch_size, options.micro_batches, options.precision
+                    options.sequence_length,
+                    options.micro_batch_size,
+                    options.micro_batches,
+                    options.precision,
+                    options.device,
                 ),
                 steps=options.steps,
                 rounds=options.rounds,

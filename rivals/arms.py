@@ -18,7 +18,7 @@ OURS = "ssdplan"
 ARM_NAMES = ("torch", "torch-checkpointing", "deepspeed-fast", "deepspeed-lean", OURS)
 MOST_ARMS = 8
 _WORDS = {
-    "torch": "plain PyTorch, everything in memory",
+    "torch": "plain PyTorch, everything in the device's memory",
     "torch-checkpointing": "the same with gradient checkpointing",
     "deepspeed-fast": "DeepSpeed ZeRO-Infinity on NVMe, its fastest settings",
     "deepspeed-lean": "DeepSpeed ZeRO-Infinity on NVMe, its least memory",
@@ -31,6 +31,8 @@ _SETTINGS = {
 }
 _BASE_BYTES = 600 << 20
 """Interpreter, PyTorch and transformers."""
+_CUDA_BYTES = 3 << 30
+"""What a process takes on host besides, when it uses a GPU."""
 _DEEPSPEED = {"deepspeed-fast": (3_600_000_000, 14.7), "deepspeed-lean": (1_660_000_000, 7.0)}
 """Bytes, and bytes a parameter, in bf16: the line through what 134 and 589 million took (docs/benchmarks.md)."""
 
@@ -70,12 +72,13 @@ class Arm:
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch of every arm, and what it is computed in."""
+    """The batch of every arm, what it is computed in, and on: cpu or cuda."""
 
     sequence_length: int
     micro_batch_size: int
     micro_batches: int
     precision: str
+    device: str = "cpu"
 
     @property
     def rows(self) -> int:
@@ -109,8 +112,10 @@ def arms_of(names: tuple[str, ...], budgets: tuple[int, ...]) -> tuple[Arm, ...]
     return tuple(arms)
 
 
-def missing(arm: Arm) -> str:
+def missing(arm: Arm, device: str) -> str:
     """Why the arm cannot be here, and what would help; empty where nothing is known against it."""
+    if arm.kind.startswith("deepspeed") and device != "cpu":
+        return "its settings were tried on the CPU only; leave --device out"
     if arm.kind.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         return "deepspeed is not installed (pip install deepspeed; it needs a compiler, ninja and libaio's headers)"
     return ""
@@ -118,8 +123,11 @@ def missing(arm: Arm) -> str:
 
 def memory_bytes(arm: Arm, model: ModelFacts, batch: Batch) -> int:
     """About what the arm's process will take; 0 for ours without a budget, since solve keeps to what is free."""
+    on_gpu = batch.device != "cpu"
     if arm.ours:
-        return arm.budget + _BASE_BYTES if arm.budget else 0
+        return arm.budget + _BASE_BYTES + on_gpu * _CUDA_BYTES if arm.budget else 0
+    if on_gpu:  # all but the weights on their way is on the device
+        return _BASE_BYTES + _CUDA_BYTES + (4 if batch.precision == "fp32" else 2) * model.parameters
     tokens = batch.micro_batch_size * batch.sequence_length
     wide = 2 if batch.precision == "fp32" else 1
     logits = 14 * tokens * model.vocab
@@ -149,12 +157,15 @@ def ours(*arguments: object) -> list[str]:
 def profile_command(model: Path, volume: Path, batch: Batch, output: Path) -> list[str]:
     return ours(
         *("profile", "--model", model, "--volume", volume, "--sequence-length", batch.sequence_length),
+        *("--device", batch.device),
         *("--micro-batch-sizes", batch.micro_batch_size, "--precision", batch.precision, "-o", output),
     )
 
 
-def solve_command(profile: Path, arm: Arm, batch: Batch, output: Path) -> list[str]:
-    budget = ("--host-memory", arm.budget) if arm.budget else ()
+def solve_command(profile: Path, arm: Arm, batch: Batch, device_memory: int | None, output: Path) -> list[str]:
+    budget: tuple[object, ...] = ("--host-memory", arm.budget) if arm.budget else ()
+    if device_memory is not None:
+        budget += ("--device-memory", device_memory)
     return ours(
         *("solve", profile, *budget, "--micro-batch-size", batch.micro_batch_size),
         *("--micro-batches", batch.micro_batches, "-o", output),

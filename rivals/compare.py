@@ -52,6 +52,8 @@ class Request:
     data: Path | None
     arms: tuple[str, ...]
     host_memory: tuple[int, ...]
+    device_memory: int | None
+    """The budget of all our arms; None for what solve takes."""
     batch: Batch
     steps: int
     rounds: int
@@ -72,6 +74,7 @@ class _Bench:
     """A directory of our own on the volume."""
     line: ProgressLine
     threads: int
+    device_name: str = ""
     plans: dict[str, Path] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     """Arm to why it cannot be measured."""
@@ -91,7 +94,7 @@ def compare(request: Request, line: ProgressLine) -> Comparison:
     """
     arms = arms_of(request.arms, request.host_memory)
     facts = _checked(request)
-    missing = {arm.name: reason for arm in arms if (reason := known.missing(arm))}
+    missing = {arm.name: reason for arm in arms if (reason := known.missing(arm, request.batch.device))}
     _check_memory(arms, facts, request.batch, missing)
     _check_space(request, facts, [arm for arm in arms if arm.name not in missing])
     load = os.getloadavg()[0]
@@ -116,10 +119,11 @@ def compare(request: Request, line: ProgressLine) -> Comparison:
         micro_batch_size=request.batch.micro_batch_size,
         micro_batches=request.batch.micro_batches,
         precision=request.batch.precision,
+        device=request.batch.device,
         steps=request.steps,
         rounds=request.rounds,
         volume=str(request.volume.resolve()),
-        machine=_surroundings(bench.threads, load),
+        machine=_surroundings(bench, load),
         memory_counted=MEMORY_COUNTED,
         reference=reference,
         arms=results,
@@ -141,6 +145,8 @@ def _checked(request: Request) -> ModelFacts:
         raise UsageError("--steps 1: the first step of a process does not count; train at least 2")
     if request.batch.sequence_length < 2:
         raise UsageError("--sequence-length 1 leaves no token to predict; it must be 2 or more")
+    if request.device_memory is not None and known.OURS not in request.arms:
+        raise UsageError(f"--device-memory is the budget of the arm {known.OURS}, which --arms leaves out")
     if not request.volume.is_dir() or not os.access(request.volume, os.W_OK):
         raise UsageError(f"{request.volume}: --volume must be a directory that can be written to")
     if (
@@ -248,11 +254,14 @@ def _plan(bench: _Bench, ours: list[Arm]) -> None:
     done = _once(bench, known.profile_command(bench.model, bench.swap, batch, profile), log)
     if done.code:
         raise _error(done, log)
-    bench.threads = int(_json(profile)["machine"]["compute_threads"])
+    machine = _json(profile)["machine"]
+    bench.threads = int(machine["compute_threads"])
+    if batch.device != "cpu":
+        bench.device_name = str(machine["device_name"])
     for arm in ours:
         plan, log = bench.work / f"{arm.file_name}-plan.json", bench.work / f"{arm.file_name}-solve.log"
         bench.line.say(f"compare: solving for {arm.name}")
-        done = _once(bench, known.solve_command(profile, arm, batch, plan), log)
+        done = _once(bench, known.solve_command(profile, arm, batch, bench.request.device_memory, plan), log)
         if done.code:
             bench.missing[arm.name] = _last_words(done, log)
             bench.failed.add(arm.name)
@@ -264,7 +273,12 @@ def _module(name: str, *arguments: object) -> list[str]:
 
 
 def _once(bench: _Bench, command: list[str], log: Path) -> Ended:
-    return run(command, log=log, environment=environment(), timeout=max(PREPARATION_SECONDS, bench.request.timeout))
+    return run(
+        command,
+        log=log,
+        environment=environment(device=bench.request.batch.device),
+        timeout=max(PREPARATION_SECONDS, bench.request.timeout),
+    )
 
 
 def _error(ended: Ended, log: Path) -> SsdplanError:
@@ -298,11 +312,12 @@ def _measure(bench: _Bench, arm: Arm, number: int, portion: tuple[float, float])
     if arm.ours:
         metrics = folder / "run" / "metrics.jsonl"
         command = known.run_command(bench.plans[arm.name], bench.work / "text.txt", swap, request.steps, folder / "run")
-        variables = environment()
+        variables = environment(device=request.batch.device)
     else:
         metrics = folder / "metrics.jsonl"
         _job(bench, arm, metrics, swap).save(folder / "job.json")
-        command, variables = _module(arm.module(), folder / "job.json"), environment(bench.threads)
+        command = _module(arm.module(), folder / "job.json")
+        variables = environment(bench.threads, device=request.batch.device)
 
     def tell(steps: int) -> None:
         what = f"round {number}/{request.rounds}, {arm.name}, step {steps}/{request.steps}"
@@ -323,7 +338,7 @@ def _measure(bench: _Bench, arm: Arm, number: int, portion: tuple[float, float])
             bench.missing[arm.name] = f"round {number}: {_last_words(ended, folder / 'log.txt')}"
             bench.failed.add(arm.name)
             return
-        bench.rounds.setdefault(arm.name, []).append(_round(number, ended, rows))
+        bench.rounds.setdefault(arm.name, []).append(_round(number, ended, rows, request.batch.device))
     finally:
         shutil.rmtree(swap, ignore_errors=True)
         shutil.rmtree(folder / "run" / "model", ignore_errors=True)
@@ -342,11 +357,13 @@ def _job(bench: _Bench, arm: Arm, metrics: Path, swap: Path) -> Job:
         threads=bench.threads,
         settings=arm.settings,
         precision=batch.precision,
+        device=batch.device,
     )
 
 
-def _round(number: int, ended: Ended, rows: list[dict[str, Any]]) -> Round:
+def _round(number: int, ended: Ended, rows: list[dict[str, Any]], device: str) -> Round:
     counted = rows[1:]
+    on_device = [int(row["device_peak_bytes"]) for row in rows] if device != "cpu" else []
 
     def own(field: str) -> int | None:
         values = [int(row[field]) for row in counted if field in row]
@@ -358,6 +375,7 @@ def _round(number: int, ended: Ended, rows: list[dict[str, Any]]) -> Round:
         round=number,
         process_seconds=ended.seconds,
         peak_memory_bytes=ended.peak_memory_bytes,
+        peak_device_bytes=max(on_device, default=None),
         others_cores=ended.others_cores,
         step_seconds=tuple(float(row["step_seconds"]) for row in rows),
         losses=tuple(float(row["loss"]) for row in rows),
@@ -410,7 +428,7 @@ def _memory(field: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
-def _surroundings(threads: int, load: float) -> Surroundings:
+def _surroundings(bench: _Bench, load: float) -> Surroundings:
     versions = {}
     for package in ("torch", "transformers", "deepspeed", "ssdplan"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -420,7 +438,8 @@ def _surroundings(threads: int, load: float) -> Surroundings:
     return Surroundings(
         processor=processor,
         cores=len(os.sched_getaffinity(0)),
-        threads=threads,
+        threads=bench.threads,
+        device_name=bench.device_name,
         host_memory_bytes=_memory("MemTotal"),
         kernel=platform.release(),
         python=platform.python_version(),

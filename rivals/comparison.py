@@ -31,6 +31,8 @@ class Round(Part):
     process_seconds: Positive
     """From its start to its end, loading and all."""
     peak_memory_bytes: Bytes
+    peak_device_bytes: Bytes | None = None
+    """Of a GPU's memory, as the process says: its allocator's peak, ours with the arena; None on the CPU."""
     others_cores: Seconds
     """Cores that anything else on the machine kept busy meanwhile."""
     step_seconds: tuple[Positive, ...]
@@ -61,6 +63,8 @@ class ArmResult(Part):
     predicted_step_seconds: Positive | None = None
     peak_memory_bytes: Bytes | None = None
     """The most of all rounds."""
+    peak_device_bytes: Bytes | None = None
+    """The same of a GPU's memory; None on the CPU."""
     ssd_read_bytes: Bytes | None = None
     """A step: ours by the run's metrics, rivals' by the kernel."""
     ssd_write_bytes: Bytes | None = None
@@ -98,6 +102,8 @@ class Surroundings(Part):
     cores: Count
     threads: Count
     """Of every arm."""
+    device_name: str = ""
+    """The GPU, as the profile calls it; empty where there is none, or none of our arms was planned."""
     host_memory_bytes: Bytes
     kernel: str
     python: str
@@ -117,6 +123,7 @@ class Comparison(Document):
     micro_batch_size: Count
     micro_batches: Count
     precision: str = "bf16"
+    device: str = "cpu"
     steps: Count
     rounds: Count
     volume: str
@@ -162,6 +169,7 @@ def arm_result(
         step_seconds_high=high,
         predicted_step_seconds=predicted_step_seconds,
         peak_memory_bytes=max(one.peak_memory_bytes for one in rounds),
+        peak_device_bytes=max((one.peak_device_bytes or 0 for one in rounds), default=0) or None,
         ssd_read_bytes=kernel_read if own_read is None else own_read,
         ssd_write_bytes=kernel_write if own_write is None else own_write,
         kernel_read_bytes=kernel_read,
@@ -227,12 +235,13 @@ def describe_comparison(found: Comparison) -> str:
         "not count."
     )
     return page(
-        f"Comparison: {found.model}, {count(found.parameters)} parameters, {found.precision}, {rows}",
+        f"Comparison: {found.model}, {count(found.parameters)} parameters, {found.precision}, {found.device}, {rows}",
         wrapped(opening),
         (
             "Machine",
             facts(
                 ("processor", f"{machine.processor}, {machine.cores} cores, {times(machine.threads, 'thread')} an arm"),
+                *([("device", machine.device_name)] if machine.device_name else []),
                 ("host memory", format_bytes(machine.host_memory_bytes)),
                 ("software", f"Linux {machine.kernel}, Python {machine.python}"),
                 ("", versions),
@@ -258,11 +267,13 @@ def _others(found: Comparison) -> list[tuple[str, str]]:
 
 
 def _arms(found: Comparison) -> list[str]:
-    cells = [("", "", "tokens/s", "step", "quartiles", "peak memory", "ssd read", "written")]
+    on_gpu = found.device != "cpu"
+    heads = ("peak memory", *(("on device",) if on_gpu else ()), "ssd read", "written")
+    cells = [("", "", "tokens/s", "step", "quartiles", *heads)]
     remarks = []
     for letter, arm in zip(LETTERS, found.arms, strict=False):
         if arm.step_seconds is None:
-            cells.append((letter, arm.name, *"------"))
+            cells.append((letter, arm.name, *"---", *"-" * len(heads)))
         else:
             assert arm.tokens_per_second and arm.step_seconds_low and arm.step_seconds_high
             cells.append(
@@ -273,6 +284,7 @@ def _arms(found: Comparison) -> list[str]:
                     duration(arm.step_seconds),
                     f"{duration(arm.step_seconds_low)} to {duration(arm.step_seconds_high)}",
                     format_bytes(arm.peak_memory_bytes or 0),
+                    *((format_bytes(arm.peak_device_bytes or 0),) if on_gpu else ()),
                     _bytes(arm.ssd_read_bytes),
                     _bytes(arm.ssd_write_bytes),
                 )
@@ -283,6 +295,8 @@ def _arms(found: Comparison) -> list[str]:
         "counts it: interpreter and libraries included. Bytes are a step's; ours are the run's metrics, "
         "rivals' are what the kernel counts of the process."
     )
+    if on_gpu:
+        counted += " On the device, the peak of its allocator, ours with the arena."
     return [*table(cells, [], left=(0, 1)), *remarks, *(f"  {line}" for line in wrapped(counted))]
 
 

@@ -30,7 +30,7 @@ class Job:
     rows: str
     """An .npy file, uint32 [rows, tokens a row]."""
     metrics: str
-    """Where a line a step goes: `step`, `loss`, `step_seconds`."""
+    """Where a line a step goes: `step`, `loss`, `step_seconds`; on a GPU `device_peak_bytes` too."""
     swap: str
     """A directory on the drive, for an arm that keeps states there."""
     micro_batch_size: int
@@ -41,6 +41,8 @@ class Job:
     """Which of its ways the arm takes."""
     precision: str
     """Of weights and activations, one of PRECISIONS; masters and moments are fp32."""
+    device: str = "cpu"
+    """As torch calls it."""
 
     @property
     def dtype_name(self) -> str:
@@ -82,8 +84,10 @@ def batches(job: Job) -> Iterator[list[npt.NDArray[np.int64]]]:
         ]
 
 
-def write_step(job: Job, step: int, loss: float, step_seconds: float) -> None:
+def write_step(job: Job, step: int, loss: float, step_seconds: float, device_peak_bytes: int | None = None) -> None:
     """One line of metrics.jsonl, with the names that a run of ours has; `step` counts from 1."""
-    line = json.dumps({"step": step, "loss": loss, "step_seconds": step_seconds}) + "\n"
+    line = {"step": step, "loss": loss, "step_seconds": step_seconds}
+    if device_peak_bytes is not None:
+        line["device_peak_bytes"] = device_peak_bytes
     with Path(job.metrics).open("a", encoding="utf-8") as file:
-        file.write(line)
+        file.write(json.dumps(line) + "\n")

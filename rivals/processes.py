@@ -113,17 +113,18 @@ def _started(command: Sequence[str], output: int, environment: dict[str, str]) -
             process.wait()
 
 
-def environment(threads: int | None = None) -> dict[str, str]:
-    """That of this command, offline; programs beside the interpreter are found. `threads` for OpenMP, if given."""
+def environment(threads: int | None = None, *, device: str = "cpu") -> dict[str, str]:
+    """That of this command, offline; programs beside the interpreter are found. `threads` for OpenMP, if given. On the
+    CPU no GPU is seen."""
     beside = str(Path(sys.executable).parent)
     found = {
         **os.environ,
         "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
-        "DS_ACCELERATOR": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
     }
+    if device == "cpu":
+        found |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return found | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
 
 

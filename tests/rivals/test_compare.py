@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from ssdplan import cli
 from ssdplan.rivals import compare as comparing
@@ -58,12 +59,12 @@ def found(tmp_path_factory):
 
 def test_all_arms_train_the_same(found):
     document, _ = found
-    torch, *others, _ = document["arms"]
-    assert [torch["name"], *(arm["name"] for arm in others)] == ["torch", "torch-checkpointing", "ssdplan 64MiB"]
-    assert document["reference"] == "torch" and len(torch["losses"]) == 4
-    assert torch["losses"][-1] < torch["losses"][0] - 0.05, "updates show in the losses"
+    plain, *others, _ = document["arms"]
+    assert [plain["name"], *(arm["name"] for arm in others)] == ["torch", "torch-checkpointing", "ssdplan 64MiB"]
+    assert document["reference"] == "torch" and len(plain["losses"]) == 4
+    assert plain["losses"][-1] < plain["losses"][0] - 0.05, "updates show in the losses"
     for arm in others:
-        assert arm["losses"] == pytest.approx(torch["losses"], abs=1e-3)
+        assert arm["losses"] == pytest.approx(plain["losses"], abs=1e-3)
         assert arm["same_training"] is True and arm["loss_difference"] < 1e-3
 
 
@@ -113,17 +114,32 @@ def test_deepspeed_trains_the_same_and_its_bytes_are_counted(tmp_path):
         "--micro-batches", 2, "--arms", "torch,deepspeed-fast,deepspeed-lean", "--steps", 5, "--rounds", 1,
         "--precision", PRECISION, "--volume", tmp_path / "volume", "--json",
     )  # fmt: skip
-    torch, *others = json.loads(done.stdout)["arms"]
-    learnt = torch["losses"][0] - torch["losses"][-1]
+    plain, *others = json.loads(done.stdout)["arms"]
+    learnt = plain["losses"][0] - plain["losses"][-1]
     assert learnt > 0.5
     for arm in others:
         if "cannot be built" in arm["missing"]:
             pytest.skip(arm["missing"])
-        assert arm["same_training"] and arm["losses"] == pytest.approx(torch["losses"], abs=0.02 * learnt)
+        assert arm["same_training"] and arm["losses"] == pytest.approx(plain["losses"], abs=0.02 * learnt)
         assert not arm["missing"], arm["missing"]
         # Masters and two moments of each parameter in fp32 go to the drive every step.
         assert arm["kernel_write_bytes"] > 12 * 26_700_000
     assert not list((tmp_path / "volume").iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+def test_all_arms_train_the_same_on_a_gpu(tmp_path):
+    done = finished(
+        *TINY, "--device", "cuda", "--arms", "torch,torch-checkpointing,ssdplan", "--host-memory", "256MiB",
+        "--device-memory", "1GiB", "--steps", 4, "--rounds", 1, "--volume", tmp_path, "--json",
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    plain, *others = document["arms"]
+    assert document["device"] == "cuda" and document["machine"]["device_name"]
+    for arm in others:
+        assert arm["same_training"] and arm["losses"] == pytest.approx(plain["losses"], abs=2e-3)
+    assert all(0 < arm["peak_device_bytes"] < 1 << 30 for arm in document["arms"])
 
 
 def test_arms_take_turns_and_every_round_turns_the_order_round(tmp_path, monkeypatch, capsys):
@@ -186,6 +202,7 @@ def test_an_arm_that_fails_is_a_row_and_an_exit_code(tmp_path, capsys):
         (["--shape", SHAPE, "--arms", "torch,tensorflow"], "tensorflow"),
         (["--shape", SHAPE, "--arms", "torch,torch"], "each once"),
         (["--shape", SHAPE, "--arms", "torch", "--host-memory", "1GiB"], "--host-memory"),
+        (["--shape", SHAPE, "--arms", "torch", "--device-memory", "1GiB"], "--device-memory"),
         (["--shape", SHAPE, "--host-memory", "1GiB,1GiB"], "twice"),
         (["--shape", SHAPE, "--host-memory", "1000MiB,1000.1MiB"], "look the same"),
         (["--shape", SHAPE, "--steps", "1"], "--steps"),
@@ -261,8 +278,8 @@ def test_the_command_line_is_this(capsys):
         cli.main(["compare", "--help"])
     shown = capsys.readouterr().out
     options = (
-        "--model --shape --data --arms --host-memory --sequence-length --micro-batch-size --micro-batches "
-        "--precision --steps --rounds --volume --work --timeout --plots --json"
+        "--model --shape --data --arms --host-memory --device-memory --sequence-length --micro-batch-size "
+        "--micro-batches --precision --device --steps --rounds --volume --work --timeout --plots --json"
     )
     for option in options.split():
         assert option in shown

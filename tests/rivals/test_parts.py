@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import UsageError
 from ssdplan.rivals import processes, torch_arm
+from ssdplan.rivals.arms import Batch, arms_of, memory_bytes, missing, profile_command, solve_command
+from ssdplan.rivals.compare import _round
 from ssdplan.rivals.comparison import (
     Comparison,
     Round,
@@ -244,6 +247,33 @@ def test_ratios_are_of_rounds_and_the_first_step_does_not_count():
     assert reference == "ssdplan" and held.loss_difference == 0.0
     _, (_, held) = held_together([ours, rival])
     assert held.loss_difference == pytest.approx(0.01) and held.same_training is True
+
+
+def test_on_a_gpu_commands_environment_and_text_say_so(monkeypatch, tmp_path):
+    batch = Batch(sequence_length=32, micro_batch_size=1, micro_batches=2, precision="bf16", device="cuda")
+    (ours,) = arms_of(("ssdplan",), (1 << 30,))
+    profile = profile_command(tmp_path / "model", tmp_path, batch, tmp_path / "profile.json")
+    assert profile[profile.index("--device") + 1] == "cuda"
+    solve = solve_command(tmp_path / "profile.json", ours, batch, 24 << 30, tmp_path / "plan.json")
+    assert solve[solve.index("--device-memory") + 1] == str(24 << 30)
+    assert "--device-memory" not in solve_command(tmp_path / "profile.json", ours, batch, None, tmp_path / "plan.json")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert environment(device="cuda")["CUDA_VISIBLE_DEVICES"] == "3" and environment()["CUDA_VISIBLE_DEVICES"] == ""
+    deepspeed, plain = arms_of(("deepspeed-lean", "torch"), ())
+    assert "CPU only" in missing(deepspeed, "cuda") and not missing(plain, "cuda")
+    facts = ModelFacts.of_shape(Shape.parse("hidden=2048,layers=18,heads=16"))
+    assert memory_bytes(plain, facts, batch) < memory_bytes(plain, facts, replace(batch, device="cpu")) / 2
+    steps = [{"loss": 1.0, "step_seconds": 1.0, "device_peak_bytes": nbytes << 30} for nbytes in (19, 23, 21)]
+    io = tuple(processes.IoBytes(0, 0) for _ in steps)
+    ended = processes.Ended(0, 9.0, 5 << 30, timed_out=False, others_cores=0.0, io=io)
+    result = arm_result("torch-checkpointing", "words", [_round(1, ended, steps, "cuda")], tokens=64)
+    assert result.peak_device_bytes == 23 << 30
+    found = comparison([result]).model_copy(update={"device": "cuda"})
+    found = found.model_copy(update={"machine": found.machine.model_copy(update={"device_name": "A GPU"})})
+    text = describe_comparison(found)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "23 GiB" in text and "on device" in text and "A GPU" in text and "cuda" in text
+    assert "on device" not in describe_comparison(comparison([result]))
 
 
 def test_another_training_is_told(tmp_path):
