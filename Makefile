@@ -27,7 +27,7 @@ venv: $(VENV)/.stamp
 
 # torch is several gigabytes without the pin in constraints.txt: every installation names it. A new __init__.py is a new
 # part, which an editable installation learns of only by installing again. Modules are compiled when they are first
-# imported: all that torch and transformers have, of which a tenth is ever used, took two fifths of the time.
+# imported: to compile all that the libraries have, most of it never used, took two fifths of the time.
 $(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/src/*) $(wildcard $(PARTS:%=%/__init__.py) executor/*/__init__.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[test,demo]'
