@@ -15,6 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 PARTS := plans profiler planner executor native rivals commands
+WITH_GPU := PYTHONPATH="$(CURDIR)/.gpu$${PYTHONPATH:+:$$PYTHONPATH}"
 GPU_COMPARE ?= --device cuda --shape hidden=2048,layers=18,heads=16 --sequence-length 1024 --micro-batch-size 2 \
 	--micro-batches 8 --arms torch,torch-checkpointing,ssdplan --host-memory 32GiB --device-memory 24GiB \
 	--steps 6 --rounds 1
@@ -26,11 +27,12 @@ CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.c
 venv: $(VENV)/.stamp
 
 # torch is several gigabytes without the pin in constraints.txt: every installation names it. A new __init__.py is a new
-# part, which an editable installation learns of only by installing again. Modules are compiled when they are first
-# imported: to compile all that the libraries have, most of it never used, took two fifths of the time.
+# part, which an editable installation learns of only by installing again. Of the libraries' modules those are compiled
+# that ssdplan imports: to compile all of them took two fifths of the time.
 $(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/src/*) $(wildcard $(PARTS:%=%/__init__.py) executor/*/__init__.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[test,demo]'
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import ssdplan.cli, ssdplan.executor.train, ssdplan.profiler.profile'
 	touch $@
 
 # The parts as the package that they install as, for mypy.
@@ -64,10 +66,10 @@ test: venv
 gpu:
 	$(PYTHON) -c 'import ssdplan.native' 2>/dev/null || $(PYTHON) -m pip install --quiet --no-index --no-deps \
 		--no-build-isolation --upgrade --target .gpu .
-	PYTHONPATH="$(CURDIR)/.gpu$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -m gpu
-	if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		PYTHONPATH="$(CURDIR)/.gpu$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m ssdplan.cli compare $(GPU_COMPARE); \
-	else echo 'torch sees no GPU: nothing is compared'; fi
+	$(WITH_GPU) $(PYTHON) -m pytest -m gpu
+	if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+		then $(WITH_GPU) $(PYTHON) -m ssdplan.cli compare $(GPU_COMPARE); \
+		else echo 'torch sees no GPU: nothing is compared'; fi
 
 demo: venv
 	$(BIN)/python demo.py
