@@ -32,7 +32,7 @@ _SETTINGS = {
 _BASE_BYTES = 600 << 20
 """Interpreter, PyTorch and transformers."""
 _CUDA_BYTES = 3 << 30
-"""What a process takes on host besides, when it uses a GPU."""
+"""An assumption: what a process takes on host besides, when it uses a GPU."""
 _DEEPSPEED = {"deepspeed-fast": (3_600_000_000, 14.7), "deepspeed-lean": (1_660_000_000, 7.0)}
 """Bytes, and bytes a parameter, in bf16: the line through what 134 and 589 million took (docs/benchmarks.md)."""
 
