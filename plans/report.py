@@ -28,7 +28,11 @@ def describe_report(path: Path) -> str:
             lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
             lines += [_row(row) for row in report["predictions"]]
         if (share := report.get("stolen_share", 0.0)) >= WORTH_TELLING:
-            lines += ["", f"  the host gave {share:.0%} of the processors' time to others (steal)"]
+            lines += [
+                "",
+                f"  the host gave {share:.0%} of the processors' time to others (steal), among them, it may be,",
+                "  what it runs for this machine's own drive",
+            ]
         if report["losses"]:
             lines += ["", f"  training loss  {report['losses'][0]:.4f} first, {report['losses'][-1]:.4f} last"]
         held_out = list(report["eval_losses"].items())

@@ -131,8 +131,9 @@ def profile(
     share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)
     if share >= STEAL_WORTH_A_NOTE:
         notes.append(
-            f"the host gave {share:.0%} of the processors' time to others meanwhile (steal): steps will be slower or "
-            "quicker than predicted as they are disturbed more or less"
+            f"the host gave {share:.0%} of the processors' time to others meanwhile (steal), among them, it may be, "
+            "what it runs for this machine's own drive: steps will be slower or quicker than predicted as they are "
+            "disturbed more or less"
         )
     return document.Profile(
         schema="ssdplan.profile/1",

@@ -27,7 +27,16 @@ MODELS = {
     for found in vars(module).values()
     if isinstance(found, type) and issubclass(found, Part) and found not in (Part, Document)
 }
-OTHER_OPTIONS = {"--directory", "--only-assets", "--hidden", "--layers", "--process-memory", "--user", "--scope"}
+OTHER_OPTIONS = {
+    "--directory",
+    "--only-assets",
+    "--hidden",
+    "--layers",
+    "--process-memory",
+    "--shorten",
+    "--user",
+    "--scope",
+}
 """Options of the demo, of the scripts that benchmarks use, and of systemd-run."""
 MACHINE_PATH = re.compile(r"(?<![\w./~])/(?:bin|data|etc|home|media|mnt|nvme|opt|root|srv|tmp|usr|var|work|Users)\b")
 

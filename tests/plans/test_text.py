@@ -493,6 +493,6 @@ def test_a_report_tells_what_the_host_gave_to_others(tmp_path):
     for share, told in ((0.0, False), (0.004, False), (0.13, True)):
         (tmp_path / "report.json").write_text(json.dumps({**report, "predictions": [row], "stolen_share": share}))
         text = describe_report(tmp_path / "report.json")
-        assert ("the host gave 13% of the processors' time to others (steal)" in text) == told
+        assert ("the host gave 13% of the processors' time to others (steal), among them" in text) == told
     (tmp_path / "report.json").write_text(json.dumps({**report, "predictions": [row]}))  # of an older version
     assert "steal" not in describe_report(tmp_path / "report.json")
