@@ -169,7 +169,7 @@ def arm_result(
         step_seconds_high=high,
         predicted_step_seconds=predicted_step_seconds,
         peak_memory_bytes=max(one.peak_memory_bytes for one in rounds),
-        peak_device_bytes=max((one.peak_device_bytes or 0 for one in rounds), default=0) or None,
+        peak_device_bytes=max(one.peak_device_bytes or 0 for one in rounds) or None,
         ssd_read_bytes=kernel_read if own_read is None else own_read,
         ssd_write_bytes=kernel_write if own_write is None else own_write,
         kernel_read_bytes=kernel_read,
