@@ -138,7 +138,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each configuration, in turns [5]")
     parser.add_argument("--precision", default="bf16", metavar="P", help="as ssdplan profile [bf16]")
     parser.add_argument(
-        "--shorten", type=int, default=1, metavar="N", help="divide sequence lengths by N, where steps take long [1]"
+        "--shorten",
+        type=int,
+        choices=(1, 2, 4),
+        default=1,
+        help="divide sequence lengths by it, where steps take long [1]",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     given = parser.parse_args()
@@ -234,7 +238,7 @@ class Bench:
         command("solve", self.profiled, "--host-memory", case.host, "--micro-batches", case.micro_batches,
                 *case.options, "-o", plan_path)  # fmt: skip
         plan = Plan.load(plan_path)
-        steps = 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds)
+        steps = max(3, 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds))
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
         report = json.loads((out / "report.json").read_text())
         figures = {row["quantity"]: row for row in report["predictions"]}
