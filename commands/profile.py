@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--seconds",
         type=of.positive,
-        default=42,
+        default=68,
         metavar="N",
         help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once",
     )

@@ -20,11 +20,9 @@ _COMPUTE, _CPU = _LANE["compute"], _LANE["cpu"]
 _NONE = -1
 LEAST_CORES = 0.25
 """What is left to compute however much a drive takes: a scheduler gives everyone a share."""
-UPDATES_SHARE = 0.75
-"""Of what compute and updates of the same cores get together, the part of updates: their threads sleep between two of
-them, and who slept goes first. Beside a layer (90 to 270 ms, two cores) an update of 1 Mi elements took 1.1 to 1.7
-times as long as alone, and both together did 0.87 to 1.12 of what they do by turns; 0.72 to 1.08 where updates never
-rest."""
+COMPUTE_AND_UPDATES = (0.25, 0.75)
+"""What compute and updates of the same cores keep of their paces beside each other, where nobody measured it: the
+threads of updates sleep between two of them, and who slept goes first; nothing is lost."""
 
 
 def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Timeline:
@@ -32,11 +30,11 @@ def simulate(graph: Graph, model: Model, machine: Machine, micro_batch_size: int
 
     Each lane runs one op at a time; an op is ready when all of its waits have ended, and a free lane takes the ready op
     that is first in the graph. A read and a write that run together share the drive at one point of its frontier. When
-    compute shares the CPU, compute and updates want all cores each, a copy to or from the device wants one, and these
-    slow in proportion when more cores are wanted than reads and writes leave them (what those take is the mean of all
-    in the graph, as some sum their bytes and of some an update does); the drive keeps what it was measured to keep
-    beside compute. What begins to compute behind an update or beside one, or behind another stage's layer, finds
-    nothing of its own in caches. Deterministic.
+    compute shares the CPU, compute or updates want all cores, a copy to or from the device wants one, and these slow in
+    proportion when more cores are wanted than reads and writes leave them (what those take is the mean of all in the
+    graph, as some sum their bytes and of some an update does); the drive keeps what it was measured to keep beside
+    compute, and compute and updates what they were measured to keep beside each other. What begins to compute behind an
+    update or beside one, or behind another stage's layer, finds nothing of its own in caches. Deterministic.
     """
     return _simulated(graph, model, machine, micro_batch_size)[0]
 
@@ -124,6 +122,7 @@ def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | Non
     shared = shared_fraction(combined_frontier(machine.volumes))
     beside = bandwidth_kept(machine.volumes) if machine.compute_shares_cpu else 1.0
     read_cores, write_cores = _io_cores(machine, ops)
+    together = _together(machine)
     speeds: list[tuple[float, ...] | None] = []
     for mask in range(1 << len(RESOURCES)):
         drive = shared if mask & read and mask & write else 1.0
@@ -131,17 +130,22 @@ def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | Non
             drive *= beside
         core = 1.0
         if machine.compute_shares_cpu:
-            wanted = bool(mask & h2d) + bool(mask & d2h)
-            wanted += machine.cores * (bool(mask & compute) + bool(mask & cpu))
+            wanted = bool(mask & h2d) + bool(mask & d2h) + (machine.cores if mask & (compute | cpu) else 0)
             taken = drive * (bool(mask & read) * read_cores + bool(mask & write) * write_cores)
             core = min(1.0, max(machine.cores - taken, LEAST_CORES) / wanted) if wanted else 1.0
         of = dict.fromkeys(RESOURCES, core) | {"read": drive, "write": drive}
         if machine.compute_shares_cpu and mask & compute and mask & cpu:
-            of["cpu"] = UPDATES_SHARE * 2 * core
-            of["compute"] = (1 - UPDATES_SHARE) * 2 * core
+            of["compute"], of["cpu"] = (core * kept for kept in together)
         each = tuple(of[resource] for resource in RESOURCES)
-        speeds.append(None if drive == core == 1.0 else each)
+        speeds.append(None if set(each) == {1.0} else each)
     return speeds
+
+
+def _together(machine: Machine) -> tuple[float, float]:
+    """What compute and updates keep of their paces while both run."""
+    if machine.compute_beside_updates is None or machine.updates_beside_compute is None:
+        return COMPUTE_AND_UPDATES
+    return machine.compute_beside_updates, machine.updates_beside_compute
 
 
 def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:

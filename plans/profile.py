@@ -3,7 +3,7 @@
 Owns the fields and their units: bytes, seconds, bytes a second, elements a second. It measures and decides nothing.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,8 @@ ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 OptimizerStates = Literal["fp32", "bf16"]
 """The format of both moments; masters are fp32 in each."""
 Origin = Literal["measured", "estimated"]
+Kept = Annotated[float, Field(gt=0.0, le=1.0)]
+"""A fraction of what something does alone."""
 LOGITS_CHUNK_BYTES = 512 << 20
 """The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
 LEAST_CHUNK_TOKENS = 512
@@ -50,7 +52,7 @@ class Volume(Part):
     read_cores_unsummed: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     """The same of what an update sums in passing. None: nobody measured it, and plans count on `read_cores`."""
     write_cores_unsummed: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    bandwidth_kept: float = Field(default=1.0, gt=0.0, le=1.0)
+    bandwidth_kept: Kept = 1.0
     """The fraction of its bandwidth that the volume keeps while compute runs on the same cores."""
     endurance_bytes: Bytes | None = None
     """What may be written to the drive in its life, by its maker's rating; None when nobody said."""
@@ -89,6 +91,10 @@ class Machine(Part):
     checksum_rate: Positive | None = None
     """Bytes a second of optimizer states of which an update takes the checksums, before and after, in passing. None:
     nobody measured it, and plans count on nothing for it."""
+    compute_beside_updates: Kept | None = None
+    """The fraction of its pace that compute keeps while updates run one after the other on the same cores."""
+    updates_beside_compute: Kept | None = None
+    """The same of updates while compute runs. None: nobody measured it, and plans count on what most machines do."""
     update_threads: Count
     compute_threads: Count
     volumes: tuple[Volume, ...] = Field(min_length=1)

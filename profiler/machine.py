@@ -82,63 +82,70 @@ class Updates:
         return OPTIMIZER_BYTES["fp32"] / seconds if seconds > 0 else None
 
 
-def measure_update(
-    precision: Precision, threads: int, available_bytes: int, limits: Limits, progress: Progress
-) -> tuple[Updates, list[str]]:
-    """The times of updates with a copy of the weights in `precision`, and notes for people."""
-    element = ELEMENT_BYTES[precision]
-    count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + element))
-    count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
-    arena = Arena(count * (20 + element), lock=False)
-    # No denormal numbers, which are slow: two of bf16's 0.01 are about 0.01 in fp32 as well.
-    torch.from_dlpack(arena)[: 20 * count].view(torch.bfloat16).fill_(0.01)
-    master, gradient, exp_avg, exp_avg_sq, exp_avg_bf16, parameter = (
-        arena.address + 4 * count * part for part in range(6)
-    )
-    moments: dict[OptimizerStates, tuple[int, int]] = {
-        "fp32": (exp_avg, exp_avg_sq),
-        "bf16": (exp_avg_bf16, exp_avg_bf16 + 2 * count),
-    }
+class UpdateBench:
+    """States and gradients of several MiB, and the optimizer that updates them as steps do, chunk by chunk."""
 
-    settings: dict[str, Any] = {
-        "lr": 1e-4,
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "step": 10,
-        "threads": threads,
-    }
-    ends = [4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK, 12 * UPDATE_CHUNK]
+    def __init__(self, precision: Precision, threads: int, available_bytes: int) -> None:
+        """The copy of the weights is in `precision`; of `available_bytes` it takes a quarter at most."""
+        self._precision, self._element = precision, ELEMENT_BYTES[precision]
+        count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + self._element))
+        self.count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
+        self._arena = Arena(self.count * (20 + self._element), lock=False)
+        # No denormal numbers, which are slow: two of bf16's 0.01 are about 0.01 in fp32 as well.
+        torch.from_dlpack(self._arena)[: 20 * self.count].view(torch.bfloat16).fill_(0.01)
+        self._settings: dict[str, Any] = {
+            "lr": 1e-4,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "step": 10,
+            "threads": threads,
+        }
 
-    def of_an_element(states: OptimizerStates, *, summed: bool = False) -> float:
-        each, (exp_avg, exp_avg_sq) = ELEMENT_BYTES[states], moments[states]
+    def seconds_of_an_element(self, states: OptimizerStates, *, summed: bool = False) -> float:
+        """On average over all of them."""
         seconds = 0.0
-        for first in range(0, count, UPDATE_CHUNK):
+        for first in range(0, self.count, UPDATE_CHUNK):
             time.sleep(PAUSE_SECONDS)
-            started = time.perf_counter()
-            streams = (
-                master + 4 * first,
-                exp_avg + each * first,
-                exp_avg_sq + each * first,
-                gradient + 4 * first,
-                parameter + element * first,
-                precision,
-                UPDATE_CHUNK,
-            )
-            if summed:
-                adamw_summed(*streams, positions=(0, *ends[:2]), ends=ends, **settings)
-            else:
-                adamw_statistics(*streams, moment_dtype=states, **settings)
-            seconds += time.perf_counter() - started
-        return seconds / count
+            seconds += self.seconds_of_a_chunk(first, states, summed=summed)
+        return seconds / self.count
 
+    def seconds_of_a_chunk(self, first: int, states: OptimizerStates, *, summed: bool) -> float:
+        """Of UPDATE_CHUNK elements from `first` on; `summed`: with the checksums of their states before and after, of
+        which those are in fp32."""
+        master, gradient, exp_avg, exp_avg_sq, exp_avg_bf16, parameter = (
+            self._arena.address + 4 * self.count * part for part in range(6)
+        )
+        if states == "bf16":
+            exp_avg, exp_avg_sq = exp_avg_bf16, exp_avg_bf16 + 2 * self.count
+        each = ELEMENT_BYTES[states]
+        streams = (
+            master + 4 * first,
+            exp_avg + each * first,
+            exp_avg_sq + each * first,
+            gradient + 4 * first,
+            parameter + self._element * first,
+            self._precision,
+            UPDATE_CHUNK,
+        )
+        started = time.perf_counter()
+        if summed:
+            ends = [4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK, 12 * UPDATE_CHUNK]
+            adamw_summed(*streams, positions=(0, *ends[:2]), ends=ends, **self._settings)
+        else:
+            adamw_statistics(*streams, moment_dtype=states, **self._settings)
+        return time.perf_counter() - started
+
+
+def measure_update(bench: UpdateBench, limits: Limits, progress: Progress) -> tuple[Updates, list[str]]:
+    """The times of updates, and notes for people."""
     updates = {
-        "states in fp32": partial(of_an_element, "fp32"),
-        "states in bf16": partial(of_an_element, "bf16"),
-        "checksums of its states": partial(of_an_element, "fp32", summed=True),
+        "states in fp32": partial(bench.seconds_of_an_element, "fp32"),
+        "states in bf16": partial(bench.seconds_of_an_element, "bf16"),
+        "checksums of its states": partial(bench.seconds_of_an_element, "fp32", summed=True),
     }
-    figures = repeat(updates, limits, progress, f"optimizer on {threads} threads")
+    figures = repeat(updates, limits, progress, "optimizer")
     troubles = {what: figure.trouble() for what, figure in figures.items()}
     notes = [f"optimizer with {what}: {trouble}" for what, trouble in troubles.items() if trouble]
     return Updates(*figures.values()), notes

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 
 import torch
@@ -17,10 +17,10 @@ import torch
 from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
-from ssdplan.profiler.contention import Work, measure_contention
+from ssdplan.profiler.contention import Work, measure_beside_updates, measure_contention
 from ssdplan.profiler.doctor import slow_products
-from ssdplan.profiler.machine import measure_link, measure_update
-from ssdplan.profiler.measure import Limits, Progress, portion
+from ssdplan.profiler.machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
+from ssdplan.profiler.measure import FEWEST, Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
 from ssdplan.profiler.processor import cores, cpu_name
@@ -44,7 +44,8 @@ class ProfileLimits:
     link_seconds: float = 1.0
     update_seconds: float = 3.0
     model_seconds: float = 18.0
-    contention_seconds: float = 14.0
+    beside_seconds: float = 8.0
+    contention_seconds: float = 32.0
 
     @classmethod
     def within(cls, seconds: float) -> "ProfileLimits":
@@ -68,7 +69,7 @@ def profile(
     limits: ProfileLimits = ProfileLimits(),
     open_engine: Callable[[], Engine] = Engine,
 ) -> document.Profile:
-    """Measure everything; about half a minute for a small model. `endurance` is what drives are rated to have written
+    """Measure everything; about a minute and a half for a small model. `endurance` is what drives are rated to have written
     in their lives, in bytes, which nobody can measure: one for all volumes, one for each, or none.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
@@ -104,12 +105,24 @@ def profile(
     h2d, d2h, remarks = measure_link(device, Limits(limits.link_seconds), portion(progress, 0.3, 0.35))
     notes += remarks
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
-    updates, remarks = measure_update(precision, threads, memory.available, time_limit, part)
+    updating = UpdateBench(precision, threads, memory.available)
+    updates, remarks = measure_update(updating, time_limit, part)
     notes += remarks
+    del updating  # a layer's memory is measured next
+    together: tuple[float | None, float | None] = (None, None)
 
     def beside_compute(work: Work) -> None:
+        nonlocal together
+        updating = UpdateBench(precision, threads, memory.available)
+        chunks = cycle(range(0, updating.count, UPDATE_CHUNK))
+        time_limit, part = Limits(limits.beside_seconds, least=FEWEST), portion(progress, 0.7, 0.75)
+        together, remarks = measure_beside_updates(
+            work, lambda: updating.seconds_of_a_chunk(next(chunks), "fp32", summed=True), time_limit, part
+        )
+        notes.extend(remarks)
         for index, volume in enumerate(measured_volumes):
-            time_limit, part = Limits(limits.contention_seconds), portion(progress, 0.9, 1.0)
+            time_limit = Limits(limits.contention_seconds, least=FEWEST)
+            part = portion(progress, 0.75 + 0.25 * index / len(volumes), 0.75 + 0.25 * (index + 1) / len(volumes))
             place = Path(volume.path)
             found, remarks = measure_contention(place, work, threads, time_limit, part, open_engine=open_engine)
             measured_volumes[index] = volume.model_copy(update=asdict(found))
@@ -124,7 +137,7 @@ def profile(
         sequence_length=sequence_length,
         micro_batch_sizes=micro_batch_sizes,
         limits=Limits(limits.model_seconds),
-        progress=portion(progress, 0.4, 0.9),
+        progress=portion(progress, 0.4, 0.7),
         beside=beside_compute if device.kind == "cpu" else None,
     )
     process_bytes = _process_bytes() - sum(kernels.kept_bytes for kernels in costs.kernels)
@@ -153,6 +166,8 @@ def profile(
             update_rate=updates.fp32.rate,
             update_rate_bf16=updates.bf16.rate,
             checksum_rate=updates.checksum_rate,
+            compute_beside_updates=together[0],
+            updates_beside_compute=together[1],
             update_threads=threads,
             compute_threads=torch.get_num_threads(),
             volumes=tuple(measured_volumes),

@@ -80,16 +80,19 @@ def test_a_read_and_a_write_share_the_drive(mixed: tuple[tuple[float, float], ..
 
 
 def test_compute_updates_and_copies_share_the_cores() -> None:
-    """Compute and an update want two cores each, a copy wants one: it gets two fifths of it, and of what the others
-    get, which is all when it has gone, three quarters are the update's."""
+    """Compute and updates want two cores, a copy wants one: it gets two thirds of it, and of what the others get, which
+    is all when it has gone, three quarters are the update's where nobody measured what is."""
     machine = made_machine(shared=True, cores=2, update_rate=1e6, link=1e6)
     graph = Graph("made", (backward(0), update(1, 500_000), transfer(2, "h2d", 1_000)), 1)
     timeline = simulate(graph, MODEL, machine, 1)
-    beside = 0.001 * 5 / 2
+    beside = 0.001 * 3 / 2
     assert timeline.starts == (0.0, 0.0, 0.0) and BACKWARD < 0.1
     assert timeline.ends[2] == pytest.approx(beside)
-    assert timeline.ends[0] == pytest.approx(beside + 4 * (BACKWARD - 0.8 * beside / 4))
+    assert timeline.ends[0] == pytest.approx(beside + 4 * (BACKWARD - beside / 4 * 2 / 3))
     assert timeline.ends[1] == pytest.approx(BACKWARD + 0.5 + 0.001 / 2)
+    measured = machine.model_copy(update={"compute_beside_updates": 0.4, "updates_beside_compute": 0.5})
+    timeline = simulate(Graph("made", graph.ops[:2], 1), MODEL, measured, 1)
+    assert timeline.ends == pytest.approx((BACKWARD / 0.4, 0.5 + BACKWARD / 0.4 * 0.5))
     apart = simulate(graph, MODEL, made_machine(cores=2, update_rate=1e6, link=1e6), 1)
     assert apart.ends == pytest.approx((BACKWARD, 0.5, 0.001))
 
@@ -240,10 +243,10 @@ def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fractio
                 speed[op.index] = kept if {"read", "write"} <= kinds else Fraction(1)
             elif machine.compute_shares_cpu:
                 wanted = ("h2d" in kinds) + ("d2h" in kinds)
-                wanted += machine.cores * (("compute" in kinds) + ("cpu" in kinds))
+                wanted += machine.cores * bool({"compute", "cpu"} & kinds)
                 speed[op.index] = min(Fraction(1), Fraction(machine.cores, wanted))
                 if {"compute", "cpu"} <= kinds and op.resource in ("compute", "cpu"):
-                    speed[op.index] *= Fraction(3, 2) if op.resource == "cpu" else Fraction(1, 2)
+                    speed[op.index] *= Fraction(3, 4) if op.resource == "cpu" else Fraction(1, 4)
         step = min(left[op.index] / speed[op.index] for op in running)
         now += step
         for op in running:

@@ -12,7 +12,15 @@ import pytest
 
 from ssdplan.native import IoError
 from ssdplan.plans.errors import DiskFullError
-from ssdplan.profiler.contention import LANES, _in_order, measure_contention
+from ssdplan.profiler.contention import (
+    LANES,
+    SHORTEST_WINDOW_SECONDS,
+    WINDOW_SECONDS,
+    _in_order,
+    _window,
+    measure_beside_updates,
+    measure_contention,
+)
 from ssdplan.profiler.measure import Limits
 from tests.profiler.test_storage import MadeDrive, Segments, silent
 
@@ -127,6 +135,52 @@ def test_what_is_under_way_at_the_end_moves_beside_compute_too(tmp_path: Path) -
     drive = QueueingDrive(kept=0.5)
     found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
     assert found.bandwidth_kept == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_a_drive_takes_at_full_bandwidth_may_be_more_than_there_is(tmp_path: Path) -> None:
+    """It kept half of its bandwidth and took three quarters of compute."""
+    drive = SharedDrive(dict.fromkeys(("read", "write", "read unsummed", "write unsummed"), 4.0), kept=0.5)
+    found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
+    assert found.read_cores == pytest.approx(1.5 * CORES, rel=0.15)
+    assert found.write_cores_unsummed == pytest.approx(1.5 * CORES, rel=0.15)
+
+
+class SharedCores:
+    """A layer and updates, of which each slows the other; who sleeps here uses no core."""
+
+    def __init__(self, compute: float, updates: float) -> None:
+        self.kept = {"compute": compute, "updates": updates}
+        self.running = {"compute": 0, "updates": 0}
+
+    def _run(self, what: str, other: str, seconds: float) -> float:
+        begun = time.perf_counter()
+        self.running[what] += 1
+        time.sleep(seconds / (self.kept[what] if self.running[other] else 1.0))
+        self.running[what] -= 1
+        return time.perf_counter() - begun
+
+    def work(self) -> float:
+        return self._run("compute", "updates", 2 * WORK_SECONDS)
+
+    def update(self) -> float:
+        return self._run("updates", "compute", WORK_SECONDS)
+
+
+def test_what_compute_and_updates_leave_each_other() -> None:
+    cores = SharedCores(compute=0.4, updates=0.5)
+    (compute, updates), notes = measure_beside_updates(cores.work, cores.update, LIMITS, silent)
+    assert compute == pytest.approx(0.4, rel=0.1) and updates == pytest.approx(0.5, rel=0.1)
+    assert all("beside updates" in note for note in notes)
+    cores = SharedCores(compute=1.5, updates=1.5)
+    assert measure_beside_updates(cores.work, cores.update, LIMITS, silent)[0] == (1.0, 1.0)
+
+
+def test_windows_are_as_long_as_the_time_allows() -> None:
+    def window(seconds: float, figures: int) -> float:
+        return _window(Limits(seconds=seconds, least=3), figures)
+
+    assert window(24.0, 4) == WINDOW_SECONDS and window(1.8, 1) == pytest.approx(0.3)
+    assert window(0.5, 4) == SHORTEST_WINDOW_SECONDS
 
 
 @pytest.mark.parametrize(("measured", "told"), [((0.5, 0.2), (0.5, 0.2)), ((0.2, 0.4), (0.3, 0.3))])

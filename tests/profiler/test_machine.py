@@ -11,7 +11,7 @@ import torch
 from ssdplan.native import adamw
 from ssdplan.native.process import host_memory
 from ssdplan.plans.profile import OptimizerStates
-from ssdplan.profiler.machine import Updates, measure_link, measure_update
+from ssdplan.profiler.machine import UpdateBench, Updates, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Measurement
 from ssdplan.profiler.processor import cores, cpu_name
 from tests.profiler.made import MadeDevice
@@ -163,7 +163,7 @@ def test_the_rate_of_updates_is_that_of_the_kernel(precision: str, states: Optim
     # Before and after: a host that others use may be three times as fast in one of them.
     rate()
     before = median(rate() for _ in range(10))
-    figures, _ = measure_update(precision, 1, 4 * GIB, Limits(seconds=1.6), silent)  # type: ignore[arg-type]
+    figures, _ = measure_update(UpdateBench(precision, 1, 4 * GIB), Limits(seconds=1.6), silent)  # type: ignore[arg-type]
     after = median(rate() for _ in range(10))
     assert min(before, after) / 3 < getattr(figures, states).rate < max(before, after) * 3
 
@@ -178,5 +178,5 @@ def test_what_checksums_take_in_passing_is_the_difference() -> None:
 
 
 def test_little_memory_is_enough_for_the_rate_of_updates() -> None:
-    figures, _ = measure_update("bf16", 1, 100 << 20, Limits(seconds=0.2), silent)
+    figures, _ = measure_update(UpdateBench("bf16", 1, 100 << 20), Limits(seconds=0.2), silent)
     assert all(figure.rate > 1e6 for figure in (figures.fp32, figures.bf16, figures.summed))
