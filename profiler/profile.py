@@ -69,8 +69,8 @@ def profile(
     limits: ProfileLimits = ProfileLimits(),
     open_engine: Callable[[], Engine] = Engine,
 ) -> document.Profile:
-    """Measure everything; about a minute and a half for a small model. `endurance` is what drives are rated to have written
-    in their lives, in bytes, which nobody can measure: one for all volumes, one for each, or none.
+    """Measure everything; about a minute and a half for a small model. `endurance` is what drives are rated to have
+    written in their lives, in bytes, which nobody can measure: one for all volumes, one for each, or none.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
