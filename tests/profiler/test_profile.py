@@ -1,5 +1,6 @@
 """A whole profile, of made parts and of tiny real models: what a planner reads is true and can be read back."""
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ssdplan.commands.profile import add_options
 from ssdplan.executor.device import open_device
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import open_model
@@ -67,6 +69,8 @@ def test_a_tiny_real_model(tmp_path: Path, family: str, tied: bool, dtype: torch
     )
     assert found.model.head_chunk_tokens == logits_chunk_tokens(97) and found.model.workspace_margin == 0
     assert found.machine.compute_shares_cpu and found.machine.device == "cpu"
+    beside = found.machine.compute_beside_updates, found.machine.updates_beside_compute
+    assert all(kept is not None and 0 < kept <= 1 for kept in beside)
     for entry in found.model.classes:
         for timing in entry.timings:
             assert 0 < timing.forward_seconds < 5 and 0 < timing.backward_seconds < 5
@@ -132,6 +136,12 @@ def test_what_is_measured_is_the_chunk_that_is_written_down(tmp_path: Path) -> N
     found = made_profile([tmp_path], model=MadeModel(head_is_position_wise=False), chunks=whole)
     assert whole == [found.model.head_chunk_tokens] == [None]
     assert any("made: its head is not position-wise, so all logits" in note for note in found.notes)
+
+
+def test_the_command_gives_all_measurements_their_usual_time() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert ProfileLimits.within(parser.get_default("seconds")) == ProfileLimits()
 
 
 def test_classes_of_states() -> None:
