@@ -47,6 +47,17 @@ def _machine(machine: Machine) -> list[str]:
         ("optimizer update", f"{number(machine.update_rate)} elements/s on {times(machine.update_threads, 'thread')}"),
         *([("", f"{number(machine.update_rate_bf16)} with states in bf16")] if machine.update_rate_bf16 else []),
         *([("", f"{rate(machine.checksum_rate)} of states are summed in passing")] if machine.checksum_rate else []),
+        *(
+            [
+                (
+                    "",
+                    f"{percent(machine.updates_beside_compute)} of that beside compute, "
+                    f"which keeps {percent(machine.compute_beside_updates)}",
+                )
+            ]
+            if machine.updates_beside_compute and machine.compute_beside_updates
+            else []
+        ),
     )
 
 

@@ -342,6 +342,10 @@ def test_a_profile() -> None:
     assert _line(page, "embedding 1 32,768").endswith("tied")
     assert "io_uring is not allowed here; threads instead" in page
     assert _line(page, "host memory") == "host memory 64 GiB, 64 GiB available"
+    assert "beside compute" not in page
+    measured = {"compute_beside_updates": 0.4, "updates_beside_compute": 0.55}
+    page = describe_profile(profile.model_copy(update={"machine": profile.machine.model_copy(update=measured)}))
+    assert "55% of that beside compute, which keeps 40%" in page
 
 
 def test_a_name_cannot_move_the_cursor() -> None:
