@@ -51,8 +51,8 @@ def _machine(machine: Machine) -> list[str]:
             [
                 (
                     "",
-                    f"{percent(machine.updates_beside_compute)} of that beside compute, "
-                    f"which keeps {percent(machine.compute_beside_updates)}",
+                    f"{percent(machine.updates_beside_compute)} of its rate beside compute, "
+                    f"which keeps {percent(machine.compute_beside_updates)} of its own",
                 )
             ]
             if machine.updates_beside_compute and machine.compute_beside_updates

@@ -345,7 +345,7 @@ def test_a_profile() -> None:
     assert "beside compute" not in page
     measured = {"compute_beside_updates": 0.4, "updates_beside_compute": 0.55}
     page = describe_profile(profile.model_copy(update={"machine": profile.machine.model_copy(update=measured)}))
-    assert "55% of that beside compute, which keeps 40%" in page
+    assert "55% of its rate beside compute, which keeps 40% of its own" in page
 
 
 def test_a_name_cannot_move_the_cursor() -> None:
