@@ -143,9 +143,8 @@ def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | Non
 
 def _together(machine: Machine) -> tuple[float, float]:
     """What compute and updates keep of their paces while both run."""
-    if machine.compute_beside_updates is None or machine.updates_beside_compute is None:
-        return COMPUTE_AND_UPDATES
-    return machine.compute_beside_updates, machine.updates_beside_compute
+    compute, updates = COMPUTE_AND_UPDATES
+    return machine.compute_beside_updates or compute, machine.updates_beside_compute or updates
 
 
 def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:

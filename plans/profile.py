@@ -94,7 +94,8 @@ class Machine(Part):
     compute_beside_updates: Kept | None = None
     """The fraction of its pace that compute keeps while updates run one after the other on the same cores."""
     updates_beside_compute: Kept | None = None
-    """The same of updates while compute runs. None: nobody measured it, and plans count on what most machines do."""
+    """The same of updates while compute runs. None: nobody measured it, and plans count on no loss, a quarter for
+    compute and three for updates."""
     update_threads: Count
     compute_threads: Count
     volumes: tuple[Volume, ...] = Field(min_length=1)

@@ -18,14 +18,12 @@ from typing import Self
 
 from ssdplan.native import Engine, IoError
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, repeat
-from ssdplan.profiler.storage import MIB, SMALLEST_FILE, Direction, explained, opened
+from ssdplan.profiler.storage import MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
 
 FILE_BYTES = 4 * SMALLEST_FILE
 REQUEST_BYTES = 12 * MIB
 LANES = 4
 """Requests of a direction at once, as the executor has them: the drive works on some while others are checked."""
-PLACES = 8
-"""In memory for each of these, in turns, so that checksums find as little in caches as a run's do."""
 WINDOW_SECONDS = 0.5
 """Of two beside each other, half of it of one alone; shorter where the limits leave no time for that. A virtual machine
 that rested may do more than its share for a tenth of a second, and a step goes on. (On two cores, beside writes that

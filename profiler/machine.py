@@ -87,7 +87,7 @@ class UpdateBench:
 
     def __init__(self, precision: Precision, threads: int, available_bytes: int) -> None:
         """The copy of the weights is in `precision`; of `available_bytes` it takes a quarter at most."""
-        self._precision, self._element = precision, ELEMENT_BYTES[precision]
+        self.threads, self._precision, self._element = threads, precision, ELEMENT_BYTES[precision]
         count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + self._element))
         self.count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
         self._arena = Arena(self.count * (20 + self._element), lock=False)
@@ -114,6 +114,7 @@ class UpdateBench:
     def seconds_of_a_chunk(self, first: int, states: OptimizerStates, *, summed: bool) -> float:
         """Of UPDATE_CHUNK elements from `first` on; `summed`: with the checksums of their states before and after, of
         which those are in fp32."""
+        assert states == "fp32" or not summed
         master, gradient, exp_avg, exp_avg_sq, exp_avg_bf16, parameter = (
             self._arena.address + 4 * self.count * part for part in range(6)
         )
@@ -145,7 +146,7 @@ def measure_update(bench: UpdateBench, limits: Limits, progress: Progress) -> tu
         "states in bf16": partial(bench.seconds_of_an_element, "bf16"),
         "checksums of its states": partial(bench.seconds_of_an_element, "fp32", summed=True),
     }
-    figures = repeat(updates, limits, progress, "optimizer")
+    figures = repeat(updates, limits, progress, f"optimizer on {bench.threads} threads")
     troubles = {what: figure.trouble() for what, figure in figures.items()}
     notes = [f"optimizer with {what}: {trouble}" for what, trouble in troubles.items() if trouble]
     return Updates(*figures.values()), notes

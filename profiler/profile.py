@@ -105,10 +105,8 @@ def profile(
     h2d, d2h, remarks = measure_link(device, Limits(limits.link_seconds), portion(progress, 0.3, 0.35))
     notes += remarks
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
-    updating = UpdateBench(precision, threads, memory.available)
-    updates, remarks = measure_update(updating, time_limit, part)
+    updates, remarks = measure_update(UpdateBench(precision, threads, memory.available), time_limit, part)
     notes += remarks
-    del updating  # a layer's memory is measured next
     together: tuple[float | None, float | None] = (None, None)
 
     def beside_compute(work: Work) -> None:
