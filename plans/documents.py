@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .errors import UsageError
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Kept = Annotated[float, Field(gt=0.0, le=1.0)]
+"""Of what something does alone: never nothing."""
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, lt=1 << 60)]

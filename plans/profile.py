@@ -3,11 +3,11 @@
 Owns the fields and their units: bytes, seconds, bytes a second, elements a second. It measures and decides nothing.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from .documents import Bytes, Count, Document, Fraction, Index, Name, Part, Positive, Seconds
+from .documents import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds
 from .rows import row_lengths
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -15,8 +15,6 @@ ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 OptimizerStates = Literal["fp32", "bf16"]
 """The format of both moments; masters are fp32 in each."""
 Origin = Literal["measured", "estimated"]
-Kept = Annotated[float, Field(gt=0.0, le=1.0)]
-"""A fraction of what something does alone."""
 LOGITS_CHUNK_BYTES = 512 << 20
 """The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
 LEAST_CHUNK_TOKENS = 512

@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from ssdplan.native import Engine, IoError
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, repeat
@@ -92,14 +93,10 @@ def measure_contention(
 
             def computed(load: _Load) -> float:
                 """The fraction of its speed that compute keeps."""
-                alone = _mean_of(work, window / 2)
-                with bench.moving(load.direction, REQUEST_BYTES, LANES, summed=load.summed) as by_itself:
-                    time.sleep(window / 2)
-                with bench.moving(load.direction, REQUEST_BYTES, LANES, summed=load.summed) as beside:
-                    slowed = _mean_of(work, window)
-                    beside.end(work)
-                kept[load].append(beside.bytes_per_second / by_itself.bytes_per_second)
-                return alone / slowed
+                moving = partial(bench.moving, load.direction, REQUEST_BYTES, LANES, summed=load.summed)
+                compute, drive = _beside(work, moving, window)
+                kept[load].append(drive)
+                return compute
 
             figures = {load: partial(computed, load) for load in _LOADS}
             found = repeat(figures, limits, progress, f"{directory}: beside compute")
@@ -127,18 +124,35 @@ def measure_beside_updates(
 
     def computed() -> float:
         """The fraction of its speed that compute keeps."""
-        alone = _mean_of(work, window / 2)
-        with _Updating(update) as by_itself:
-            time.sleep(window / 2)
-        with _Updating(update) as beside:
-            slowed = _mean_of(work, window)
-        kept.append(beside.per_second / by_itself.per_second)
-        return alone / slowed
+        compute, updates = _beside(work, partial(_Updating, update), window)
+        kept.append(updates)
+        return compute
 
     found = repeat({"beside": computed}, limits, progress, "compute beside updates")["beside"]
     trouble = found.trouble()
     notes = [f"what compute keeps beside updates: {trouble}"] if trouble else []
     return (_fraction(found.mean), _fraction(mean_of(kept))), notes
+
+
+class _Other(Protocol):
+    """What goes on beside compute for as long as its context lasts, and then knows how fast it went."""
+
+    def end(self, meanwhile: Callable[[], object]) -> None:
+        """Begin nothing more, and call `meanwhile` until what is under way has ended."""
+
+    @property
+    def per_second(self) -> float: ...
+
+
+def _beside(work: Work, other: Callable[[], AbstractContextManager[_Other]], window: float) -> tuple[float, float]:
+    """The fractions of their paces that `work` and the other keep beside each other, in one sample."""
+    alone = _mean_of(work, window / 2)
+    with other() as by_itself:
+        time.sleep(window / 2)
+    with other() as beside:
+        slowed = _mean_of(work, window)
+        beside.end(work)
+    return alone / slowed, beside.per_second / by_itself.per_second
 
 
 class _Updating:
@@ -153,10 +167,18 @@ class _Updating:
         self._running = self._pool.submit(self._run)
         return self
 
+    def end(self, meanwhile: Callable[[], object]) -> None:
+        self._stop.set()
+        while not self._running.done():
+            meanwhile()
+
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        with self._pool:
-            self.per_second = self._running.result()
+        self._pool.shutdown()
+
+    @property
+    def per_second(self) -> float:
+        return self._running.result()
 
     def _run(self) -> float:
         started, count = time.perf_counter(), 0

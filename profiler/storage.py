@@ -318,8 +318,8 @@ class Moving:
             meanwhile()
 
     @property
-    def bytes_per_second(self) -> float:
-        """From the beginning to the end of the last request. All must have ended."""
+    def per_second(self) -> float:
+        """Bytes, from the beginning to the end of the last request. All must have ended."""
         ends = [lane.ended for lane in self._lanes if lane.ended is not None]
         assert len(ends) == len(self._lanes)
         return sum(lane.moved for lane in self._lanes) / (max(ends) - self._started)

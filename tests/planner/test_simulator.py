@@ -246,7 +246,8 @@ def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fractio
                 wanted += machine.cores * bool({"compute", "cpu"} & kinds)
                 speed[op.index] = min(Fraction(1), Fraction(machine.cores, wanted))
                 if {"compute", "cpu"} <= kinds and op.resource in ("compute", "cpu"):
-                    speed[op.index] *= Fraction(3, 4) if op.resource == "cpu" else Fraction(1, 4)
+                    updates, compute = machine.updates_beside_compute, machine.compute_beside_updates
+                    speed[op.index] *= Fraction((updates or 0.75) if op.resource == "cpu" else (compute or 0.25))
         step = min(left[op.index] / speed[op.index] for op in running)
         now += step
         for op in running:
@@ -265,6 +266,9 @@ def test_agrees_with_its_slow_twin(seed: int, shared: bool, cores: int) -> None:
     machine = made_machine(
         shared=shared, cores=cores, link=1.3e9, d2h=0.7e9, update_rate=1e9, volumes=(made_volume(read=3e9, write=2e9),)
     )
+    if draw.random() < 0.5:
+        pair = {"compute_beside_updates": draw.uniform(0.1, 1.0), "updates_beside_compute": draw.uniform(0.1, 1.0)}
+        machine = machine.model_copy(update=pair)
     ops: list[Op] = []
     for index in range(draw.randrange(1, 40)):
         waits = tuple(sorted(draw.sample(range(index), min(index, draw.randrange(3)))))
