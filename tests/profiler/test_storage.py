@@ -25,7 +25,17 @@ from ssdplan.native import Engine, IoError
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.profiler import storage
 from ssdplan.profiler.measure import Limits
-from ssdplan.profiler.storage import MIB, MIXES, PLACES, SMALLEST_FILE, explained, frontier, measure_volume
+from ssdplan.profiler.storage import (
+    IN_FLIGHT,
+    MIB,
+    MIXES,
+    PLACES,
+    REQUESTS,
+    SMALLEST_FILE,
+    explained,
+    frontier,
+    measure_volume,
+)
 
 QUICK = Limits(seconds=1.5, least=3, most=6)
 Segments = Sequence[tuple[int, int, int, int]]
@@ -45,13 +55,16 @@ class MadeRequest:
 
 
 class MadeDrive:
-    """An engine without a drive, which reads and writes at given rates, independently of each other."""
+    """An engine without a drive, which reads and writes at given rates, independently of each other: the requests of a
+    direction one after the other."""
 
     kind = "threads"
 
     def __init__(self, read: float = 4e9, write: float = 2e9) -> None:
         self.rates = {"read": read, "write": write}
         self.requests: list[tuple[str, int, int, int]] = []
+        self.free = {"read": 0.0, "write": 0.0}
+        self.lock = threading.Lock()
         self.flushed = self.closed = False
 
     def open(self, path: Path, *, create_bytes: int) -> int:
@@ -62,8 +75,14 @@ class MadeDrive:
     def _submit(self, kind: str, segments: Segments) -> MadeRequest:
         ((file, offset, address, nbytes),) = segments
         assert file == 7 and offset % 4096 == address % 4096 == nbytes % 4096 == 0 and offset + nbytes <= self.size
-        self.requests.append((kind, offset, address, nbytes))
-        return MadeRequest(time.perf_counter() + nbytes / self.rates[kind])
+        with self.lock:
+            self.requests.append((kind, offset, address, nbytes))
+            return MadeRequest(self.until(kind, nbytes / self.rates[kind]))
+
+    def until(self, kind: str, seconds: float) -> float:
+        """When a request that takes so long alone ends."""
+        self.free[kind] = max(self.free[kind], time.perf_counter()) + seconds
+        return self.free[kind]
 
     def read(self, segments: Segments) -> MadeRequest:
         return self._submit("read", segments)
@@ -110,15 +129,12 @@ class HeavyDrive(MadeDrive):
 
     def __init__(self) -> None:
         super().__init__(1e9, 1e9)
-        self.free, self.last, self.lock = 0.0, "", threading.Lock()
+        self.last = ""
 
-    def _submit(self, kind: str, segments: Segments) -> MadeRequest:
-        with self.lock:
-            now = time.perf_counter()
-            seconds = super()._submit(kind, segments).until - now
-            self.free = max(self.free, now) + seconds * (4 / 3 if self.last not in ("", kind) else 1.0)
-            self.last = kind
-            return MadeRequest(self.free)
+    def until(self, kind: str, seconds: float) -> float:
+        end = super().until("read", seconds * (4 / 3 if self.last not in ("", kind) else 1.0))
+        self.last = kind
+        return end
 
 
 def test_a_drive_that_is_worse_at_both_than_in_turns(tmp_path: Path) -> None:
@@ -156,14 +172,15 @@ def test_the_pattern_is_that_of_training(tmp_path: Path) -> None:
     first, rest = drive.requests[:filling], drive.requests[filling:]
     assert {kind for kind, *_ in first} == {"write"}
     assert sum(nbytes for *_, nbytes in first) == drive.size, "all is written before anything is measured"
-    assert {nbytes for *_, nbytes in rest} == {8 * MIB, 16 * MIB, 24 * MIB}
+    assert {nbytes for *_, nbytes in rest} == set(REQUESTS)
     assert len({offset for _, offset, *_ in rest}) > min(len(rest), drive.size // MIB) / 2, "random starts"
+    assert any(offset % MIB for _, offset, *_ in rest) and any(address % MIB for *_, address, _ in rest), "at any page"
     reading = {(start, start + nbytes) for kind, start, _, nbytes in rest if kind == "read"}
     assert min(reading)[0] < drive.size / 10 and max(reading)[1] > drive.size * 0.9, "from all of the file"
     read_at = {address for kind, _, address, _ in rest if kind == "read"}
     written_at = {address for kind, _, address, _ in rest if kind == "write"}
-    assert len(read_at) == len(written_at) == PLACES, "a run finds nothing of its states in caches"
-    assert min(after - before for before, after in pairwise(sorted(read_at | written_at))) >= 24 * MIB
+    assert len(read_at) == len(written_at) == IN_FLIGHT * PLACES, "a run finds nothing of its states in caches"
+    assert min(after - before for before, after in pairwise(sorted(read_at | written_at))) >= max(REQUESTS)
 
 
 def test_this_drive_against_plain_system_calls(tmp_path: Path) -> None:
