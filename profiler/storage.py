@@ -37,8 +37,8 @@ LARGEST_REQUEST = 4 * MIB
 REQUESTS = (2 * MIB, 3 * MIB, LARGEST_REQUEST)
 """Bytes of one after the other: about what a chunk of an update has, which is most of what a step moves. They begin at
 any page, as a store's do. (Of a virtual machine's drive, four of 3 MiB so, beside one of 16 MiB from MiB to MiB: 0.95
-times as fast read, 0.89 written, 0.91 both; one of 16 MiB so 1.00, 0.89, 0.97; four of 3 MiB from MiB to MiB 0.98, 0.95,
-0.97.)"""
+times as fast read, 0.89 written, 0.91 both; one of 16 MiB so 1.00, 0.89, 0.97; four of 3 MiB from MiB to MiB 0.98,
+0.95, 0.97.)"""
 IN_FLIGHT = 4
 """Requests of a direction at once, as the executor has them."""
 PLACES = 8
