@@ -150,6 +150,21 @@ def test_a_step_that_waits_for_chunks_gets_more_of_them_on_their_way(monkeypatch
     assert plan.prediction.step_seconds < 0.96 * usual.prediction.step_seconds
 
 
+def test_of_paces_about_as_fast_the_one_with_fewer_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations count where compute wants the cores that run them, and nowhere else."""
+
+    def operations(*, shared: bool, core_seconds: float) -> int:
+        monkeypatch.setattr(solving, "OPERATION_CORE_SECONDS", core_seconds)
+        machine = made_machine(shared=shared, update_rate=4e8, volumes=(made_volume(read=3e9, write=3e9),))
+        profile = made_profile(model=made_model(blocks=12, hidden=1024, flops=8e10), machine=machine)
+        plan = planned(profile, SolveRequest(700 * MIB, micro_batches=1, micro_batch_size=1))
+        return len(build_schedule(plan.model, plan.decision).steady.ops)
+
+    free, dear = (operations(shared=True, core_seconds=each) for each in (0.0, 1.0))
+    assert dear < 0.7 * free
+    assert operations(shared=False, core_seconds=0.0) == operations(shared=False, core_seconds=1.0) > dear
+
+
 def test_what_fits_in_memory_does_not_use_the_drive() -> None:
     plan = planned(small(), SolveRequest(GIB, global_batch=8))
     assert plan.prediction.ssd_bytes == plan.prediction.ssd_read_bytes == plan.prediction.ssd_write_bytes == 0
