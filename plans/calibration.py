@@ -76,7 +76,7 @@ def slowdowns(timelines: Sequence[Timeline], expected: Expectation) -> dict[Figu
 
     Of each step the mean over its operations, weighted by their expected seconds, for a step is their sum; a wild one
     moves it no more than one at the fence would, the rule of profiles. (Medians of the drive's operations, of which
-    many are short and some are long, made steps that are mostly I/O 8 to 19% too short, these means 2 to 7%.) Of these
+    many are short and some are long, made four steps of 551M, n=1, 8 to 19% too short, these means 2 to 7%.) Of these
     the median over the steps: an odd step of several moves nothing. A figure is left out of which most steps show
     nothing.
     """

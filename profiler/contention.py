@@ -19,12 +19,10 @@ from typing import Protocol, Self
 
 from ssdplan.native import Engine, IoError
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, repeat
-from ssdplan.profiler.storage import MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
+from ssdplan.profiler.storage import IN_FLIGHT, MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
 
 FILE_BYTES = 4 * SMALLEST_FILE
 REQUEST_BYTES = 12 * MIB
-LANES = 4
-"""Requests of a direction at once, as the executor has them: the drive works on some while others are checked."""
 WINDOW_SECONDS = 0.5
 """Of two beside each other, half of it of one alone; shorter where the limits leave no time for that. A virtual machine
 that rested may do more than its share for a tenth of a second, and a step goes on. (On two cores, beside writes that
@@ -86,14 +84,14 @@ def measure_contention(
     """
     kept: dict[_Load, list[float]] = {load: [] for load in _LOADS}
     try:
-        with opened(directory, FILE_BYTES, LANES * PLACES * REQUEST_BYTES, open_engine) as bench:
+        with opened(directory, FILE_BYTES, IN_FLIGHT * PLACES * REQUEST_BYTES, open_engine) as bench:
             bench.write_all(limits.seconds, lambda fraction, what: None)
 
             window = _window(limits, len(_LOADS))
 
             def computed(load: _Load) -> float:
                 """The fraction of its speed that compute keeps."""
-                moving = partial(bench.moving, load.direction, REQUEST_BYTES, LANES, summed=load.summed)
+                moving = partial(bench.moving, load.direction, REQUEST_BYTES, IN_FLIGHT, summed=load.summed)
                 compute, drive = _beside(work, moving, window)
                 kept[load].append(drive)
                 return compute

@@ -40,7 +40,7 @@ any page, as a store's do. (Of a virtual machine's drive, four of 3 MiB so, besi
 times as fast read, 0.89 written, 0.91 both; one of 16 MiB so 1.00, 0.89, 0.97; four of 3 MiB from MiB to MiB 0.98,
 0.95, 0.97.)"""
 IN_FLIGHT = 4
-"""Requests of a direction at once, as the executor has them."""
+"""Requests of a direction at once, as the executor has them: the drive works on some while others are checked."""
 PLACES = 8
 """In memory for each request under way, in turns, so that it finds as little in caches as a run's do. (Of a drive that
 the host of a virtual machine copies for, reads were 0.90 to 1.04 times as fast as with one, writes 0.93 to 0.99.)"""
@@ -254,8 +254,7 @@ class Bench:
 
         def lane(number: int) -> _Lane:
             move, start = (self._read, first) if number < mix.reads else (self._write, second)
-            seed = self.runs * 2 * IN_FLIGHT + number
-            return _Lane(move, self.file, REQUESTS, start, half, places[number::lanes], seed)
+            return _Lane(move, self.file, REQUESTS, start, half, places[number::lanes], self.runs * lanes + number)
 
         running = [lane(number) for number in range(lanes)]
         stop = threading.Event()

@@ -13,7 +13,6 @@ import pytest
 from ssdplan.native import IoError
 from ssdplan.plans.errors import DiskFullError
 from ssdplan.profiler.contention import (
-    LANES,
     SHORTEST_WINDOW_SECONDS,
     WINDOW_SECONDS,
     _in_order,
@@ -22,6 +21,7 @@ from ssdplan.profiler.contention import (
     measure_contention,
 )
 from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.storage import IN_FLIGHT
 from tests.profiler.test_storage import MadeDrive, Segments, silent
 
 CORES = 4
@@ -92,7 +92,7 @@ def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
     assert found.write_cores == pytest.approx(CORES * 0.5 / 0.8, abs=0.08 * CORES)
     assert found.read_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.1) / 0.8, abs=0.05 * CORES)
     assert found.write_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.4) / 0.8, abs=0.06 * CORES)
-    assert drive.most_at_once == LANES and drive.closed and not list(tmp_path.iterdir())
+    assert drive.most_at_once == IN_FLIGHT and drive.closed and not list(tmp_path.iterdir())
     assert all("beside compute" in note or "what compute keeps" in note for note in notes)
 
 

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssdplan.executor import runner
 from ssdplan.native import Engine, IoError
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.profiler import storage
@@ -312,6 +313,10 @@ def test_a_volume_must_be_a_directory(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="not a directory"):
         measure_volume(tmp_path / name, QUICK, silent, open_engine=Engine)
+
+
+def test_as_many_requests_as_the_executor_has() -> None:
+    assert runner.IN_FLIGHT == {"read": IN_FLIGHT, "write": IN_FLIGHT}
 
 
 def test_mixes_go_from_reads_to_writes() -> None:
