@@ -151,21 +151,24 @@ def main() -> None:
         parser.exit(5, f"error: {given.work}: fewer than {SPACE >> 30} GiB are free\n")
     shapes = [given.only] if given.only else ["small", "medium"]
     found: dict[Case, list[Row]] = {}
-    with tempfile.TemporaryDirectory(prefix="ssdplan-prediction-", dir=given.work) as folder:
-        benches = {name: Bench(name, Path(folder), given.precision, given.shorten) for name in shapes}
-        for number in range(1, given.rounds + 1):
-            for name in shapes if number % 2 else reversed(shapes):
-                benches[name].profile()
-                cases = [case for case in CASES if case.shape == name]
-                for case in cases if number % 2 else reversed(cases):
-                    row = benches[name].run(case, number)
-                    found.setdefault(case, []).append(row)
-                    print(line(row), flush=True)
-    print(summary(found))
-    if given.json:
-        rows = [row for each in found.values() for row in each]
-        told = [asdict(row) | {name: getattr(row, name) for name in FIGURES} for row in rows]
-        given.json.write_text(json.dumps(told, indent=1) + "\n")
+    try:
+        with tempfile.TemporaryDirectory(prefix="ssdplan-prediction-", dir=given.work) as folder:
+            benches = {name: Bench(name, Path(folder), given.precision, given.shorten) for name in shapes}
+            for number in range(1, given.rounds + 1):
+                for name in shapes if number % 2 else reversed(shapes):
+                    benches[name].profile()
+                    cases = [case for case in CASES if case.shape == name]
+                    for case in cases if number % 2 else reversed(cases):
+                        row = benches[name].run(case, number)
+                        found.setdefault(case, []).append(row)
+                        print(line(row), flush=True)
+    finally:  # hours of runs that were ended are worth their sum too
+        if found:
+            print(summary(found))
+        if given.json:
+            rows = [row for each in found.values() for row in each]
+            told = [asdict(row) | {name: getattr(row, name) for name in FIGURES} for row in rows]
+            given.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def summary(found: Mapping[Case, Sequence[Row]]) -> str:
