@@ -45,9 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--seconds",
         type=of.positive,
-        default=68,
         metavar="N",
-        help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once",
+        help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once [68, and "
+        "38 for each further volume]",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print the profile as JSON")
@@ -68,6 +68,7 @@ def call(options: argparse.Namespace) -> int:
     of.require_writable(options.output)
     device = open_device(options.device)
     model = open_model(find_model(options.model), DTYPES[options.precision], freeze=options.freeze)
+    volumes = options.volume or [Path()]
     line = ProgressLine("profile")
     weights = Weights(model)
     try:
@@ -77,12 +78,12 @@ def call(options: argparse.Namespace) -> int:
             MicroBatch,
             weights,
             device,
-            options.volume or [Path()],
+            volumes,
             sequence_length=options.sequence_length,
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
             endurance=options.endurance or (),
-            limits=ProfileLimits.within(options.seconds),
+            limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
         )
     finally:
         line.done()

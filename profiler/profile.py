@@ -41,6 +41,7 @@ class ProfileLimits:
     """How long each part may repeat its measurements, in seconds."""
 
     volume_seconds: float = 6.0
+    """Of each volume; so is `contention_seconds`."""
     link_seconds: float = 1.0
     update_seconds: float = 3.0
     model_seconds: float = 18.0
@@ -48,10 +49,15 @@ class ProfileLimits:
     contention_seconds: float = 32.0
 
     @classmethod
-    def within(cls, seconds: float) -> "ProfileLimits":
-        """The same shares of another time in all."""
+    def within(cls, seconds: float, *, volumes: int = 1) -> "ProfileLimits":
+        """The same shares of another time for all of them, with so many volumes."""
         usual = asdict(cls())
-        return cls(**{part: share * seconds / sum(usual.values()) for part, share in usual.items()})
+        factor = seconds / cls().in_all(volumes)
+        return cls(**{part: share * factor for part, share in usual.items()})
+
+    def in_all(self, volumes: int) -> float:
+        """Seconds of all measurements together."""
+        return sum(asdict(self).values()) + (volumes - 1) * (self.volume_seconds + self.contention_seconds)
 
 
 def profile(

@@ -56,6 +56,8 @@ POOR_MIX = 0.9
 Direction = Literal["read", "write"]
 Segment = tuple[int, int, int, int]
 """File, offset, address in memory, bytes."""
+Move = Callable[[Sequence[Segment]], object]
+"""Returns when the segments have been moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,16 +249,9 @@ class Bench:
         from run to run, so that both meet all of it.
         """
         self.runs += 1
-        half = self.size // 2 // MIB * MIB
-        first, second = (0, half) if self.runs % 2 else (half, 0)
-        lanes = mix.reads + mix.writes
-        places = [self.arena.address + place * PLACE_BYTES for place in range(self.arena.nbytes // PLACE_BYTES)]
-
-        def lane(number: int) -> _Lane:
-            move, start = (self._read, first) if number < mix.reads else (self._write, second)
-            return _Lane(move, self.file, REQUESTS, start, half, places[number::lanes], self.runs * lanes + number)
-
-        running = [lane(number) for number in range(lanes)]
+        first, second = (0, self._half) if self.runs % 2 else (self._half, 0)
+        ways = [(self._read, first)] * mix.reads + [(self._write, second)] * mix.writes
+        running = self._lanes(ways, REQUESTS, PLACE_BYTES)
         stop = threading.Event()
         started = time.perf_counter()
 
@@ -274,6 +269,19 @@ class Bench:
         read, written = (sum(lane.moved for lane in each) for each in (running[: mix.reads], running[mix.reads :]))
         return read, written, seconds
 
+    @property
+    def _half(self) -> int:
+        """Bytes of each half of the file."""
+        return self.size // 2 // MIB * MIB
+
+    def _lanes(self, ways: Sequence[tuple[Move, int]], sizes: tuple[int, ...], place_bytes: int) -> list["_Lane"]:
+        """A lane for each way: how it moves, and where its half of the file begins. They share the arena's places."""
+        places = range(self.arena.address, self.arena.address + self.arena.nbytes - place_bytes + 1, place_bytes)
+        return [
+            _Lane(move, self.file, sizes, start, self._half, places[lane :: len(ways)], self.runs * len(ways) + lane)
+            for lane, (move, start) in enumerate(ways)
+        ]
+
     @contextmanager
     def moving(self, direction: Direction, nbytes: int, lanes: int, *, summed: bool) -> Iterator["Moving"]:
         """Read or write without end, as a store does: requests of `nbytes`, with their checksums or without, `lanes` at
@@ -289,22 +297,8 @@ class Bench:
             else:
                 plain(segments)
 
-        whole = self.size // MIB * MIB
-        half = whole // 2
-        start = half if direction == "write" else 0
-        places = self.arena.nbytes // nbytes
-        running = [
-            _Lane(
-                move,
-                self.file,
-                (nbytes,),
-                start,
-                half,
-                [self.arena.address + place * nbytes for place in range(lane, places, lanes)],
-                self.runs * lanes + lane,
-            )
-            for lane in range(lanes)
-        ]
+        start = self._half if direction == "write" else 0
+        running = self._lanes([(move, start)] * lanes, (nbytes,), nbytes)
         with ThreadPoolExecutor(lanes) as pool:
             moving = Moving(stop, running, time.perf_counter())
             try:
@@ -343,8 +337,7 @@ class Moving:
 class _Lane:
     """One direction: request after request, each awaited before the next, as the executor's worker does."""
 
-    move: Callable[[Sequence[Segment]], object]
-    """Returns when the segments have been moved."""
+    move: Move
     file: int
     sizes: tuple[int, ...]
     start: int

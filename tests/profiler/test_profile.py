@@ -1,6 +1,7 @@
 """A whole profile, of made parts and of tiny real models: what a planner reads is true and can be read back."""
 
 import argparse
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,10 +139,21 @@ def test_what_is_measured_is_the_chunk_that_is_written_down(tmp_path: Path) -> N
     assert any("made: its head is not position-wise, so all logits" in note for note in found.notes)
 
 
-def test_the_command_gives_all_measurements_their_usual_time() -> None:
+def test_the_command_tells_the_usual_time_of_all_measurements() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    assert ProfileLimits.within(parser.get_default("seconds")) == ProfileLimits()
+    told = re.search(r"\[(\d+), and (\d+) for each further volume\]", " ".join(parser.format_help().split()))
+    assert told is not None
+    usual = ProfileLimits()
+    assert [int(number) for number in told.groups()] == [usual.in_all(1), usual.in_all(2) - usual.in_all(1)]
+
+
+@pytest.mark.parametrize("volumes", [1, 2, 5])
+def test_seconds_are_of_all_measurements_together(volumes: int) -> None:
+    given = ProfileLimits.within(20, volumes=volumes)
+    assert given.in_all(volumes) == pytest.approx(20)
+    assert given.volume_seconds / given.model_seconds == pytest.approx(1 / 3)
+    assert ProfileLimits.within(ProfileLimits().in_all(volumes), volumes=volumes) == ProfileLimits()
 
 
 def test_classes_of_states() -> None:
