@@ -180,6 +180,7 @@ class Layers:
         assert not missing, f"the head has not run for micro-batches {missing}"
         loss = sum(float(self._losses[i]) for i in range(len(self._micro_batches)))
         self._forget()
+        process.keep_large(False)
         return loss
 
     @property
@@ -224,7 +225,7 @@ class Layers:
         assert layer != self._head, "the head runs in backward or loss"
         with torch.no_grad():
             parameters = self._parameters(layer, weights, training=False)
-            self._seed_generators(layer, micro_batch)
+            self._begin(layer, micro_batch)
             if layer == 0:
                 assert hidden is None
                 result = self._embed(micro_batch, parameters, record=True)
@@ -259,7 +260,7 @@ class Layers:
         with torch.enable_grad():
             parameters = self._parameters(layer, weights, training=True)
             pending = self._accumulate_into(layer, parameters, gradients, fresh or [False] * len(gradients))
-            self._seed_generators(layer, micro_batch)
+            self._begin(layer, micro_batch)
             if layer == 0:
                 assert hidden is None and in_gradient is None and out_gradient is not None
                 result = self._embed(micro_batch, parameters, record=False)
@@ -288,13 +289,17 @@ class Layers:
         """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""
         with torch.no_grad():
             parameters = self._parameters(self._head, weights, training=False)
-            self._seed_generators(self._head, micro_batch)
+            self._begin(self._head, micro_batch)
             self._losses[micro_batch] = self._add_up(
                 self._chunk_loss(micro_batch, chunk, parameters, self._tokens(hidden, chunk))
                 for chunk in self._chunks(micro_batch)
             )
 
-    def _seed_generators(self, layer: int, micro_batch: int) -> None:
+    def _begin(self, layer: int, micro_batch: int) -> None:
+        """Seeds the generators. And large pieces of memory stay with malloc, as each block asks for the same ones; not
+        those of a head, whose logits would leave holes."""
+        if self._device.type == "cpu":
+            process.keep_large(layer != self._head)
         key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
         for generator in self._generators:

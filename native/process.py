@@ -6,7 +6,8 @@ count, not the hardware), and glibc's settings. On another C library, the settin
 
 Left alone, malloc keeps what a layer's compute freed, in pieces that the next layer's tensors do not fit into, and the
 process grows by a half more than ever lives at once. Giving every large piece back at once costs up to a fifth of a
-layer's time in new pages; giving back where compute turns to another kind of layer costs nothing that shows.
+layer's time in new pages; giving back where compute turns to another kind of layer costs nothing that shows. So large
+pieces are kept where the same ones come again with every layer, and go at once where they would leave holes.
 """
 
 import ctypes
@@ -15,14 +16,17 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Of mallopt, as glibc's malloc.h numbers them."""
 _LARGE_BYTES = 8 << 20
-"""A piece this large is mapped by itself and given back when it is freed. Left alone, glibc comes to 32 MiB; logits are
-of 8 MiB and more, and would leave holes in the heap: of that size, and differently in every process. The new pages cost
-nothing that shows in a head's or a block's time (4 MiB: up to 1.5%)."""
+"""A piece this large is mapped by itself and given back when it is freed, unless `keep_large`. Left alone, glibc comes
+to 32 MiB; logits are of 8 MiB and more, and would leave holes in the heap: of that size, and differently in every
+process."""
+_MOST_MAPPED = 65536
+"""Pieces that may be mapped by themselves at once, where any may: glibc's own default."""
 _KEPT_BYTES = 1 << 30
 _PEAK_SLACK = 4 << 20
 """A peak this far above what is resident, just after it was to be forgotten, was not."""
@@ -114,17 +118,32 @@ def growth_bytes(work: Callable[[], object]) -> int | None:
 def settle_heap() -> None:
     """Have malloc keep what is freed until `give_back`, but for large pieces. To be called before much is allocated:
     then a process does not depend on what it happened to free."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if (mallopt := _of_libc("mallopt")) is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+def keep_large(wanted: bool) -> None:
+    """Whether malloc keeps large pieces too when they are freed, until `give_back`. It takes a microsecond.
+
+    Where pieces of the same sizes come again and again, the kernel need not find, clear and map pages for each of them
+    anew: that was 10 of the 53 ms of a backward of 31 million parameters. Pieces that are there already stay as they
+    are.
+    """
+    if (mallopt := _of_libc("mallopt")) is not None:
+        mallopt(_MMAP_MAX, 0 if wanted else _MOST_MAPPED)
+
+
 def give_back() -> None:
     """Return the heap's free pages to the kernel."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if (trim := _of_libc("malloc_trim")) is not None:
         trim(0)
+
+
+@cache
+def _of_libc(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None where it has none of the name."""
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 def kept_bytes() -> int:
