@@ -201,13 +201,13 @@ def _measure_spaces(
 def _measure_times(
     bench: "_Bench", classes: Mapping[str, int], sizes: Sequence[int], limits: Limits, progress: Progress
 ) -> tuple[dict[Figure, Measurement], dict[Figure, float]]:
-    """Seconds of every class, size and direction, and how many more a run takes that finds nothing in caches."""
+    """Seconds of every class, size and direction, and how many more the first of a layer's runs takes."""
     longer: dict[Figure, list[float]] = {}
 
     def seconds(figure: Figure) -> float:
         layer = classes[figure.layer_class]
         bench.load(layer)
-        bench.forget()
+        bench.forget(layer)
         first = bench.seconds(layer, figure, 1)
         warm = bench.seconds(layer, figure, max(1, min(RUNS_A_SAMPLE, math.ceil(SAMPLE_SECONDS / first))))
         longer.setdefault(figure, []).append(first - warm)
@@ -353,9 +353,13 @@ class _Bench:
         """Whether backward, for each direction in which a layer runs."""
         return (False, True) if layer >= self._model.first_trained else (False,)
 
-    def forget(self) -> None:
-        """Let caches hold other things than the layer."""
+    def forget(self, layer: int) -> None:
+        """Let caches hold other things than the layer; and the heap nothing, if no other layer is of its class: what is
+        free goes back where compute turns to another class."""
         self._elsewhere.add_(1.0)
+        name = self._model.layers[layer].layer_class
+        if sum(other.layer_class == name for other in self._model.layers) == 1:
+            process.give_back()
 
     def forward(self, layer: int, micro_batch: int) -> None:
         """A layer's forward; the head's yields the loss."""
