@@ -37,13 +37,11 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def settle_process() -> None:
     """Before torch is loaded: its threads spin for some microseconds and then wait asleep, for I/O and updates need the
-    cores too; the heap keeps what it is given, so that it is as large in a run as in the profile; of what oneDNN made
-    for a shape of matrices, of which it has a cache, torch's own cache in front keeps what one layer needs; and tensors
-    of 2 MiB and more lie in huge pages where the kernel has them, of which far fewer have to be asked for."""
+    cores too; the heap keeps what it is given, so that it is as large in a run as in the profile; and of what oneDNN
+    made for a shape of matrices, of which it has a cache, torch's own cache in front keeps what one layer needs."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     from ssdplan.native.process import settle_heap
 
     settle_heap()

@@ -296,10 +296,10 @@ class Layers:
             )
 
     def _begin(self, layer: int, micro_batch: int) -> None:
-        """Seeds the generators. And large pieces of memory stay with malloc, as each block asks for the same ones; not
-        those of a head, whose logits would leave holes."""
+        """Seeds the generators. And large pieces of memory stay with malloc from block to block, which ask for the same
+        ones; not those of an embedding or a head, which would leave holes."""
         if self._device.type == "cpu":
-            process.keep_large(layer != self._head)
+            process.keep_large(0 < layer < self._head)
         key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
         for generator in self._generators:
