@@ -111,6 +111,18 @@ def run(step: Step, batches: Sequence[MicroBatch], order: str, number: int = 0, 
     return step.layers.end_step()
 
 
+# Memory
+
+
+def test_large_pieces_are_kept_from_block_to_block_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr("ssdplan.executor.layers.process.keep_large", kept.append)
+    step = opened(make_model("llama", tmp_path / "llama"))
+    blocks = [True] * (step.head - 1)
+    run(step, micro_batches(1), "vertical")
+    assert kept == [False, *blocks, False, *blocks, False, False], "embedding and head, and behind the step"
+
+
 # Dropout
 
 

@@ -93,6 +93,29 @@ def test_large_pieces_go_back_by_themselves() -> None:
     assert full == pytest.approx(24, abs=1) and after == pytest.approx(0, abs=1)
 
 
+def test_large_pieces_stay_where_they_are_to_be_kept() -> None:
+    code = (
+        "from ssdplan.native import process\n"
+        "import numpy as np\n"
+        "process.settle_heap()\n"
+        "before = process.resident_bytes()\n"
+        "def left():\n"
+        "    piece = np.ones(24 << 20, np.uint8)\n"
+        "    del piece\n"
+        "    return process.resident_bytes() - before\n"
+        "process.keep_large(True)\n"
+        "kept = left()\n"
+        "again = left()\n"
+        "process.give_back()\n"
+        "given = process.resident_bytes() - before\n"
+        "process.keep_large(False)\n"
+        "print(kept, again, given, left())"
+    )
+    kept, again, given, after = (int(word) / MIB for word in run(code).split())
+    assert kept == pytest.approx(24, abs=1) and again == pytest.approx(24, abs=1), "the second is where the first was"
+    assert given == pytest.approx(0, abs=1) and after == pytest.approx(0, abs=1)
+
+
 @pytest.mark.parametrize("limit", ["RLIMIT_DATA", "RLIMIT_AS"])
 def test_limits_of_the_process_bound_what_it_may_still_take(limit: str) -> None:
     code = (

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.profiler.measure import Limits
-from ssdplan.profiler.model import ModelCosts, measure_model, saved_activation_bytes
+from ssdplan.profiler.model import ModelCosts, _Bench, measure_model, saved_activation_bytes
 from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
 from tests.profiler.test_machine import Clock
 
@@ -100,7 +100,7 @@ def test_a_layer_that_caches_do_not_hold_takes_longer(monkeypatch: pytest.Monkey
                 clock.sleep(longer[what])
                 forgotten.clear()
 
-    monkeypatch.setattr("ssdplan.profiler.model._Bench.forget", lambda bench: forgotten.append(bench))
+    monkeypatch.setattr("ssdplan.profiler.model._Bench.forget", lambda bench, layer: forgotten.append(layer))
     costs = measure(Cached(), MadeWeights(), sizes=(1,), seconds=1.0)
     for entry in costs.classes:
         (timing,) = entry.timings
@@ -110,6 +110,16 @@ def test_a_layer_that_caches_do_not_hold_takes_longer(monkeypatch: pytest.Monkey
         assert timing.backward_cold_seconds == pytest.approx(longer["backward"])
         assert timing.forward_stage_seconds(3) == timing.forward_cold_seconds + 3 * timing.forward_seconds
         assert timing.backward_stage_seconds(3) == timing.backward_cold_seconds + 3 * timing.backward_seconds
+
+
+def test_only_a_class_of_one_layer_begins_with_an_empty_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a step, where what is free goes back when compute turns to another class."""
+    layers, device, given = MadeLayers(), MadeDevice(peak=777), []
+    bench = _Bench(layers.model, layers, MadeMicroBatch, MadeWeights(), device, LENGTH, [1])
+    monkeypatch.setattr("ssdplan.profiler.model.process.give_back", lambda: given.append(layer))
+    for layer in range(len(layers.model.layers)):
+        bench.forget(layer)
+    assert given == [0, 2, 4], "blocks 0 and 2 are of one class"
 
 
 def test_bytes_are_the_most_of_padded_and_shared_rows() -> None:
