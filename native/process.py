@@ -124,7 +124,7 @@ def settle_heap() -> None:
 
 
 def keep_large(wanted: bool) -> None:
-    """Whether malloc keeps large pieces too when they are freed, until `give_back`. The call takes less than a microsecond.
+    """Whether malloc keeps large pieces too when they are freed, until `give_back`. Takes less than a microsecond.
 
     Where pieces of the same sizes come again and again, the kernel need not find, clear and map pages for each of them
     anew: that was 10 of the 53 ms of a backward of 31 million parameters. Pieces that are there already stay as they
