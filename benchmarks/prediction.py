@@ -165,10 +165,10 @@ def main() -> None:
     finally:  # hours of runs that were ended are worth their sum too
         if found:
             print(summary(found))
-        if given.json:
-            rows = [row for each in found.values() for row in each]
-            told = [asdict(row) | {name: getattr(row, name) for name in FIGURES} for row in rows]
-            given.json.write_text(json.dumps(told, indent=1) + "\n")
+            if given.json:
+                rows = [row for each in found.values() for row in each]
+                told = [asdict(row) | {name: getattr(row, name) for name in FIGURES} for row in rows]
+                given.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def summary(found: Mapping[Case, Sequence[Row]]) -> str:
