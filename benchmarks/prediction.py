@@ -247,17 +247,18 @@ class Bench:
         figures = {row["quantity"]: row for row in report["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
         shutil.rmtree(out)
-        seconds, by = limit(plan, timeline)
+        step_seconds = figures["step_seconds"]["measured"]
+        limit_seconds, by = limit(plan, timeline, step_seconds)
         host = figures.get("peak_process_bytes", figures["peak_host_bytes"])
         ssd = [figures["ssd_read_bytes"], figures["ssd_write_bytes"]]
         return Row(
             case=" ".join((case.shape, f"n={case.micro_batches}", case.host, *case.options)),
             round=number,
             predicted_seconds=figures["step_seconds"]["predicted"],
-            measured_seconds=figures["step_seconds"]["measured"],
+            measured_seconds=step_seconds,
             traced_seconds=timeline.seconds,
             own_seconds=own_seconds(plan, timeline),
-            limit_seconds=seconds * figures["step_seconds"]["measured"] / timeline.seconds,
+            limit_seconds=limit_seconds,
             limited_by=by,
             host_predicted=host["predicted"],
             host_measured=host["measured"],
@@ -276,16 +277,18 @@ def own_seconds(plan: Plan, timeline: Timeline) -> float:
     return advisor.step_seconds(timeline.graph, *corrected(plan.machine, plan.model, slower))
 
 
-def limit(plan: Plan, timeline: Timeline) -> tuple[float, str]:
-    """The seconds that no overlap could hide of a measured step, and what takes them: those in which compute or updates
-    run, which share the cores and slow each other, or those of the drive at its profiled bandwidth."""
+def limit(plan: Plan, timeline: Timeline, step_seconds: float) -> tuple[float, str]:
+    """The seconds that no overlap could hide of a step that takes `step_seconds`, and what takes them: those in which
+    compute or updates run, which share the cores and slow each other, in the part of it that they take of the traced
+    one; or those of the drive at its profiled bandwidth, which are the same of every step."""
     moved = {"read": 0, "write": 0}
     for op in timeline.graph.ops:
         if isinstance(op, Transfer) and op.kind in moved:
             moved[op.kind] += op.nbytes
     edges = hull_edges(combined_frontier(plan.machine.volumes))
     ssd = max(a * moved["read"] + b * moved["write"] for a, b in edges)
-    return max((loads(timeline, plan.machine)[SHARED_CORES], "cores"), (ssd, "ssd"))
+    cores = loads(timeline, plan.machine)[SHARED_CORES] * step_seconds / timeline.seconds
+    return max((cores, "cores"), (ssd, "ssd"))
 
 
 def line(row: Row) -> str:

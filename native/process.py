@@ -21,10 +21,10 @@ from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Of mallopt, as glibc's malloc.h numbers them."""
-_LARGE_BYTES = 8 << 20
+_LARGE_BYTES = 1 << 20
 """A piece this large is mapped by itself and given back when it is freed, unless `keep_large`. Left alone, glibc comes
-to 32 MiB; logits are of 8 MiB and more, and would leave holes in the heap: of that size, and differently in every
-process."""
+to 32 MiB; logits would leave holes in the heap, differently in every process: with 8 MiB, those of half as long rows,
+7.8 MiB, made place for a whole row's, and a head's growth 118 MiB in one profile and 102 in the next."""
 _MOST_MAPPED = 65536
 """Pieces that may be mapped by themselves at once, where any may: glibc's own default."""
 _KEPT_BYTES = 1 << 30
