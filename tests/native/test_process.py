@@ -60,7 +60,7 @@ def test_what_is_freed_in_small_pieces_is_given_back() -> None:
         "import numpy as np\n"
         "process.settle_heap()\n"
         "before = process.resident_bytes()\n"
-        "pieces = [np.ones(1 << 20, np.uint8) for _ in range(128)]\n"
+        "pieces = [np.ones(1 << 19, np.uint8) for _ in range(256)]\n"
         "keep = pieces[::8]\n"  # holes between them, so that the heap's top is not free
         "full = process.resident_bytes()\n"
         "del pieces\n"
