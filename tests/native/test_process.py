@@ -74,23 +74,24 @@ def test_what_is_freed_in_small_pieces_is_given_back() -> None:
     assert given == pytest.approx(16, abs=4), "until it is told not to"
 
 
-def test_large_pieces_go_back_by_themselves() -> None:
+@pytest.mark.parametrize("large", [2, 7, 24])  # MiB; of a head the logits of short rows, and of long ones
+def test_large_pieces_go_back_by_themselves(large: int) -> None:
     code = (
         "from ssdplan.native import process\n"
         "import numpy as np\n"
         "process.settle_heap()\n"
         "for _ in range(3):\n"  # left alone, glibc keeps such pieces once the first was freed
-        "    piece = np.ones(24 << 20, np.uint8)\n"
+        f"    piece = np.ones({large} << 20, np.uint8)\n"
         "    small = np.ones(1 << 16, np.uint8)\n"
         "    del piece\n"
         "before = process.resident_bytes()\n"
-        "piece = np.ones(24 << 20, np.uint8)\n"
+        f"piece = np.ones({large} << 20, np.uint8)\n"
         "full = process.resident_bytes()\n"
         "del piece\n"
         "print(full - before, process.resident_bytes() - before)"
     )
     full, after = (int(word) / MIB for word in run(code).split())
-    assert full == pytest.approx(24, abs=1) and after == pytest.approx(0, abs=1)
+    assert full == pytest.approx(large, abs=0.5) and after == pytest.approx(0, abs=0.5)
 
 
 def test_large_pieces_stay_where_they_are_to_be_kept() -> None:
