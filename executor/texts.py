@@ -10,6 +10,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
 
 from .data.text_data import Batch, HoldOut, TextData
+from .data.tokenising import tokenise_apart
 from .model import StreamedModel
 from .recipe import Recipe, Watch
 
@@ -42,6 +43,7 @@ class Texts:
                 cache=recipe.token_cache,
                 vocab_size=model.vocab_size,
                 progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
+                tokenise=tokenise_apart,
             )
             if found.has_borders and not recipe.attend_across:
                 model.require_apart(length)

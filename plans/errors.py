@@ -64,6 +64,12 @@ class NumericalError(SsdplanError):
     """A loss or gradient that is not finite: training cannot go on."""
 
 
+def error_of(exit_code: int, message: str) -> SsdplanError:
+    """The error that another of our processes ended with, said again here."""
+    kinds = (UsageError, InfeasibleError, MemoryBudgetError, DiskFullError, IoFailure, StoreError, MismatchError)
+    return next((kind for kind in kinds if kind.exit_code == exit_code), SsdplanError)(message)
+
+
 def first_line(error: BaseException) -> str:
     """What another library's error says, as a part of a line; its kind where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -6,10 +6,9 @@ what the killed one would have seen. It never runs a model and never reaches for
 
 import copy
 import functools
-import hashlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from ssdplan.plans.rows import row_length
 from .documents import data_files
 from .formats import recognise, samples
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
-from .rendering import NOT_LEARNT, chat_template, sample_tokens
-from .token_cache import Tokens, cache_key, counted, digest_of_files, open_cache, write_cache
-from .tokens import end_of_sequence, token_pieces, tokenizer_identity
+from .rendering import NOT_LEARNT
+from .token_cache import Tokens, cache_key, digest_of_files, open_cache
+from .tokenising import Progress, Tokenise, Work, digest_of, is_chat, tokenise
+from .tokens import end_of_sequence
 
 NOT_COUNTED = -100
 """The label of a position that does not count towards the loss, as Hugging Face models have it."""
@@ -92,7 +92,7 @@ class TextData:
     be learnt within a row; `row_tokens_used` is the share of rows of full length that samples fill. `held_out` is the
     same of what `hold_out` keeps from training, None without. `has_borders` says whether a row may hold several
     samples, `full_rows` whether none is ever shorter than `sequence_length`. The tokens are kept in the directory
-    `cache`, or in an unnamed temporary file. `progress` is called with the bytes done and in all.
+    `cache`, or in an unnamed temporary file; `tokenise` makes them, in this process or in another (`tokenising`).
 
     Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the tokenizer has ids that a model
     of `vocab_size` lacks, DiskFullError when the cache does not fit.
@@ -110,7 +110,8 @@ class TextData:
         hold_out: HoldOut | None = None,
         cache: Path | None = None,
         vocab_size: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
+        tokenise: Tokenise = tokenise,
     ) -> None:
         if sequence_length < 2:
             raise UsageError(f"a sequence length of {sequence_length} leaves no token to predict; it must be 2 or more")
@@ -123,11 +124,10 @@ class TextData:
         self._padding = eos if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         self.files = data_files(path)
         self.format = recognise(self.files, format)
-        template = chat_template(tokenizer) if self.format in ("messages", "alpaca") else None
-        self.as_chat = template is not None
-        tokenizer_digest = hashlib.sha256(tokenizer_identity(tokenizer) + (template or "").encode()).hexdigest()
-        self._content = {"files": digest_of_files(self.files), "format": self.format, "tokenizer": tokenizer_digest}
-        found = self._tokenised(tokenizer, eos, cache, progress)
+        self.as_chat = is_chat(tokenizer, self.format)
+        digest = digest_of(tokenizer, self.format)
+        self._content = {"files": digest_of_files(self.files), "format": self.format, "tokenizer": digest}
+        found = self._tokenised(tokenise, tokenizer, eos, cache, progress)
         self._content["tokens"] = f"{found.checksum:08x}"
         self._tokens = found.tokens
         ends = found.ends.astype(np.int64)
@@ -148,41 +148,20 @@ class TextData:
         self._choose(np.flatnonzero(~held))
 
     def _tokenised(
-        self, tokenizer: Any, eos: int, cache: Path | None, progress: Callable[[int, int], None] | None
+        self, tokenise: Tokenise, tokenizer: Any, eos: int, cache: Path | None, progress: Progress | None
     ) -> Tokens:
         if cache is None:
             with tempfile.TemporaryDirectory(prefix="ssdplan-") as folder:  # the mapping outlives the name
-                return self._tokenised(tokenizer, eos, Path(folder), progress)
+                return self._tokenised(tokenise, tokenizer, eos, Path(folder), progress)
         file = cache / f"{cache_key(*self._content.values())}.tokens"
         found = open_cache(file)
         if found is None:
-            write_cache(file, self._pieces(tokenizer, eos, progress))
+            files = tuple(map(str, self.files))
+            digest = self._content["tokenizer"]
+            tokenise(Work(str(self.path), files, self.format, self.as_chat, eos, digest), tokenizer, file, progress)
             found = open_cache(file)
             assert found is not None, file
         return found
-
-    def _pieces(
-        self, tokenizer: Any, eos: int, progress: Callable[[int, int], None] | None
-    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
-        found: Iterator[Any] = samples(self.files, self.format, as_chat=self.as_chat)
-        total = sum(file.stat().st_size for file in self.files)
-        if self.format == "text":
-            return token_pieces(self.path, counted(found, progress, total), tokenizer, eos)
-        return self._whole(sample_tokens(found, tokenizer, eos), progress, total)
-
-    def _whole(
-        self, rendered: Iterator[npt.NDArray[np.uint32]], progress: Callable[[int, int], None] | None, total: int
-    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
-        done = 0
-        for ids in rendered:
-            yield ids, True
-            done += 4 * len(ids)
-            if progress is not None:
-                progress(min(done, total), total)
-        if not done:
-            raise UsageError(f"{self.path}: no row in it; give it data to train on")
-        if progress is not None:
-            progress(total, total)
 
     def _choose(self, chosen: Ints | None) -> None:
         """Take the samples `chosen` (all of them: None), and lay them into rows."""

@@ -77,7 +77,7 @@ def open_cache(file: Path) -> Tokens | None:
                 return None
         with suppress(OSError):
             os.utime(file)  # one that is used is not old
-    except (FileNotFoundError, struct.error):
+    except (FileNotFoundError, NotADirectoryError, struct.error):
         return None
     if not samples:
         return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), checksum)
