@@ -2,7 +2,7 @@
 
 `text_data.TextData` is what a run uses: the samples of a step, as a pure function of its number. Below it files become
 documents (`documents`, `columns`), documents samples of a format (`formats`), these tokens with what is learnt of them
-(`rendering`, `tokens`), tokens a cache on disk (`tokenising`, `token_cache`), and samples rows (`packing`). `preview` shows them to
-people. Nothing here knows of a plan or a model, or imports torch; and nothing is imported by importing this package, so
-that a command that only names the formats starts at once.
+(`rendering`, `tokens`), tokens a cache on disk (`tokenising`, `token_cache`), and samples rows (`packing`). `preview`
+shows them to people. Nothing here knows of a plan or a model, or imports torch; and nothing is imported by importing
+this package, so that a command that only names the formats starts at once.
 """
