@@ -8,8 +8,9 @@ prediction can know.
 
 The simulator alone is judged by one traced step: what it gives the plan with the figures that this very step shows, as
 a run's calibration finds them. The limit of a step is what cannot be hidden: compute and update seconds together (they
-share the cores) as measured in that run, or the bytes of the ssd over its mixed bandwidth as profiled, whichever is
-longer. Only the commands of ssdplan do the work; what it writes lies in one folder, which goes when it ends.
+share the cores) as measured in that run, or the bytes of the ssd over its mixed bandwidth as measured right before the
+run and right behind it, whichever is longer. Only the commands of ssdplan do the work; what it writes lies in one
+folder, which goes when it ends.
 
     python benchmarks/prediction.py --work DIR [--only small] [--precision fp32] [--shorten 2] [--json FILE]
 """
@@ -34,15 +35,19 @@ from ssdplan.planner.replan import Replanner
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.calibration import corrected, slowdowns
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
+from ssdplan.plans.profile import Machine, Profile, Volume
 from ssdplan.plans.schedule import Transfer
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.trace import read_trace
+from ssdplan.profiler.measure import Limits
+from ssdplan.profiler.storage import measure_volume
 
 SPACE = 24 << 30
 """Bytes that the largest of the models needs for weights, store and export together, with room to spare."""
 RUN_SECONDS = 15
 """Of steady steps in each run, at least, as they are predicted."""
+DRIVE_SECONDS = 2.0
+"""For measuring the drive before and behind each run."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Row:
     """What the simulator gives the plan with the figures of that very step, as a run's calibration finds them."""
     limit_seconds: float
     limited_by: str
+    drive_seconds: tuple[float, float, float]
+    """Of a step's bytes at the drive's mixed bandwidth: as profiled, right before the run, and right behind it."""
     host_predicted: float
     host_measured: float
     ssd_predicted: float
@@ -235,6 +242,11 @@ class Bench:
         cores_seconds = (time.perf_counter() - begun) * Profile.load(self.profiled).machine.cores
         self.stolen = (process.stolen_seconds() - stolen) / cores_seconds
 
+    def _volume(self) -> Volume:
+        """What the drive does at this moment."""
+        found, _ = measure_volume(self.folder, Limits(seconds=DRIVE_SECONDS), lambda part, what: None)
+        return found
+
     def run(self, case: Case, number: int) -> Row:
         """A run in round `number`, on a plan of the last profile; its first step is not steady."""
         plan_path, out = self.folder / "plan.json", self.folder / "run"
@@ -242,13 +254,17 @@ class Bench:
                 *case.options, "-o", plan_path)  # fmt: skip
         plan = Plan.load(plan_path)
         steps = max(3, 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds))
+        before = self._volume()
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
+        behind = self._volume()
         report = json.loads((out / "report.json").read_text())
         figures = {row["quantity"]: row for row in report["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
         shutil.rmtree(out)
         step_seconds = figures["step_seconds"]["measured"]
-        limit_seconds, by = limit(plan, timeline, step_seconds)
+        drives = [plan.machine.volumes, [before], [behind]]
+        profiled, *around = (drive_seconds(timeline, volumes) for volumes in drives)
+        limit_seconds, by = limit(timeline, plan.machine, step_seconds, statistics.mean(around))
         host = figures.get("peak_process_bytes", figures["peak_host_bytes"])
         ssd = [figures["ssd_read_bytes"], figures["ssd_write_bytes"]]
         return Row(
@@ -260,6 +276,7 @@ class Bench:
             own_seconds=own_seconds(plan, timeline),
             limit_seconds=limit_seconds,
             limited_by=by,
+            drive_seconds=(profiled, *around),
             host_predicted=host["predicted"],
             host_measured=host["measured"],
             ssd_predicted=sum(row["predicted"] for row in ssd),
@@ -277,18 +294,21 @@ def own_seconds(plan: Plan, timeline: Timeline) -> float:
     return advisor.step_seconds(timeline.graph, *corrected(plan.machine, plan.model, slower))
 
 
-def limit(plan: Plan, timeline: Timeline, step_seconds: float) -> tuple[float, str]:
-    """The seconds that no overlap could hide of a step that takes `step_seconds`, and what takes them: those in which
-    compute or updates run, which share the cores and slow each other, in the part of it that they take of the traced
-    one; or those of the drive at its profiled bandwidth, which are the same of every step."""
+def drive_seconds(timeline: Timeline, volumes: Sequence[Volume]) -> float:
+    """What the drive needs for the bytes of a step at its mixed bandwidth."""
     moved = {"read": 0, "write": 0}
     for op in timeline.graph.ops:
         if isinstance(op, Transfer) and op.kind in moved:
             moved[op.kind] += op.nbytes
-    edges = hull_edges(combined_frontier(plan.machine.volumes))
-    ssd = max(a * moved["read"] + b * moved["write"] for a, b in edges)
-    cores = loads(timeline, plan.machine)[SHARED_CORES] * step_seconds / timeline.seconds
-    return max((cores, "cores"), (ssd, "ssd"))
+    return max(a * moved["read"] + b * moved["write"] for a, b in hull_edges(combined_frontier(volumes)))
+
+
+def limit(timeline: Timeline, machine: Machine, step_seconds: float, drive: float) -> tuple[float, str]:
+    """The seconds that no overlap could hide of a step that takes `step_seconds`, and what takes them: those in which
+    compute or updates run, which share the cores and slow each other, in the part of it that they take of the traced
+    one; or those that the `drive` needs, which are the same of every step."""
+    cores = loads(timeline, machine)[SHARED_CORES] * step_seconds / timeline.seconds
+    return max((cores, "cores"), (drive, "ssd"))
 
 
 def line(row: Row) -> str:
@@ -298,6 +318,7 @@ def line(row: Row) -> str:
         f"measured {row.measured_seconds:6.2f} s ({row.error:+.1%})  "
         f"by its own figures {row.model_error:+.1%}  "
         f"limit {row.limit_seconds:6.2f} s ({row.over_limit:.2f}, {row.limited_by})  "
+        f"drive {', '.join(f'{seconds:.2f}' for seconds in row.drive_seconds)} s  "
         f"host {row.host_predicted / gib:.3f} / {row.host_measured / gib:.3f} GiB  "
         f"ssd {row.ssd_measured / gib:.2f} GiB ({row.ssd_error:+.2%})  "
         f"{row.tokens_per_second:.0f} tokens/s  stolen {row.stolen_before:.1%}, {row.stolen_meanwhile:.1%}"
