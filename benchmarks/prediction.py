@@ -242,7 +242,7 @@ class Bench:
         cores_seconds = (time.perf_counter() - begun) * Profile.load(self.profiled).machine.cores
         self.stolen = (process.stolen_seconds() - stolen) / cores_seconds
 
-    def _volume(self) -> Volume:
+    def volume(self) -> Volume:
         """What the drive does at this moment."""
         found, _ = measure_volume(self.folder, Limits(seconds=DRIVE_SECONDS), lambda part, what: None)
         return found
@@ -254,9 +254,9 @@ class Bench:
                 *case.options, "-o", plan_path)  # fmt: skip
         plan = Plan.load(plan_path)
         steps = max(3, 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds))
-        before = self._volume()
+        before = self.volume()
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
-        behind = self._volume()
+        behind = self.volume()
         report = json.loads((out / "report.json").read_text())
         figures = {row["quantity"]: row for row in report["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
