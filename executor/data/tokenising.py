@@ -134,7 +134,10 @@ def main() -> int:
     try:
         with contextlib.suppress(OSError):  # where memory ends, it is this process that goes, and not the run
             Path("/proc/self/oom_score_adj").write_text("1000")
-        request = json.load(sys.stdin)
+        try:
+            request = json.load(sys.stdin)
+        except json.JSONDecodeError:  # whoever wants the tokens was killed while it wrote
+            return 128 + signal.SIGINT
         work = Work(**request["work"])
         tokenizer = load_tokenizer(Path(request["model"]))
         if digest_of(tokenizer, work.format) != work.tokenizer:

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ssdplan.executor import texts
+from ssdplan.executor.data.tokenising import tokenise
+
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
@@ -13,3 +16,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="package")
+def tokenised_here() -> Iterator[None]:
+    """A process that tokenises takes seconds to begin; `data/test_tokenising.py` has what it does, and commands start
+    it in all other tests."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(texts, "tokenise_apart", tokenise)
+        yield

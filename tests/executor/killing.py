@@ -56,9 +56,15 @@ def plan_of(model: StreamedModel, choices: dict[str, Any]) -> Plan:
     return make_plan(model, sequence_length=LENGTH, micro_batches=2, micro_batch_size=1, **choices)
 
 
+def recipe_of(directory: Path, *, steps: int, serial: bool) -> Recipe:
+    """With tokens that are kept from run to run: another process makes them, once."""
+    cache = directory / "tokens"
+    return Recipe(steps=steps, optimizer=AdamW(lr=1e-3), snapshot_every=1, serial=serial, token_cache=cache)
+
+
 def training(directory: Path, out: Path, *, steps: int = STEPS, serial: bool = False) -> None:
     model = open_model(directory / "llama", torch.float32, freeze=FREEZE)
-    recipe = Recipe(steps=steps, optimizer=AdamW(lr=1e-3), snapshot_every=1, serial=serial)
+    recipe = recipe_of(directory, steps=steps, serial=serial)
     train(plan_of(model, FIRST), model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=recipe)
 
 
@@ -67,7 +73,7 @@ def going_on(
 ) -> None:
     """Resume; under the plan that the run has, unless `choices`."""
     model = open_model(directory / "llama", torch.float32, freeze=FREEZE)
-    recipe = Recipe(steps=steps, optimizer=AdamW(lr=1e-3), snapshot_every=1, serial=serial)
+    recipe = recipe_of(directory, steps=steps, serial=serial)
     with reopened(out) as kept:
         train(
             plan_of(model, choices) if choices else kept.plan,

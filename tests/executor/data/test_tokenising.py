@@ -148,6 +148,14 @@ def test_it_leaves_no_memory_behind(tmp_path: Path, model_dir: Path) -> None:
     assert int(said.split()[-1]) < MIB
 
 
+def test_one_that_nobody_tells_what_to_do_says_nothing() -> None:
+    """As one whose asker was killed while it wrote."""
+    for said in ("", '{"work": {'):
+        command = [sys.executable, "-m", "ssdplan.executor.data.tokenising"]
+        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 128 + signal.SIGINT and not done.stdout and not done.stderr
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_with_the_one_that_asked(tmp_path: Path, model_dir: Path, how: signal.Signals) -> None:
     with one_run(tmp_path, model_dir) as process:
@@ -167,7 +175,9 @@ def test_it_ends_with_the_one_that_asked(tmp_path: Path, model_dir: Path, how: s
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Those of a process that tokenise."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in found if b"tokenising" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def running(pid: int) -> bool:
