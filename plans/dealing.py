@@ -43,16 +43,18 @@ def _quickest(bandwidths: tuple[float, ...]) -> bytes:
 
 
 def _dealt(bandwidths: Sequence[float], turns: int) -> bytes:
-    """A cycle of so many turns, each given to the volume that is furthest behind its share."""
-    total = sum(bandwidths)
-    given = [0] * len(bandwidths)
+    """A cycle of so many turns, the quickest: one for each volume, and each of the others for the one that is done with
+    it first. They come in the order in which volumes fall behind their shares."""
+    counts = [1] * len(bandwidths)
+    for _ in range(turns - len(counts)):
+        counts[min(range(len(counts)), key=lambda i: (counts[i] + 1) / bandwidths[i])] += 1
+    given = [0] * len(counts)
     dealing = []
     for turn in range(turns):
-        behind = [share * (turn + 1) / total - got for share, got in zip(bandwidths, given, strict=True)]
-        unserved = [number for number, got in enumerate(given) if not got]
-        chosen = max(unserved if len(unserved) >= turns - turn else range(len(given)), key=lambda i: behind[i])
-        given[chosen] += 1
-        dealing.append(chosen)
+        behind = [count * (turn + 1) / turns - got for count, got in zip(counts, given, strict=True)]
+        left = [number for number, got in enumerate(given) if got < counts[number]]
+        dealing.append(max(left, key=lambda i: behind[i]))
+        given[dealing[-1]] += 1
     return bytes(dealing)
 
 
