@@ -33,28 +33,32 @@ def deal(bandwidths: Sequence[float]) -> bytes:
 def _quickest(bandwidths: tuple[float, ...]) -> bytes:
     """A search asks for the same thousands of times."""
 
-    def pace(dealing: bytes) -> float:
+    def pace(counts: Sequence[int]) -> float:
         """Of all volumes, at which the slowest for its share moves that share."""
-        return min(each * len(dealing) / dealing.count(number) for number, each in enumerate(bandwidths))
+        return min(each * sum(counts) / count for each, count in zip(bandwidths, counts, strict=True))
 
     if len(bandwidths) == 1:
         return b"\x00"
-    return max((_dealt(bandwidths, turns) for turns in range(CYCLE, len(bandwidths) - 1, -1)), key=pace)
+    return _in_turn(max((_counts(bandwidths, turns) for turns in range(CYCLE, len(bandwidths) - 1, -1)), key=pace))
 
 
-def _dealt(bandwidths: Sequence[float], turns: int) -> bytes:
-    """A cycle of so many turns, the quickest: one for each volume, and each of the others for the one that is done with
-    it first. They come in the order in which volumes fall behind their shares."""
+def _counts(bandwidths: Sequence[float], turns: int) -> list[int]:
+    """How many of so many turns each volume gets where all together are the quickest: one, and of the others each goes
+    to the volume that is done with it first."""
     counts = [1] * len(bandwidths)
     for _ in range(turns - len(counts)):
         counts[min(range(len(counts)), key=lambda i: (counts[i] + 1) / bandwidths[i])] += 1
-    given = [0] * len(counts)
+    return counts
+
+
+def _in_turn(counts: Sequence[int]) -> bytes:
+    """A cycle that has each volume so often, the one furthest behind its share next."""
+    turns, left = sum(counts), list(counts)
     dealing = []
     for turn in range(turns):
-        behind = [count * (turn + 1) / turns - got for count, got in zip(counts, given, strict=True)]
-        left = [number for number, got in enumerate(given) if got < counts[number]]
-        dealing.append(max(left, key=lambda i: behind[i]))
-        given[dealing[-1]] += 1
+        behind = [count * (turn + 1) / turns - (count - rest) for count, rest in zip(counts, left, strict=True)]
+        dealing.append(max((number for number, rest in enumerate(left) if rest), key=lambda i: behind[i]))
+        left[dealing[-1]] -= 1
     return bytes(dealing)
 
 
