@@ -158,7 +158,7 @@ class TextData:
         if found is None:
             files = tuple(map(str, self.files))
             digest = self._content["tokenizer"]
-            tokenise(Work(str(self.path), files, self.format, self.as_chat, eos, digest), tokenizer, file, progress)
+            tokenise(Work(str(self.path), files, self.format, eos, digest), tokenizer, file, progress)
             found = open_cache(file)
             assert found is not None, file
         return found

@@ -41,7 +41,6 @@ class Work:
     path: str
     files: tuple[str, ...]
     format: str
-    as_chat: bool
     eos: int
     tokenizer: str
 
@@ -71,7 +70,7 @@ def tokenise(work: Work, tokenizer: Any, file: Path, progress: Progress | None) 
 
 def _pieces(work: Work, tokenizer: Any, progress: Progress | None) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
     path, files = Path(work.path), [Path(file) for file in work.files]
-    found: Iterator[Any] = samples(files, work.format, as_chat=work.as_chat)
+    found: Iterator[Any] = samples(files, work.format, as_chat=is_chat(tokenizer, work.format))
     total = sum(file.stat().st_size for file in files)
     if work.format == "text":
         return token_pieces(path, counted(found, progress, total), tokenizer, work.eos)
