@@ -9,20 +9,15 @@ not how far the machine has gone from its profile. What such steps compute means
 """
 
 import argparse
-import io
 import statistics
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from prediction import SHAPES, Bench
+from one_plan import OnePlan, add_options, one_plan
 
-from commands import command, end_on_sigterm
-from ssdplan import cli
+from commands import end_on_sigterm
 from ssdplan.executor.layers import Layers
 from ssdplan.executor.operations import Operations
 from ssdplan.executor.runner import Action, OverlappedRunner
@@ -52,23 +47,14 @@ Parts = tuple[str, ...]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="on the drive to measure")
-    parser.add_argument("--only", choices=sorted(SHAPES), default="small", help="the shape [small]")
-    parser.add_argument("--host-memory", default="900MiB", metavar="SIZE", help="as ssdplan solve [900MiB]")
+    add_options(parser, shape="small", host_memory="900MiB")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="steps of each part, in turns [3]")
-    parser.add_argument("--precision", default="bf16", metavar="P", help="as ssdplan profile [bf16]")
-    parser.add_argument("--shorten", type=int, choices=(1, 2, 4), default=1, help="divide sequence lengths by it [1]")
     given = parser.parse_args()
     end_on_sigterm()
-    with tempfile.TemporaryDirectory(prefix="ssdplan-ablation-", dir=given.work) as folder:
-        bench = Bench(given.only, Path(folder), given.precision, given.shorten)
-        bench.profile()
-        plan_path = Path(folder) / "plan.json"
-        command("solve", bench.profiled, "--host-memory", given.host_memory, "--micro-batches", 1, "-o", plan_path)
+    with one_plan(given, micro_batches=1) as one:
         steps = Ablated(given.rounds)
-        steps.run("run", plan_path, "--data", bench.data, "--volume", bench.folder, "--out", Path(folder) / "run",
-                  "--steps", 2 + given.rounds * len(PARTS))  # fmt: skip
-        print(table(Plan.load(plan_path), steps.graph, steps.seconds))
+        steps.run(one)
+        print(table(one.plan, steps.graph, steps.seconds))
 
 
 class Ablated:
@@ -78,11 +64,11 @@ class Ablated:
 
     def __init__(self, rounds: int) -> None:
         self._left = [parts for _ in range(rounds) for parts in PARTS]
+        self._steps = 2 + len(self._left)
         self._last = ""
         self.seconds: dict[Parts, list[float]] = defaultdict(list)
 
-    def run(self, *arguments: object) -> None:
-        """A command of ssdplan in this process."""
+    def run(self, one: OnePlan) -> None:
         run, ended = OverlappedRunner.run, Layers.end_step
 
         def some(runner: OverlappedRunner, graph: Graph, actions: Sequence[Action]) -> Timeline:
@@ -103,21 +89,15 @@ class Ablated:
             layers._losses = dict.fromkeys(range(len(layers._micro_batches)), 1.0)
             return ended(layers)
 
-        with ExitStack() as patches:
-            for owner, name, instead in (
-                (OverlappedRunner, "run", some),
-                (Operations, "_write_summed", write),
-                (Operations, "_overflowed", _nothing),
-                (Store, "require", _nothing),
-                (Store, "_require", _nothing),
-                (Layers, "end_step", loss),
-            ):
-                patches.enter_context(patch.object(owner, name, instead))
-            said = patches.enter_context(redirect_stdout(io.StringIO()))
-            patches.enter_context(redirect_stderr(said))
-            code = cli.main(list(map(str, arguments)))
-        if code:
-            raise SystemExit(said.getvalue())
+        one.run(
+            self._steps,
+            (OverlappedRunner, "run", some),
+            (Operations, "_write_summed", write),
+            (Operations, "_overflowed", _nothing),
+            (Store, "require", _nothing),
+            (Store, "_require", _nothing),
+            (Layers, "end_step", loss),
+        )
 
 
 def _nothing(*_: object) -> None:
