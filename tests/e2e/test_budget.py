@@ -57,7 +57,9 @@ def python(
 
 
 def run(home: Path, out: str, most: int | None = None, group: Path | None = None) -> subprocess.CompletedProcess[str]:
-    arguments = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--lr", "1e-3")
+    """Three steps; each run tokenises its text itself, under the same limit."""
+    arguments = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--lr", "1e-3",
+                 "--token-cache", f"{out}-tokens")  # fmt: skip
     return python("-m", "ssdplan.cli", *arguments, cwd=home, most=most, group=group)
 
 

@@ -1,0 +1,42 @@
+"""A run's texts: what is not in the cache is tokenised in a process of its own, once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdplan.executor import texts
+from ssdplan.executor.data.tokenising import tokenise
+from ssdplan.executor.data.tokens import load_tokenizer
+from ssdplan.executor.model import open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.recipe import Recipe, Watch
+from tests.executor.planned import make_plan
+from tests.executor.runs import LENGTH, prepare
+
+
+def test_texts_that_no_cache_has_are_tokenised_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def apart(work: Any, *rest: Any) -> None:
+        asked.append(Path(work.path).name)
+        tokenise(work, *rest)
+
+    monkeypatch.setattr(texts, "tokenise_apart", apart)
+    directory = prepare(tmp_path)
+    model = open_model(directory / "llama", torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, micro_batches=2, micro_batch_size=1)
+    recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3), token_cache=tmp_path / "tokens")
+    for _ in range(2):
+        found = texts.Texts(
+            plan,
+            recipe,
+            directory / "text.txt",
+            directory / "held-out.txt",
+            load_tokenizer(model.path),
+            model,
+            Watch(),
+        )
+        assert found.step(0) and found.evaluated
+    assert asked == ["text.txt", "held-out.txt"]
