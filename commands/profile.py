@@ -1,6 +1,7 @@
 """`ssdplan profile`: this machine and a model measured, into a profile."""
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
 from ssdplan.plans.progress import ProgressLine
@@ -32,7 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
     machine.add_argument(
-        "--volume", type=of.path, action="append", metavar="PATH", help="a directory on the ssd to use; repeatable [.]"
+        "--volume",
+        type=of.path,
+        action="append",
+        metavar="PATH",
+        help="a directory on the ssd to use, or a blank volume, as of ssdplan volume init; repeatable [.]",
     )
     machine.add_argument(
         "--endurance",
@@ -61,9 +66,11 @@ def call(options: argparse.Namespace) -> int:
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.layers import Layers, MicroBatch
     from ssdplan.executor.model import open_model
+    from ssdplan.executor.store.volumes import held_blank
     from ssdplan.executor.weights import Weights
     from ssdplan.plans.profile_text import describe_profile
     from ssdplan.profiler.profile import ProfileLimits, profile
+    from ssdplan.profiler.storage import SMALLEST_VOLUME
 
     of.require_writable(options.output)
     device = open_device(options.device)
@@ -71,7 +78,10 @@ def call(options: argparse.Namespace) -> int:
     volumes = options.volume or [Path()]
     line = ProgressLine("profile")
     weights = Weights(model)
-    try:
+    with ExitStack() as held:
+        held.callback(weights.close)
+        held.callback(line.done)
+        blanks = {volume: held.enter_context(held_blank(volume, SMALLEST_VOLUME)) for volume in volumes}
         measured = profile(
             model,
             lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),
@@ -82,12 +92,10 @@ def call(options: argparse.Namespace) -> int:
             sequence_length=options.sequence_length,
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
+            blanks={volume: blank for volume, blank in blanks.items() if blank},
             endurance=options.endurance or (),
             limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
         )
-    finally:
-        line.done()
-        weights.close()
     measured.save(options.output)
     of.print_document(measured, describe_profile(measured), options.json)
     line.note(f"written to {options.output}; next: ssdplan solve {options.output} --host-memory 8GiB")

@@ -19,9 +19,10 @@ from typing import Protocol, Self
 
 from ssdplan.native import Engine, IoError
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, repeat
+from ssdplan.profiler.parts import Blank
 from ssdplan.profiler.storage import IN_FLIGHT, MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
 
-FILE_BYTES = 4 * SMALLEST_FILE
+USED_BYTES = 4 * SMALLEST_FILE
 REQUEST_BYTES = 12 * MIB
 WINDOW_SECONDS = 0.5
 """Of two beside each other, half of it of one alone; shorter where the limits leave no time for that. A virtual machine
@@ -76,15 +77,18 @@ def measure_contention(
     limits: Limits,
     progress: Progress,
     *,
+    blank: Blank | None = None,
+    reach: int = USED_BYTES,
     open_engine: Callable[[], Engine] = Engine,
 ) -> tuple[Contention, list[str]]:
-    """What `work`, which uses all `cores`, and `directory`'s drive take from each other; and notes for people.
+    """What `work`, which uses all `cores`, and `directory`'s drive take from each other, measured at places of `blank`
+    or of a file as `storage.measure_volume` does; and notes for people.
 
     Errors: as `storage.measure_volume`.
     """
     kept: dict[_Load, list[float]] = {load: [] for load in _LOADS}
     try:
-        with opened(directory, FILE_BYTES, IN_FLIGHT * PLACES * REQUEST_BYTES, open_engine) as bench:
+        with opened(directory, blank, reach, USED_BYTES, IN_FLIGHT * PLACES * REQUEST_BYTES, open_engine) as bench:
             bench.write_all(limits.seconds, lambda fraction, what: None)
 
             window = _window(limits, len(_LOADS))

@@ -6,26 +6,28 @@ planner nor executor: the model, its layers and the device are handed in.
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import combinations, cycle
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.homes import OPTIMIZER_BYTES
 from ssdplan.profiler.contention import Work, measure_beside_updates, measure_contention
 from ssdplan.profiler.doctor import slow_products
 from ssdplan.profiler.machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
 from ssdplan.profiler.measure import FEWEST, Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
-from ssdplan.profiler.parts import Device, MakeLayers, MakeMicroBatch, Model, Weights
+from ssdplan.profiler.parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Weights
 from ssdplan.profiler.processor import cores, cpu_name
 from ssdplan.profiler.products import FORMATS, product_costs
-from ssdplan.profiler.storage import measure_volume
+from ssdplan.profiler.storage import MOST_WRITTEN, measure_volume
 
 DTYPES = {dtype: precision for precision, dtype in FORMATS.items()}
 
@@ -71,12 +73,15 @@ def profile(
     sequence_length: int,
     micro_batch_sizes: Sequence[int],
     progress: Progress,
+    blanks: Mapping[Path, Blank] = MappingProxyType({}),
     endurance: Sequence[int] = (),
     limits: ProfileLimits = ProfileLimits(),
     open_engine: Callable[[], Engine] = Engine,
 ) -> document.Profile:
-    """Measure everything; about a minute and a half for a small model. `endurance` is what drives are rated to have
-    written in their lives, in bytes, which nobody can measure: one for all volumes, one for each, or none.
+    """Measure everything; about a minute and a half for a small model. Of `volumes`, directories or blank volumes,
+    `blanks` has the blank volume that a run would take there, which is then what is measured. `endurance` is what
+    drives are rated to have written in their lives, in bytes, which nobody can measure: one for all volumes, one for
+    each, or none.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
@@ -91,11 +96,16 @@ def profile(
     notes: list[str] = []
     if chunk is None:
         notes.append(f"{model.name}: its head is not position-wise, so all logits of a micro-batch are made at once")
-    measured_volumes = []
+    measured_volumes, reach = [], max(_state_bytes(model) // len(volumes), MOST_WRITTEN)
     for index, directory in enumerate(volumes):
         part = portion(progress, 0.3 * index / len(volumes), 0.3 * (index + 1) / len(volumes))
         time_limit = Limits(limits.volume_seconds)
-        volume, remarks = measure_volume(directory.resolve(), time_limit, part, open_engine=open_engine)
+        blank = blanks.get(directory)
+        volume, remarks = measure_volume(
+            directory.resolve(), time_limit, part, blank=blank, reach=reach, open_engine=open_engine
+        )
+        if blank:
+            notes.append(f"{directory}: measured on the blank volume {blank.path.name}")
         rating = endurance[index if len(endurance) > 1 else 0] if endurance else None
         measured_volumes.append(volume.model_copy(update={"endurance_bytes": rating}))
         notes += remarks
@@ -105,7 +115,7 @@ def profile(
             "--precision fp32"
         )
     for one, other in combinations(volumes, 2):
-        if one.stat().st_dev == other.stat().st_dev:
+        if one.is_dir() and other.is_dir() and one.stat().st_dev == other.stat().st_dev:
             notes.append(f"{one} and {other} are on one file system: together they are no faster than one")
 
     h2d, d2h, remarks = measure_link(device, Limits(limits.link_seconds), portion(progress, 0.3, 0.35))
@@ -124,11 +134,19 @@ def profile(
             work, lambda: updating.seconds_of_a_chunk(next(chunks), "fp32", summed=True), time_limit, part
         )
         notes.extend(remarks)
-        for index, volume in enumerate(measured_volumes):
+        for index, (directory, volume) in enumerate(zip(volumes, measured_volumes, strict=True)):
             time_limit = Limits(limits.contention_seconds, least=FEWEST)
             part = portion(progress, 0.75 + 0.25 * index / len(volumes), 0.75 + 0.25 * (index + 1) / len(volumes))
-            place = Path(volume.path)
-            found, remarks = measure_contention(place, work, threads, time_limit, part, open_engine=open_engine)
+            found, remarks = measure_contention(
+                Path(volume.path),
+                work,
+                threads,
+                time_limit,
+                part,
+                blank=blanks.get(directory),
+                reach=reach,
+                open_engine=open_engine,
+            )
             measured_volumes[index] = volume.model_copy(update=asdict(found))
             notes.extend(remarks)
 
@@ -202,6 +220,13 @@ def profile(
         ),
         notes=tuple(notes + costs.notes),
     )
+
+
+def _state_bytes(model: Model) -> int:
+    """Of weights and optimizer states: about what a store takes at most."""
+    elements = sum(state.elements for state in model.states)
+    trained = sum(state.elements for state in model.states if not state.frozen)
+    return elements * document.ELEMENT_BYTES[DTYPES[model.dtype]] + trained * OPTIMIZER_BYTES["fp32"]
 
 
 def _process_bytes() -> int:

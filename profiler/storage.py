@@ -1,8 +1,9 @@
 """Measures one volume: what it sustains when it reads, when it writes, and when it does both at once.
 
-Owns a file of its own in the volume's directory, for as long as the measurement runs and never longer. It drives the
-engine that training uses, in the same pattern: a few requests of a direction at a time, each of some MiB in sequence,
-between any two pages of data written before and of memory. It knows nothing of what a store holds.
+Owns a file of its own in the volume's directory, for as long as the measurement runs and never longer, or writes on a
+blank volume that it was given. It drives the engine that training uses, in the same pattern: a few requests of a
+direction at a time, each of some MiB in sequence, between any two pages of data written before and of memory. It knows
+nothing of what a store holds.
 """
 
 import errno
@@ -26,10 +27,19 @@ from ssdplan.native import Arena, Engine, IoError, checksum
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
 from ssdplan.plans.profile import MixedBandwidth, Volume
 from ssdplan.profiler.measure import Limits, Progress, portion, repeat
+from ssdplan.profiler.parts import Blank
 
 MIB = 1 << 20
-LARGEST_FILE = 1024 * MIB
-SMALLEST_FILE = 64 * MIB
+MOST_WRITTEN = 1024 * MIB
+"""Before anything is measured, in stretches all over the reach."""
+STRETCH = 32 * MIB
+LARGEST_REACH = 16 * 1024 * MIB
+"""Of the file, of which most is only allocated: about as much as a store would take, for a drive may differ from place
+to place. (Of a virtual machine's, both ways at once: 2.9 GB/s at most places and 2.2 at some; while it was slow 1.7,
+2.0 and 2.1. A file of 1 GiB is at one place, and a store that is made later at another.)"""
+SMALLEST_FILE = 2 * STRETCH
+SMALLEST_VOLUME = SMALLEST_FILE + MIB
+"""Of the blank ones, which have a little for themselves."""
 SHARE_OF_FREE_SPACE = 8
 """The file takes at most one part in so many of what is free."""
 PAGE = 4096
@@ -83,24 +93,21 @@ def measure_volume(
     limits: Limits,
     progress: Progress,
     *,
+    blank: Blank | None = None,
+    reach: int = MOST_WRITTEN,
     open_engine: Callable[[], Engine] = Engine,
 ) -> tuple[Volume, list[str]]:
-    """What `directory`'s drive sustains, and notes for people. Its file is gone when this returns, however it returns.
+    """What the drive of `directory` sustains, and notes for people. It is measured at places spread over `reach` bytes,
+    or over what there is: of a file, which is gone when this returns, however it returns; or of `blank`, which lies in
+    `directory` or is what `directory` names.
 
-    Errors: UsageError where it is no directory, DiskFullError where too little is free, IoFailure where the drive fails
-    or its file system cannot do direct I/O.
+    Errors: UsageError where it is neither, DiskFullError where too little is free, IoFailure where the drive fails or
+    its file system cannot do direct I/O.
     """
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: not a directory; a volume is a directory on the drive to use")
-    free = free_bytes(directory)
-    size = min(LARGEST_FILE, free // SHARE_OF_FREE_SPACE) // MIB * MIB if free is not None else SMALLEST_FILE
-    if size < SMALLEST_FILE:
-        raise DiskFullError(
-            f"{directory}: {(free or 0) / MIB:.0f} MiB are free; measuring a volume needs "
-            f"{SMALLEST_FILE * SHARE_OF_FREE_SPACE // MIB} MiB free (it writes an eighth of them and gives them back)"
-        )
+    if blank is None and not directory.is_dir():
+        raise UsageError(f"{directory}: neither a directory on the drive to use nor a blank volume")
     try:
-        with opened(directory, size, IN_FLIGHT * PLACES * PLACE_BYTES, open_engine) as bench:
+        with opened(directory, blank, reach, MOST_WRITTEN, IN_FLIGHT * PLACES * PLACE_BYTES, open_engine) as bench:
             uring, notes = bench.engine.kind == "io_uring", []
             bench.write_all(limits.seconds / 3, portion(progress, 0.0, 0.3))
             shares: dict[Mix, list[float]] = {mix: [] for mix in MIXES}
@@ -133,7 +140,7 @@ def measure_volume(
     reads, writes = (plain + sum(points[end]) / checked for plain, end in zip(unsummed, (0, -1), strict=True))
     return Volume(
         path=str(directory),
-        free_bytes=free or 0,
+        free_bytes=max(free_bytes(directory) or 0 if directory.is_dir() else 0, blank.end if blank else 0),
         engine="io_uring" if uring else "threads",
         frontier=frontier(points),
         read_cores=reads,
@@ -181,50 +188,84 @@ def explained(error: IoError, directory: Path) -> SsdplanError:
 
 @contextmanager
 def opened(
-    directory: Path, size: int, memory_bytes: int, open_engine: Callable[[], Engine] = Engine
+    directory: Path,
+    blank: Blank | None,
+    reach: int,
+    used_bytes: int,
+    memory_bytes: int,
+    open_engine: Callable[[], Engine] = Engine,
 ) -> Iterator["Bench"]:
-    """A bench on a new file of `size` bytes, with so much memory for requests. The file's name goes as soon as the
-    engine has it open, so that not even a killed process leaves it behind; its space goes with the engine."""
-    path = directory / f".ssdplan-profile-{os.getpid()}-{uuid.uuid4().hex}.tmp"
+    """A bench with so much memory for requests, on `used_bytes` all over `blank` or a new file in `directory`, of
+    `reach` bytes where there is room for them. The file's name goes as soon as the engine has it open, so that not even
+    a killed process leaves it behind; its space goes with the engine.
+
+    Raises DiskFullError where there is too little room.
+    """
+    room = blank.end - blank.start if blank else _room(directory)
+    nbytes = min(reach, LARGEST_REACH, room) // MIB * MIB
+    if nbytes < SMALLEST_FILE:
+        raise DiskFullError(
+            f"{blank.path}: this volume has {room / MIB:.0f} MiB; measuring it needs {SMALLEST_FILE // MIB} MiB"
+            if blank
+            else f"{directory}: {room * SHARE_OF_FREE_SPACE / MIB:.0f} MiB are free; measuring a volume needs "
+            f"{SMALLEST_FILE * SHARE_OF_FREE_SPACE // MIB} MiB free (it takes an eighth of them and gives them back)"
+        )
+    path = blank.path if blank else directory / f".ssdplan-profile-{os.getpid()}-{uuid.uuid4().hex}.tmp"
     engine = open_engine()
     try:
-        file = engine.open(path, create_bytes=size)
-        path.unlink()
-        yield Bench(engine, file, size, Arena(memory_bytes))
+        file = engine.open(path, create_bytes=None if blank else nbytes)
+        if not blank:
+            path.unlink()
+        yield Bench(engine, file, stretches(blank.start if blank else 0, nbytes, used_bytes), Arena(memory_bytes))
     finally:
         engine.close()  # waits for what is in flight, and only then may the arena go
-        path.unlink(missing_ok=True)
+        if not blank:
+            path.unlink(missing_ok=True)
+
+
+def _room(directory: Path) -> int:
+    """Bytes that a file may take for a while."""
+    free = free_bytes(directory)
+    return SMALLEST_FILE if free is None else free // SHARE_OF_FREE_SPACE
+
+
+def stretches(start: int, nbytes: int, used_bytes: int) -> list[int]:
+    """Where stretches begin, of `used_bytes` together at most, that lie evenly in [start, start + nbytes); in an order
+    in which the first few do too."""
+    count = min(nbytes, used_bytes) // STRETCH
+    in_turn = sorted(range(count), key=lambda index: f"{index:016b}"[::-1])
+    return [start + index * (nbytes - STRETCH) // (count - 1) // PAGE * PAGE for index in in_turn]
 
 
 @dataclass
 class Bench:
-    """An open file, and memory for requests in one arena."""
+    """An open file, the stretches of it that requests keep to, and memory for requests in one arena."""
 
     engine: Engine
     file: int
-    size: int
+    stretches: list[int]
     arena: Arena
     runs: int = field(default=0, init=False)
 
     def write_all(self, seconds: float, progress: Progress) -> None:
-        """Fill the file with random bytes: a first write is slow, and reading what was never written costs nothing.
+        """Fill the stretches with random bytes: a first write is slow, and reading what was never written costs
+        nothing.
 
-        On a drive too slow for that, only as much as `seconds` allow; the rest of the file stays out of use.
+        On a drive too slow for that, only as many as `seconds` allow, two at least; the others stay out of use.
         """
         memory = torch.from_dlpack(self.arena).view(torch.int64)
-        random_part = memory[: SMALLEST_FILE // 8]
+        random_part = memory[: STRETCH // 8]
         random_part.random_(generator=torch.Generator().manual_seed(0))
         for part in memory.split(random_part.numel())[1:]:
             part.copy_(random_part[: part.numel()])
-        started = time.perf_counter()
-        step = min(self.arena.nbytes, SMALLEST_FILE)
-        for offset in range(0, self.size, step):
-            if offset >= SMALLEST_FILE and time.perf_counter() - started > seconds:
-                self.size = offset
+        started, written = time.perf_counter(), 0
+        for start in self.stretches:
+            if written >= SMALLEST_FILE // STRETCH and time.perf_counter() - started > seconds:
                 break
-            progress(offset / self.size, "writing a file to measure")
-            nbytes = min(step, self.size - offset)
-            self.engine.write([(self.file, offset, self.arena.address, nbytes)]).wait()
+            progress(written / len(self.stretches), "writing a file to measure")
+            self.engine.write([(self.file, start, self.arena.address, STRETCH)]).wait()
+            written += 1
+        self.stretches = sorted(self.stretches[:written])
         self.engine.flush(self.file)
 
     def checksum_rate(self) -> float:
@@ -245,11 +286,11 @@ class Bench:
     def run(self, mix: Mix) -> tuple[int, int, float]:
         """Keep the requests of `mix` going; returns bytes read, bytes written and seconds.
 
-        Readers and writers keep to halves of the file, as training never reads what is being written, and swap halves
-        from run to run, so that both meet all of it.
+        Readers and writers keep to every other stretch, as training never reads what is being written, and swap them
+        from run to run, so that both meet all.
         """
         self.runs += 1
-        first, second = (0, self._half) if self.runs % 2 else (self._half, 0)
+        first, second = self._halves(self.runs % 2)
         ways = [(self._read, first)] * mix.reads + [(self._write, second)] * mix.writes
         running = self._lanes(ways, REQUESTS, PLACE_BYTES)
         stop = threading.Event()
@@ -269,17 +310,18 @@ class Bench:
         read, written = (sum(lane.moved for lane in each) for each in (running[: mix.reads], running[mix.reads :]))
         return read, written, seconds
 
-    @property
-    def _half(self) -> int:
-        """Bytes of each half of the file."""
-        return self.size // 2 // MIB * MIB
+    def _halves(self, parity: int) -> tuple[list[int], list[int]]:
+        """Every other stretch, and those between."""
+        return self.stretches[parity::2], self.stretches[1 - parity :: 2]
 
-    def _lanes(self, ways: Sequence[tuple[Move, int]], sizes: tuple[int, ...], place_bytes: int) -> list["_Lane"]:
-        """A lane for each way: how it moves, and where its half of the file begins. They share the arena's places."""
+    def _lanes(
+        self, ways: Sequence[tuple[Move, Sequence[int]]], sizes: tuple[int, ...], place_bytes: int
+    ) -> list["_Lane"]:
+        """A lane for each way: how it moves, and in which stretches. They share the arena's places."""
         places = range(self.arena.address, self.arena.address + self.arena.nbytes - place_bytes + 1, place_bytes)
         return [
-            _Lane(move, self.file, sizes, start, self._half, places[lane :: len(ways)], self.runs * len(ways) + lane)
-            for lane, (move, start) in enumerate(ways)
+            _Lane(move, self.file, sizes, where, places[lane :: len(ways)], self.runs * len(ways) + lane)
+            for lane, (move, where) in enumerate(ways)
         ]
 
     @contextmanager
@@ -297,8 +339,8 @@ class Bench:
             else:
                 plain(segments)
 
-        start = self._half if direction == "write" else 0
-        running = self._lanes([(move, start)] * lanes, (nbytes,), nbytes)
+        where, _ = self._halves(direction == "write")
+        running = self._lanes([(move, where)] * lanes, (nbytes,), nbytes)
         with ThreadPoolExecutor(lanes) as pool:
             moving = Moving(stop, running, time.perf_counter())
             try:
@@ -340,8 +382,7 @@ class _Lane:
     move: Move
     file: int
     sizes: tuple[int, ...]
-    start: int
-    extent: int
+    stretches: Sequence[int]
     addresses: Sequence[int]
     """Where its requests lie in memory, one after the other in turns."""
     seed: int
@@ -355,7 +396,7 @@ class _Lane:
         try:
             while going():
                 nbytes = self.sizes[self.requests % len(self.sizes)]
-                offset = self.start + rng.randrange((self.extent - nbytes) // PAGE + 1) * PAGE
+                offset = rng.choice(self.stretches) + rng.randrange((STRETCH - nbytes) // PAGE + 1) * PAGE
                 address = self.addresses[self.requests % len(self.addresses)]
                 self.move([(self.file, offset, address, nbytes)])
                 self.moved += nbytes

@@ -202,6 +202,33 @@ def candidates(places: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
+@dataclass(frozen=True)
+class Blank:
+    """What of a blank volume is its user's: bytes [start, end) of a file or device."""
+
+    path: Path
+    start: int
+    end: int
+
+
+@contextlib.contextmanager
+def held_blank(place: Path, least_bytes: int = 0) -> Iterator[Blank | None]:
+    """The blank volume that `place` is, or that a run would find in it for `least_bytes`, locked for as long as the
+    context lasts; None for a directory without. Only its lock is held, so another engine may open it.
+
+    Raises StoreError for what is not a blank volume of ours, IoFailure.
+    """
+    disk: Disk = native.Engine()
+    locks = Locks()
+    try:
+        volume = _find_blank(disk, locks, place, least_bytes if place.is_dir() else 0)
+        disk.close()
+        yield Blank(volume.path, SLOTS * PAGE, volume.capacity_bytes) if volume else None
+    finally:
+        disk.close()
+        locks.close()
+
+
 def is_device(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return stat.S_ISBLK(path.stat().st_mode)

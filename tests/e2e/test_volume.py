@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from ssdplan.executor.store import Record, Store
+from ssdplan.executor.store.volumes import held_blank
 from ssdplan.plans.dealing import STRIPE_BYTES
-from tests.e2e.test_commands import refused, ssdplan
+from tests.e2e.test_commands import QUICK, refused, ssdplan
 from tests.executor.store.test_store import MIB, PLAN, flip, get, one, put
+from tests.tiny import make_model, make_tokenizer
 
 
 @contextlib.contextmanager
@@ -142,6 +144,63 @@ def test_a_device_that_was_not_made_a_volume_is_refused(tmp_path):
         with pytest.raises(Exception, match="ssdplan volume init") as raised:
             Store.create([device], one(MIB), PLAN)
         assert raised.value.exit_code == 7
+
+
+PROFILE = ("profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", 1, "--precision", "fp32",
+           *QUICK)  # fmt: skip
+
+
+def test_a_blank_volume_is_profiled_and_run_on(tmp_path):
+    make_model("llama", tmp_path / "model", layers=2, vocab=320, hidden=64)
+    make_tokenizer(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    place = tmp_path / "place"
+    place.mkdir()
+    ssdplan("volume", "init", place, "--size", "80MiB", cwd=tmp_path)
+    path = place / "volume-0.ssdplan"
+    untouched = path.read_bytes()[8192:]
+    assert not any(untouched)
+    ssdplan(*PROFILE, "--volume", place, cwd=tmp_path)
+    notes = json.loads((tmp_path / "profile.json").read_text())["notes"]
+    assert f"{place}: measured on the blank volume volume-0.ssdplan" in notes
+    assert list(place.iterdir()) == [path] and any(path.read_bytes()[8192:])
+    assert "a blank volume" in ssdplan("volume", "info", place, cwd=tmp_path).stdout
+    ssdplan(*PROFILE, "--volume", path, "-o", "alone.json", cwd=tmp_path)
+    (alone,) = json.loads((tmp_path / "alone.json").read_text())["machine"]["volumes"]
+    assert (alone["path"], alone["free_bytes"]) == (str(path), 80 * MIB)
+    ssdplan("solve", "profile.json", "--residency", "parameters=0,optimizer=0", cwd=tmp_path)
+    ssdplan("run", "plan.json", "--data", "text.txt", "--steps", 2, "--volume", place, "--out", "run", cwd=tmp_path)
+    assert list(place.iterdir()) == [path], "the run took what was measured"
+    assert "a blank volume" in ssdplan("volume", "info", place, cwd=tmp_path).stdout
+
+
+def test_what_is_no_blank_volume_is_not_profiled(tmp_path):
+    make_model("llama", tmp_path / "model", layers=1, vocab=320, hidden=64)
+    other = tmp_path / "other"
+    other.write_bytes(b"mine" * MIB)
+    (tmp_path / "used").mkdir()
+    committed(tmp_path / "used")
+    used = tmp_path / "used" / "volume-0.ssdplan"
+    kept = used.read_bytes()
+    for path, says in ((other, "not ours"), (used, "holds the store")):
+        assert says in refused(*PROFILE, "--volume", path, cwd=tmp_path, code=7)
+    assert other.read_bytes() == b"mine" * MIB and used.read_bytes() == kept
+    small = tmp_path / "small"
+    ssdplan("volume", "init", small, "--size", "32MiB", cwd=tmp_path)
+    assert "needs 64 MiB" in refused(*PROFILE, "--volume", small, cwd=tmp_path, code=5)
+    ssdplan("volume", "init", "blank", "--size", "80MiB", cwd=tmp_path)
+    with held_blank(tmp_path / "blank"):
+        assert "in use by another run" in refused(*PROFILE, "--volume", "blank", cwd=tmp_path, code=7)
+
+
+def test_a_blank_device_is_profiled(tmp_path):
+    make_model("llama", tmp_path / "model", layers=1, vocab=320, hidden=64)
+    with block_device(tmp_path / "a", 96 * MIB) as device:
+        ssdplan("volume", "init", device, cwd=tmp_path)
+        ssdplan(*PROFILE, "--volume", device, cwd=tmp_path)
+        (volume,) = json.loads((tmp_path / "profile.json").read_text())["machine"]["volumes"]
+        assert (volume["path"], volume["free_bytes"]) == (str(device), 96 * MIB)
+        assert "a blank volume" in ssdplan("volume", "info", device, cwd=tmp_path).stdout
 
 
 def test_a_mounted_device_is_refused_even_when_forced(tmp_path):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -30,9 +31,11 @@ from ssdplan.profiler.storage import (
     IN_FLIGHT,
     MIB,
     MIXES,
+    MOST_WRITTEN,
     PLACES,
     REQUESTS,
     SMALLEST_FILE,
+    STRETCH,
     explained,
     frontier,
     measure_volume,
@@ -169,10 +172,10 @@ def test_rates_of_a_drive_whose_rates_are_known(tmp_path: Path) -> None:
 def test_the_pattern_is_that_of_training(tmp_path: Path) -> None:
     drive = MadeDrive(read=40e9, write=20e9)
     measure(tmp_path, drive)
-    filling = -(-drive.size // SMALLEST_FILE)
+    filling = drive.size // STRETCH
     first, rest = drive.requests[:filling], drive.requests[filling:]
-    assert {kind for kind, *_ in first} == {"write"}
-    assert sum(nbytes for *_, nbytes in first) == drive.size, "all is written before anything is measured"
+    assert {(kind, nbytes) for kind, *_, nbytes in first} == {("write", STRETCH)}
+    assert len({start for _, start, *_ in first}) == filling, "all is written before anything is measured"
     assert {nbytes for *_, nbytes in rest} == set(REQUESTS)
     assert len({offset for _, offset, *_ in rest}) > min(len(rest), drive.size // MIB) / 2, "random starts"
     assert any(offset % MIB for _, offset, *_ in rest) and any(address % MIB for *_, address, _ in rest), "at any page"
@@ -303,15 +306,71 @@ def test_a_slow_drive_is_measured_on_less_data(tmp_path: Path) -> None:
     volume, _ = measure(tmp_path, drive)
     assert time.perf_counter() - started < 8
     assert volume.frontier[-1].write == pytest.approx(0.2e9, rel=0.25)
-    highest = max(offset + nbytes for kind, offset, _, nbytes in drive.requests if kind == "read")
-    written = max(offset + nbytes for kind, offset, _, nbytes in drive.requests[:12] if kind == "write")
-    assert highest <= written < drive.size, "what was never written is not read"
+    written = {offset // STRETCH for kind, offset, _, nbytes in drive.requests if nbytes == STRETCH}
+    read = {offset // STRETCH for kind, offset, *_ in drive.requests if kind == "read"}
+    assert read and read <= written, "what was never written is not read"
+    assert 2 <= len(written) < drive.size // STRETCH
+    assert max(written) - min(written) >= drive.size // STRETCH / 2, "and few stretches lie all over the file too"
+
+
+def test_places_are_all_over_what_a_store_would_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "free_bytes", lambda directory: 1 << 40)
+    drive, reach = MadeDrive(read=40e9, write=20e9), 6 << 30
+    measure_volume(tmp_path, QUICK, silent, reach=reach, open_engine=lambda: drive)
+    assert drive.size == reach
+    filled = sorted(offset for _, offset, _, nbytes in drive.requests if nbytes == STRETCH)
+    assert len(filled) == MOST_WRITTEN // STRETCH and filled[0] == 0 and filled[-1] == reach - STRETCH
+    gaps = [after - before for before, after in pairwise(filled)]
+    assert min(gaps) >= STRETCH and max(gaps) - min(gaps) <= 4096
+    for direction in ("read", "write"):
+        moved = [
+            (offset, nbytes) for kind, offset, _, nbytes in drive.requests if kind == direction and nbytes < STRETCH
+        ]
+        met = {max(start for start in filled if start <= offset) for offset, _ in moved}
+        assert len(met) > len(filled) * 0.9, "each direction meets nearly all"
+        assert all(any(start <= offset and offset + nbytes <= start + STRETCH for start in filled)
+                   for offset, nbytes in moved)  # fmt: skip
+
+
+@given(
+    start=st.integers(0, 1 << 20), nbytes=st.integers(SMALLEST_FILE, 1 << 44), used=st.integers(SMALLEST_FILE, 1 << 31)
+)
+def test_stretches_do_not_overlap_and_stay_inside(start: int, nbytes: int, used: int) -> None:
+    start = start * 4096
+    found = storage.stretches(start, nbytes, used)
+    assert len(found) == min(nbytes, used) // STRETCH >= 2
+    assert all(place % 4096 == 0 for place in found)
+    ordered = sorted(found)
+    assert ordered[0] == start and ordered[-1] + STRETCH <= start + nbytes
+    assert all(after - before >= STRETCH for before, after in pairwise(ordered))
+
+
+@dataclass(frozen=True)
+class GivenBlank:
+    path: Path
+    start: int
+    end: int
+
+
+def test_a_blank_volume_is_measured_itself_and_only_where_it_may_be(tmp_path: Path) -> None:
+    path, start, end = tmp_path / "blank", 8192, 8192 + 70 * MIB
+    path.write_bytes(b"\x55" * (end + 8192))
+    volume, _ = measure_volume(tmp_path, QUICK, silent, blank=GivenBlank(path, start, end))
+    after = path.read_bytes()
+    assert len(after) == end + 8192
+    assert set(after[:start]) == set(after[end:]) == {0x55}
+    assert after[start : start + MIB] != b"\x55" * MIB and [each.name for each in tmp_path.iterdir()] == ["blank"]
+    assert volume.path == str(tmp_path) and volume.free_bytes >= end
+    alone, _ = measure_volume(path, QUICK, silent, blank=GivenBlank(path, start, end))
+    assert alone.path == str(path) and alone.free_bytes == end
+    with pytest.raises(DiskFullError, match=r"blank: this volume has 63 MiB; measuring it needs 64 MiB"):
+        measure_volume(tmp_path, QUICK, silent, blank=GivenBlank(path, start, start + 63 * MIB))
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
-def test_a_volume_must_be_a_directory(tmp_path: Path, name: str) -> None:
+def test_a_volume_is_a_directory_or_blank(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="not a directory"):
+    with pytest.raises(UsageError, match="neither a directory on the drive to use nor a blank volume"):
         measure_volume(tmp_path / name, QUICK, silent, open_engine=Engine)
 
 
