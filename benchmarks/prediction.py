@@ -9,8 +9,9 @@ prediction can know.
 The simulator alone is judged by one traced step: what it gives the plan with the figures that this very step shows, as
 a run's calibration finds them. The limit of a step is what cannot be hidden: compute and update seconds together (they
 share the cores) as measured in that run, or the bytes of the ssd over its mixed bandwidth as measured right before the
-run and right behind it, whichever is longer. Only the commands of ssdplan do the work; what it writes lies in one
-folder, which goes when it ends.
+run and right behind it, whichever is longer. All is measured on one blank volume, which the run then takes: a drive may
+differ from place to place. Only the commands of ssdplan do the work; what it writes lies in one folder, which goes when
+it ends.
 
     python benchmarks/prediction.py --work DIR [--only small] [--precision fp32] [--shorten 2] [--json FILE]
 """
@@ -28,6 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from commands import command, end_on_sigterm, python, write_text
+from ssdplan.executor.store.volumes import Blank, held_blank
 from ssdplan.native import process
 from ssdplan.planner.critical import SHARED_CORES, loads
 from ssdplan.planner.drive import combined_frontier, hull_edges
@@ -46,6 +48,8 @@ SPACE = 24 << 30
 """Bytes that the largest of the models needs for weights, store and export together, with room to spare."""
 RUN_SECONDS = 15
 """Of steady steps in each run, at least, as they are predicted."""
+VOLUME_BYTES = 8
+"""For one of the model's files, which have two for a parameter: 16, more than any state of a parameter."""
 DRIVE_SECONDS = 2.0
 """For measuring the drive before and behind each run."""
 
@@ -232,6 +236,8 @@ class Bench:
         shape = self.shape
         python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
                "--out", self.model)  # fmt: skip
+        nbytes = VOLUME_BYTES * sum(file.stat().st_size for file in self.model.glob("*.safetensors"))
+        command("volume", "init", self.folder, "--size", nbytes)
         write_text(self.data)
 
     def profile(self) -> None:
@@ -242,9 +248,16 @@ class Bench:
         cores_seconds = (time.perf_counter() - begun) * Profile.load(self.profiled).machine.cores
         self.stolen = (process.stolen_seconds() - stolen) / cores_seconds
 
-    def volume(self) -> Volume:
-        """What the drive does at this moment."""
-        found, _ = measure_volume(self.folder, Limits(seconds=DRIVE_SECONDS), lambda part, what: None)
+    def volume(self, plan: Plan) -> Volume:
+        """What the drive does at this moment, where the plan's store will lie or lay."""
+        with held_blank(self.folder, plan.prediction.ssd_bytes) as blank:
+            assert blank, "the volume is smaller than a store"
+            return self.drive(blank, plan.prediction.ssd_bytes)
+
+    def drive(self, blank: Blank, reach: int) -> Volume:
+        """What the drive does at this moment in so many bytes of `blank`."""
+        limits = Limits(seconds=DRIVE_SECONDS)
+        found, _ = measure_volume(self.folder, limits, lambda part, what: None, blank=blank, reach=reach)
         return found
 
     def run(self, case: Case, number: int) -> Row:
@@ -254,9 +267,9 @@ class Bench:
                 *case.options, "-o", plan_path)  # fmt: skip
         plan = Plan.load(plan_path)
         steps = max(3, 1 + math.ceil(RUN_SECONDS / plan.prediction.step_seconds))
-        before = self.volume()
+        before = self.volume(plan)
         command("run", plan_path, "--data", self.data, "--steps", steps, "--volume", self.folder, "--out", out)
-        behind = self.volume()
+        behind = self.volume(plan)
         report = json.loads((out / "report.json").read_text())
         figures = {row["quantity"]: row for row in report["predictions"]}
         timeline = read_trace(out / "trace.json", build_schedule(plan.model, plan.decision))
