@@ -202,7 +202,7 @@ def opened(
     Raises DiskFullError where there is too little room.
     """
     room = blank.end - blank.start if blank else _room(directory)
-    nbytes = min(reach, LARGEST_REACH, room) // MIB * MIB
+    nbytes = min(max(reach, SMALLEST_FILE), LARGEST_REACH, room) // MIB * MIB
     if nbytes < SMALLEST_FILE:
         raise DiskFullError(
             f"{blank.path}: this volume has {room / MIB:.0f} MiB; measuring it needs {SMALLEST_FILE // MIB} MiB"

@@ -221,7 +221,8 @@ def held_blank(place: Path, least_bytes: int = 0) -> Iterator[Blank | None]:
     disk: Disk = native.Engine()
     locks = Locks()
     try:
-        volume = _find_blank(disk, locks, place, least_bytes if place.is_dir() else 0)
+        with translated(place):
+            volume = _find_blank(disk, locks, place, least_bytes if place.is_dir() else 0)
         disk.close()
         yield Blank(volume.path, SLOTS * PAGE, volume.capacity_bytes) if volume else None
     finally:
