@@ -40,6 +40,7 @@ class Volume(Part):
 
     path: str
     free_bytes: Bytes
+    """On its file system, or of the blank volume that was measured, if that is more."""
     engine: Literal["io_uring", "threads"]
     frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
     """From reads only to writes only; the two ends are required, points between them are optional."""

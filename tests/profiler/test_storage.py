@@ -332,6 +332,12 @@ def test_places_are_all_over_what_a_store_would_take(tmp_path: Path, monkeypatch
                    for offset, nbytes in moved)  # fmt: skip
 
 
+def test_however_little_is_asked_it_is_measured(tmp_path: Path) -> None:
+    drive = MadeDrive(read=40e9, write=20e9)
+    measure_volume(tmp_path, QUICK, silent, reach=4096, open_engine=lambda: drive)
+    assert drive.size == SMALLEST_FILE
+
+
 @given(
     start=st.integers(0, 1 << 20), nbytes=st.integers(SMALLEST_FILE, 1 << 44), used=st.integers(SMALLEST_FILE, 1 << 31)
 )
