@@ -81,7 +81,7 @@ def call(options: argparse.Namespace) -> int:
     with ExitStack() as held:
         held.callback(weights.close)
         held.callback(line.done)
-        blanks = {volume: held.enter_context(held_blank(volume, SMALLEST_VOLUME)) for volume in volumes}
+        blanks = {volume: held.enter_context(held_blank(volume, SMALLEST_VOLUME)) for volume in dict.fromkeys(volumes)}
         measured = profile(
             model,
             lambda chunk: Layers(model, device.torch_device, head_chunk_tokens=chunk),

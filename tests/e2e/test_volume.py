@@ -189,6 +189,8 @@ def test_what_is_no_blank_volume_is_not_profiled(tmp_path):
     ssdplan("volume", "init", small, "--size", "32MiB", cwd=tmp_path)
     assert "needs 64 MiB" in refused(*PROFILE, "--volume", small, cwd=tmp_path, code=5)
     ssdplan("volume", "init", "blank", "--size", "80MiB", cwd=tmp_path)
+    twice = ("--volume", "blank", "--volume", "blank")
+    assert "named twice" in refused(*PROFILE, *twice, cwd=tmp_path, code=2)
     with held_blank(tmp_path / "blank"):
         assert "in use by another run" in refused(*PROFILE, "--volume", "blank", cwd=tmp_path, code=7)
 
