@@ -92,7 +92,7 @@ def call(options: argparse.Namespace) -> int:
             sequence_length=options.sequence_length,
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
-            blanks={volume: blank for volume, blank in blanks.items() if blank},
+            blanks=blanks,
             endurance=options.endurance or (),
             limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
         )

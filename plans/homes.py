@@ -8,7 +8,9 @@ op takes.
 """
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from .plan import Decision
 from .profile import ELEMENT_BYTES, Model, OptimizerStates
@@ -19,6 +21,20 @@ GRAIN = 2048
 OPTIMIZER_BYTES: dict[OptimizerStates, int] = {"fp32": 12, "bf16": 8}
 """An element of a home: fp32 master, then both moments in that format, each contiguous."""
 GRADIENT_BYTES = 4
+
+
+class Elements(Protocol):
+    """plans.profile.State, or what a model tells of one."""
+
+    @property
+    def elements(self) -> int: ...
+    @property
+    def frozen(self) -> bool: ...
+
+
+def training_bytes(states: Iterable[Elements], element_bytes: int) -> int:
+    """Of weights of so many bytes each, and of the optimizer's fp32 states of those that are trained."""
+    return sum(state.elements * (element_bytes + (0 if state.frozen else OPTIMIZER_BYTES["fp32"])) for state in states)
 
 
 class Buffers:

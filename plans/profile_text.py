@@ -6,7 +6,7 @@ Owns its sections and their words. Every figure comes from the document.
 from collections import Counter
 from collections.abc import Sequence
 
-from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
+from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES, training_bytes
 from .layout import NAME_COLUMNS, Row, clean, facts, page, short, table, wrapped
 from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
 from .quantities import count, duration, estimated, number, percent, rate, times
@@ -76,7 +76,7 @@ def _model(model: Model) -> list[str]:
     element = ELEMENT_BYTES[model.precision]
     elements = sum(state.elements for state in model.states)
     trained = sum(state.elements for state in model.states if not state.frozen)
-    whole = elements * element + trained * OPTIMIZER_BYTES["fp32"]
+    whole = training_bytes(model.states, element)
     share = f", {percent(1 - trained / elements)} of them frozen" if trained < elements else ""
     chunk = model.head_chunk_tokens
     return facts(
@@ -87,7 +87,10 @@ def _model(model: Model) -> list[str]:
         ("hidden size", f"{model.hidden_size:,}; vocabulary {model.vocab_size:,}"),
         ("sequence length", f"{model.sequence_length:,} tokens"),
         ("logits", "of a whole micro-batch at once" if chunk is None else f"of {chunk:,} tokens at a time"),
-        ("training state", f"{format_bytes(whole)}, and {format_bytes(trained * GRADIENT_BYTES)} of fp32 gradients"),
+        (
+            "training state",
+            f"{format_bytes(whole)}, and {format_bytes(trained * GRADIENT_BYTES)} of fp32 gradients",
+        ),
     )
 
 

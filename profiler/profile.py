@@ -5,6 +5,7 @@ planner nor executor: the model, its layers and the device are handed in.
 """
 
 import gc
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ import torch
 from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.homes import OPTIMIZER_BYTES
+from ssdplan.plans.homes import training_bytes
 from ssdplan.profiler.contention import Work, measure_beside_updates, measure_contention
 from ssdplan.profiler.doctor import slow_products
 from ssdplan.profiler.machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
@@ -73,15 +74,15 @@ def profile(
     sequence_length: int,
     micro_batch_sizes: Sequence[int],
     progress: Progress,
-    blanks: Mapping[Path, Blank] = MappingProxyType({}),
+    blanks: Mapping[Path, Blank | None] = MappingProxyType({}),
     endurance: Sequence[int] = (),
     limits: ProfileLimits = ProfileLimits(),
     open_engine: Callable[[], Engine] = Engine,
 ) -> document.Profile:
     """Measure everything; about a minute and a half for a small model. Of `volumes`, directories or blank volumes,
-    `blanks` has the blank volume that a run would take there, which is then what is measured. `endurance` is what
-    drives are rated to have written in their lives, in bytes, which nobody can measure: one for all volumes, one for
-    each, or none.
+    `blanks` has the blank volume that a run would take there, if any, which is then what is measured. `endurance` is
+    what drives are rated to have written in their lives, in bytes, which nobody can measure: one for all volumes, one
+    for each, or none.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
@@ -96,7 +97,9 @@ def profile(
     notes: list[str] = []
     if chunk is None:
         notes.append(f"{model.name}: its head is not position-wise, so all logits of a micro-batch are made at once")
-    measured_volumes, reach = [], max(_state_bytes(model) // len(volumes), MOST_WRITTEN)
+    measured_volumes = []
+    store_bytes = training_bytes(model.states, document.ELEMENT_BYTES[precision]) // len(volumes)  # at most, about
+    reach = max(store_bytes, MOST_WRITTEN)
     for index, directory in enumerate(volumes):
         part = portion(progress, 0.3 * index / len(volumes), 0.3 * (index + 1) / len(volumes))
         time_limit = Limits(limits.volume_seconds)
@@ -115,7 +118,7 @@ def profile(
             "--precision fp32"
         )
     for one, other in combinations(volumes, 2):
-        if one.is_dir() and other.is_dir() and one.stat().st_dev == other.stat().st_dev:
+        if _drive(one) == _drive(other):
             notes.append(f"{one} and {other} are on one file system: together they are no faster than one")
 
     h2d, d2h, remarks = measure_link(device, Limits(limits.link_seconds), portion(progress, 0.3, 0.35))
@@ -222,11 +225,10 @@ def profile(
     )
 
 
-def _state_bytes(model: Model) -> int:
-    """Of weights and optimizer states: about what a store takes at most."""
-    elements = sum(state.elements for state in model.states)
-    trained = sum(state.elements for state in model.states if not state.frozen)
-    return elements * document.ELEMENT_BYTES[DTYPES[model.dtype]] + trained * OPTIMIZER_BYTES["fp32"]
+def _drive(volume: Path) -> int:
+    """The number of the device that it is, or that it lies on."""
+    status = volume.stat()
+    return status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
 
 
 def _process_bytes() -> int:

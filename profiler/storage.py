@@ -106,6 +106,7 @@ def measure_volume(
     """
     if blank is None and not directory.is_dir():
         raise UsageError(f"{directory}: neither a directory on the drive to use nor a blank volume")
+    free = max((free_bytes(directory) or 0) if directory.is_dir() else 0, blank.end if blank else 0)
     try:
         with opened(directory, blank, reach, MOST_WRITTEN, IN_FLIGHT * PLACES * PLACE_BYTES, open_engine) as bench:
             uring, notes = bench.engine.kind == "io_uring", []
@@ -140,7 +141,7 @@ def measure_volume(
     reads, writes = (plain + sum(points[end]) / checked for plain, end in zip(unsummed, (0, -1), strict=True))
     return Volume(
         path=str(directory),
-        free_bytes=max(free_bytes(directory) or 0 if directory.is_dir() else 0, blank.end if blank else 0),
+        free_bytes=free,
         engine="io_uring" if uring else "threads",
         frontier=frontier(points),
         read_cores=reads,
@@ -201,7 +202,7 @@ def opened(
 
     Raises DiskFullError where there is too little room.
     """
-    room = blank.end - blank.start if blank else _room(directory)
+    start, room = (blank.start, blank.end - blank.start) if blank else (0, _room(directory))
     nbytes = min(max(reach, SMALLEST_FILE), LARGEST_REACH, room) // MIB * MIB
     if nbytes < SMALLEST_FILE:
         raise DiskFullError(
@@ -216,7 +217,7 @@ def opened(
         file = engine.open(path, create_bytes=None if blank else nbytes)
         if not blank:
             path.unlink()
-        yield Bench(engine, file, stretches(blank.start if blank else 0, nbytes, used_bytes), Arena(memory_bytes))
+        yield Bench(engine, file, stretches(start, nbytes, used_bytes), Arena(memory_bytes))
     finally:
         engine.close()  # waits for what is in flight, and only then may the arena go
         if not blank:

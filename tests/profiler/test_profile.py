@@ -2,8 +2,10 @@
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,14 @@ from ssdplan.commands.profile import add_options
 from ssdplan.executor.device import open_device
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import open_model
+from ssdplan.executor.store.volumes import Blank
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from ssdplan.plans.profile import Profile, logits_chunk_tokens
+from ssdplan.profiler import profile as profiling
 from ssdplan.profiler import storage
 from ssdplan.profiler.profile import ProfileLimits, profile, state_classes
+from ssdplan.profiler.storage import MIB
 from tests.profiler.made import MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
 from tests.tiny import make_model
 
@@ -92,6 +97,7 @@ def made_profile(
     model: MadeModel | None = None,
     chunks: list[int | None] | None = None,
     endurance: tuple[int, ...] = (),
+    blanks: dict[Path, Blank | None] | None = None,
 ) -> Profile:
     """`chunks` gets what the layers are made with."""
     layers = MadeLayers(model or MadeModel())
@@ -111,6 +117,7 @@ def made_profile(
         sequence_length=sequence_length,
         micro_batch_sizes=[1] if sizes is None else sizes,
         progress=silent,
+        blanks=blanks or {},
         endurance=endurance,
         limits=QUICK,
     )
@@ -126,6 +133,35 @@ def test_two_volumes_on_one_file_system_are_noted(tmp_path: Path) -> None:
     assert any("are on one file system" in note for note in found.notes)
     assert found.model.parameters == 3 * 2 * 32 * 48 + 32 + 50 * 32
     assert found.machine.device_name == "made device" and found.machine.device_memory_bytes == 1 << 30
+
+
+def test_drives_are_measured_where_the_store_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All over what its share of the store takes, and on the blank volume that is there."""
+    asked: dict[str, list[tuple[Any, Any]]] = {"measure_volume": [], "measure_contention": []}
+
+    def telling(name: str) -> Callable[..., Any]:
+        measured = getattr(profiling, name)
+
+        def tell(*given: Any, **options: Any) -> Any:
+            asked[name].append((options["blank"], options["reach"]))
+            return measured(*given, **options)
+
+        return tell
+
+    for name in asked:
+        monkeypatch.setattr(profiling, name, telling(name))
+    monkeypatch.setattr(profiling, "MOST_WRITTEN", 1)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(72 * MIB))
+    blank, model = Blank(path, 8192, 72 * MIB), MadeModel()
+    (tmp_path / "a").mkdir()
+    found = made_profile([tmp_path / "a", path], model=model, blanks={tmp_path / "a": None, path: blank})
+    elements = sum(state.elements for state in model.states)
+    share = elements * (model.dtype.itemsize + 12) // 2
+    for each in asked.values():
+        assert each == [(None, share), (blank, share)]
+    assert any("file: measured on the blank volume file" in note for note in found.notes)
+    assert any("are on one file system" in note for note in found.notes)
 
 
 def test_what_is_measured_is_the_chunk_that_is_written_down(tmp_path: Path) -> None:
