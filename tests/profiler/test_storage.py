@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssdplan.executor import runner
+from ssdplan.executor.store.volumes import Blank
 from ssdplan.native import Engine, IoError
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.profiler import storage
@@ -351,26 +351,19 @@ def test_stretches_do_not_overlap_and_stay_inside(start: int, nbytes: int, used:
     assert all(after - before >= STRETCH for before, after in pairwise(ordered))
 
 
-@dataclass(frozen=True)
-class GivenBlank:
-    path: Path
-    start: int
-    end: int
-
-
 def test_a_blank_volume_is_measured_itself_and_only_where_it_may_be(tmp_path: Path) -> None:
     path, start, end = tmp_path / "blank", 8192, 8192 + 70 * MIB
     path.write_bytes(b"\x55" * (end + 8192))
-    volume, _ = measure_volume(tmp_path, QUICK, silent, blank=GivenBlank(path, start, end))
+    volume, _ = measure_volume(tmp_path, QUICK, silent, blank=Blank(path, start, end))
     after = path.read_bytes()
     assert len(after) == end + 8192
     assert set(after[:start]) == set(after[end:]) == {0x55}
     assert after[start : start + MIB] != b"\x55" * MIB and [each.name for each in tmp_path.iterdir()] == ["blank"]
     assert volume.path == str(tmp_path) and volume.free_bytes >= end
-    alone, _ = measure_volume(path, QUICK, silent, blank=GivenBlank(path, start, end))
+    alone, _ = measure_volume(path, QUICK, silent, blank=Blank(path, start, end))
     assert alone.path == str(path) and alone.free_bytes == end
     with pytest.raises(DiskFullError, match=r"blank: this volume has 63 MiB; measuring it needs 64 MiB"):
-        measure_volume(tmp_path, QUICK, silent, blank=GivenBlank(path, start, start + 63 * MIB))
+        measure_volume(tmp_path, QUICK, silent, blank=Blank(path, start, start + 63 * MIB))
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
