@@ -87,10 +87,7 @@ def _model(model: Model) -> list[str]:
         ("hidden size", f"{model.hidden_size:,}; vocabulary {model.vocab_size:,}"),
         ("sequence length", f"{model.sequence_length:,} tokens"),
         ("logits", "of a whole micro-batch at once" if chunk is None else f"of {chunk:,} tokens at a time"),
-        (
-            "training state",
-            f"{format_bytes(whole)}, and {format_bytes(trained * GRADIENT_BYTES)} of fp32 gradients",
-        ),
+        ("training state", f"{format_bytes(whole)}, and {format_bytes(trained * GRADIENT_BYTES)} of fp32 gradients"),
     )
 
 
