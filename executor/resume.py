@@ -4,6 +4,7 @@ Owns the choice of a store among those that a stopped run may have, and the clea
 """
 
 import contextlib
+import operator
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def _last_told(path: Path) -> int:
     if path.exists():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # what follows a line cut off, `cut_back` drops
             for line in lines(path):
-                told = line["step"] if "snapshot_seconds" in line else told
+                told = operator.index(line["step"]) if "snapshot_seconds" in line else told
     return told
 
 

@@ -144,6 +144,18 @@ def test_an_edited_run_goes_on_or_is_refused(finished, capsys, name, changes) ->
     assert attempt(capsys, "run", "--resume", run) != 0, "its steps are done"
 
 
+@pytest.mark.parametrize("step", [None, "4", 4.5, []])
+def test_a_snapshot_line_whose_step_is_no_number_is_a_broken_one(finished, capsys, step) -> None:
+    run = copied(finished, whole=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    snapshots = [line for line in lines if "snapshot_seconds" in line]
+    assert snapshots
+    for line in snapshots:
+        line["step"] = step
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert attempt(capsys, "run", "--resume", run) != 0
+
+
 @pytest.mark.parametrize("option", ["data", "steps"])
 def test_a_run_that_does_not_say_what_it_was_started_with_is_refused(finished, capsys, option) -> None:
     run = copied(finished, whole=True)
