@@ -305,6 +305,11 @@ class Layers:
         for generator in self._generators:
             generator.manual_seed(seed)
 
+    def _give_back(self) -> None:
+        """What tensors that are gone left in the heap goes back, before the largest of others come."""
+        if self._device.type == "cpu":
+            process.give_back()
+
     def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
         """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that
         writes elsewhere in the same arena are not taken for writes to what autograd has saved."""
@@ -430,8 +435,10 @@ class Layers:
         in_gradient: torch.Tensor | None,
     ) -> torch.Tensor:
         """Loss and gradients of a chunk: the parameters' are added where they belong, the hidden state's written."""
+        self._give_back()  # of the chunk before
         leaf = self._tokens(hidden, chunk).requires_grad_(in_gradient is not None)
         loss = self._chunk_loss(micro_batch, chunk, parameters, leaf)
+        self._give_back()  # of logits as the model makes them, before the loss's gradients
         (loss * self._loss_scale).backward()
         if in_gradient is not None:
             assert leaf.grad is not None
@@ -459,9 +466,9 @@ class Layers:
             logits = self._run_model(
                 chunk.input_ids, chunk.attention_mask, chunk.position_ids, parameters | zeros
             ).logits
-        if logits.requires_grad and self._device.type == "cpu":
-            # What loss and its gradient left in the heap goes before the weights' gradient comes, largest of all.
-            logits.register_hook(lambda gradient: process.give_back())
+        if logits.requires_grad:
+            # Of loss and its gradient, before the weights' gradient.
+            logits.register_hook(lambda gradient: self._give_back())
         loss: torch.Tensor = ForCausalLMLoss(
             logits,
             None,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.memory import predict_peaks
+from ssdplan.planner.memory import HOLES_DIFFER, predict_peaks
 from ssdplan.planner.program import footprint
 from ssdplan.planner.request import SolveRequest
 from ssdplan.plans.build import build_schedule
@@ -83,8 +83,8 @@ def test_every_plan_keeps_its_promises(model, machine, memory: float, batch: int
 
 @pytest.mark.parametrize("holes", [0, 9 * MIB, 50 * MIB])
 def test_a_process_grows_by_what_its_profile_saw(holes: int) -> None:
-    """What the class that takes most grew by beyond the workspace is promised, in place of an allowance for any model;
-    what others leave is used again."""
+    """What the class that takes most grew by beyond the workspace is promised, and a part of it more, as runs differ,
+    in place of an allowance for any model; what others leave is used again."""
     profile = small()
     classes = profile.model.classes
 
@@ -108,11 +108,12 @@ def test_a_process_grows_by_what_its_profile_saw(holes: int) -> None:
     process, host = predicted(*(holes for _ in classes))
     without, _ = predicted(*(0 for _ in classes))
     assert host == unknown[1], "the plan is the same"
-    assert process - without == holes and without < unknown[0]
+    promised = holes + holes // HOLES_DIFFER
+    assert process - without == promised and without < unknown[0]
     workspaces = [max(timing.backward_workspace_bytes for timing in entry.timings) for entry in classes]
     for place, workspace in enumerate(workspaces):
         alone, _ = predicted(*(holes * (place == other) for other in range(len(classes))))
-        assert alone - without == max(holes + workspace - max(workspaces), 0)
+        assert alone - without == max(promised + workspace - max(workspaces), 0)
 
 
 def small(**figures: float):

@@ -4,7 +4,7 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import Any
 
 import pytest
@@ -170,6 +170,15 @@ def test_the_process_grows_by_what_micro_batches_leave() -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         for growth in fresh.submit(growths).result(timeout=120):
             assert growth == pytest.approx(6 * 4 << 20, abs=1 << 20)
+
+
+def test_the_most_of_the_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of which the kernel tells nothing do not."""
+    found = cycle([3 << 20, None, 9 << 20])
+    monkeypatch.setattr("ssdplan.profiler.model.process.growth_bytes", lambda work: next(found))
+    monkeypatch.setattr("ssdplan.profiler.model.ELSEWHERE_BYTES", 1 << 16)
+    costs = measure(MadeLayers(), MadeWeights(), sizes=(1,), seconds=0.01)
+    assert {timing.process_growth_bytes for entry in costs.classes for timing in entry.timings} == {9 << 20}
 
 
 def kept_kernels() -> dict[int, int]:
