@@ -469,6 +469,11 @@ class Layers:
         if logits.requires_grad:
             # Of loss and its gradient, before the weights' gradient.
             logits.register_hook(lambda gradient: self._give_back())
+        if logits.dtype != torch.float32:
+            logits = logits.float()  # as the loss does
+            if logits.requires_grad:
+                # Of the loss's own gradients in fp32, before those of the logits as the model makes them.
+                logits.register_hook(lambda gradient: self._give_back())
         loss: torch.Tensor = ForCausalLMLoss(
             logits,
             None,
