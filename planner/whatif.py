@@ -436,7 +436,7 @@ class _Costs:
         return self._timing(
             products + loss,
             gradients + 2 * loss + len(chunks) * self._accumulation(elements),
-            forward_workspace=logits * (8 + upcast) + 8 * most,
+            forward_workspace=8 * logits + 8 * most,
             backward_workspace=max(12 * logits + most * norm, e * table + e * logits + 12 * most * shape.hidden),
             saved=tokens * (4 * shape.vocab + norm),
         )
