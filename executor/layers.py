@@ -310,6 +310,11 @@ class Layers:
         if self._device.type == "cpu":
             process.give_back()
 
+    def _give_back_before(self, tensor: torch.Tensor) -> None:
+        """The same when the tensor has its gradient, before what that is handed on to."""
+        if tensor.requires_grad and self._device.type == "cpu":
+            tensor.register_hook(lambda gradient: process.give_back())
+
     def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
         """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that
         writes elsewhere in the same arena are not taken for writes to what autograd has saved."""
@@ -466,14 +471,10 @@ class Layers:
             logits = self._run_model(
                 chunk.input_ids, chunk.attention_mask, chunk.position_ids, parameters | zeros
             ).logits
-        if logits.requires_grad:
-            # Of loss and its gradient, before the weights' gradient.
-            logits.register_hook(lambda gradient: self._give_back())
+        self._give_back_before(logits)  # of loss and its gradients, before the weights'
         if logits.dtype != torch.float32:
-            logits = logits.float()  # as the loss does
-            if logits.requires_grad:
-                # Of the loss's own gradients in fp32, before those of the logits as the model makes them.
-                logits.register_hook(lambda gradient: self._give_back())
+            logits = logits.float()  # as the loss does, so that those of less precision are gone while it computes
+            self._give_back_before(logits)  # of the loss's own gradients, before those of less precision
         loss: torch.Tensor = ForCausalLMLoss(
             logits,
             None,
