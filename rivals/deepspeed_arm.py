@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -73,10 +74,11 @@ def train(job: Job) -> None:
         "gloo", auto_mpi_discovery=False, init_method=f"file://{job.swap}/meeting", rank=0, world_size=1
     )
     config = AutoConfig.from_pretrained(job.model, trust_remote_code=False, local_files_only=True)
-    with torch.device("meta"):
-        sizes = [parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters()]
-    settings = configuration(job, max(sizes))
     dtype: torch.dtype = getattr(torch, job.dtype_name)
+    with init_empty_weights(include_buffers=False):
+        plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    buffers = dict(plain.named_buffers())
+    settings = configuration(job, max(parameter.numel() for parameter in plain.parameters()))
     # Of its own argument for the type it makes bf16 on every CPU without fp16; without it, it reads the settings.
     with deepspeed.zero.Init(config_dict_or_path=settings):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -87,6 +89,8 @@ def train(job: Job) -> None:
     # The other kind saves tensors that alias swap buffers: with parameters on NVMe its gradients are wrong on a CPU.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=settings)
+    for name, buffer in model.named_buffers():
+        buffer.data = buffers[name]  # zero.Init makes them in bf16: rotary frequencies would be up to 0.4% off
     for step, micro_batches in enumerate(batches(job), 1):
         tokens = [torch.from_numpy(rows) for rows in micro_batches]
         started = time.perf_counter()

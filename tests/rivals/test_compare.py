@@ -121,6 +121,8 @@ def test_deepspeed_trains_the_same_and_its_bytes_are_counted(tmp_path):
         if "cannot be built" in arm["missing"]:
             pytest.skip(arm["missing"])
         assert arm["same_training"] and arm["losses"] == pytest.approx(plain["losses"], abs=0.02 * learnt)
+        # Of the same buffers: with rotary frequencies in bf16 the first is 9e-4 off.
+        assert arm["losses"][0] == pytest.approx(plain["losses"][0], abs=1e-4)
         assert not arm["missing"], arm["missing"]
         # Masters and two moments of each parameter in fp32 go to the drive every step.
         assert arm["kernel_write_bytes"] > 12 * 26_700_000
