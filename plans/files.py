@@ -1,0 +1,206 @@
+"""Files in places where others can write: read within a bound, written whole or not at all, never through a link.
+
+Owns how a file of ours is opened. It knows no format. A `Folder` is a directory that is open: what it names is relative
+to that directory, whatever happens to the path meanwhile, and an entry that is a link is refused, not followed.
+"""
+
+import contextlib
+import errno
+import fnmatch
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from .errors import UsageError
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+"""Permissions of what is made: its owner's alone. States, models and losses are nobody else's business."""
+
+
+class LinkError(UsageError):
+    """An entry of a directory is a symbolic link, where only a file of its own may be."""
+
+
+def read_bounded(path: Path, most_bytes: int, kind: str) -> bytes:
+    """The content of the regular file `path` (links are followed: the user named it), of at most `most_bytes`.
+
+    `kind` is what the file should be, for errors. Raises UsageError for what is no regular file or is larger, OSError.
+    """
+    with open_regular(path, kind) as file:
+        return _bounded(file, path, most_bytes, kind)
+
+
+def open_regular(path: Path, kind: str, *, folder: int | None = None, follow: bool = True) -> BinaryIO:
+    """`path`, open for reading, unbuffered until read. What is no regular file (a FIFO would block, a device has no
+    end) raises UsageError before a byte of it is read. Raises OSError; ELOOP for a link where `follow` is False.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, dir_fd=folder)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise UsageError(f"{path}: is a directory, not a {kind}")
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{path}: is not a regular file, so not a {kind}")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def write_whole(path: Path, data: bytes | str, *, durable: bool = False) -> None:
+    """Let the file `path` be `data`, whole or not at all: see `writing`."""
+    with writing(path, durable=durable) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when the block ends, and is gone when it raises.
+
+    It is written under a random name beside `path`, made anew and never through a link, and then renamed: a link at
+    `path` is replaced, what it points at is not touched. Directories above it are made. With `durable` the content and
+    the name have reached the drive at the end. Raises OSError.
+    """
+    make_folder(path.parent)
+    with Folder(path.parent) as folder, folder.writing(path.name, durable=durable) as file:
+        yield file
+
+
+def make_folder(path: Path) -> None:
+    """Make the directory `path` and those above it that are missing, each its owner's alone. Raises OSError."""
+    for folder in reversed([path, *path.parents]):
+        if not folder.is_dir():
+            folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+class Folder:
+    """A directory, open. Every name is that of an entry, without a slash. Raises LinkError for entries that are links,
+    OSError; the error names the whole path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Of the entries that match, sorted; a leading dot is matched by a dot alone."""
+        return [
+            name
+            for name in sorted(os.listdir(self._descriptor))
+            if fnmatch.fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
+        ]
+
+    def mode(self, name: str) -> int | None:
+        """The entry's `st_mode`, a link's own; None where there is none."""
+        try:
+            return os.stat(_entry(name), dir_fd=self._descriptor, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return None
+
+    def has_file(self, name: str) -> bool:
+        """Whether the entry is a regular file. Raises LinkError."""
+        mode = self.mode(name)
+        if mode is not None and stat.S_ISLNK(mode):
+            raise self._link(name)
+        return mode is not None and stat.S_ISREG(mode)
+
+    def read(self, name: str, most_bytes: int, kind: str) -> bytes:
+        """The content of an entry, as `read_bounded`."""
+        with self.open(name, kind) as file:
+            return _bounded(file, self.path / name, most_bytes, kind)
+
+    def open(self, name: str, kind: str) -> BinaryIO:
+        """An entry for reading, as `open_regular`."""
+        with self._named(name):
+            return open_regular(Path(_entry(name)), kind, folder=self._descriptor, follow=False)
+
+    def append(self, name: str) -> BinaryIO:
+        """An entry to write behind its end, unbuffered; made where there is none."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with self._named(name):
+            descriptor = os.open(_entry(name), flags, PRIVATE_FILE, dir_fd=self._descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise UsageError(f"{self.path / name}: is not a regular file")
+        return os.fdopen(descriptor, "ab", buffering=0)
+
+    @contextlib.contextmanager
+    def writing(self, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:
+        """A file that becomes the entry when the block ends: see the function of this name."""
+        partial = f".{_entry(name)}.{secrets.token_hex(8)}.tmp"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with self._named(name):
+            descriptor = os.open(partial, flags, PRIVATE_FILE, dir_fd=self._descriptor)
+        try:
+            with os.fdopen(descriptor, "w+b") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            with self._named(name):
+                os.rename(partial, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial, dir_fd=self._descriptor)
+            raise
+        if durable:
+            self.flush()
+
+    def write(self, name: str, data: bytes | str, *, durable: bool = False) -> None:
+        """Let the entry be `data`, whole or not at all."""
+        with self.writing(name, durable=durable) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+
+    def remove(self, name: str) -> None:
+        """Remove the entry, a link itself and not what it points at; nothing where there is none."""
+        with contextlib.suppress(FileNotFoundError), self._named(name):
+            os.unlink(_entry(name), dir_fd=self._descriptor)
+
+    def flush(self) -> None:
+        """New names in a directory are durable only after this."""
+        os.fsync(self._descriptor)
+
+    @contextlib.contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise self._link(name) from None
+            error.filename = os.fspath(self.path / name)
+            raise
+
+    def _link(self, name: str) -> LinkError:
+        return LinkError(
+            f"{self.path / name}: is a symbolic link, and a file of this directory's own is needed here; look at what "
+            "it points at, then remove the link"
+        )
+
+
+def _entry(name: str) -> str:
+    assert name not in ("", ".", "..") and "/" not in name and "\0" not in name, f"{name!r} is no name of an entry"
+    return name
+
+
+def _bounded(file: BinaryIO, path: Path, most_bytes: int, kind: str) -> bytes:
+    data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        size = f"{most_bytes >> 20} MiB" if most_bytes >= 1 << 20 else f"{most_bytes} bytes"
+        raise UsageError(f"{path}: larger than {size}, so not a {kind}")
+    return data

@@ -1,0 +1,102 @@
+"""Files where others can write: bounds, links, devices, FIFOs, names, permissions."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import Folder, LinkError, read_bounded, write_whole, writing
+
+
+def modes(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path):
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_bounded(tmp_path / "a", 5, "plan") == b"12345"
+    with pytest.raises(UsageError, match="larger than 4 bytes, so not a plan"):
+        read_bounded(tmp_path / "a", 4, "plan")
+
+
+def test_what_has_no_end_or_would_block_is_refused_before_it_is_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("fifo", "zero"):
+        with pytest.raises(UsageError, match="not a regular file, so not a plan"):
+            read_bounded(tmp_path / name, 10, "plan")
+    with pytest.raises(UsageError, match="is a directory"):
+        read_bounded(tmp_path, 10, "plan")
+
+
+def test_a_written_file_is_its_owners_and_replaces_a_link_not_its_target(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "plan.json").symlink_to(tmp_path / "precious")
+    write_whole(tmp_path / "plan.json", "new", durable=True)
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "plan.json").read_text() == "new" and not (tmp_path / "plan.json").is_symlink()
+    assert modes(tmp_path / "plan.json") == 0o600
+    write_whole(tmp_path / "new" / "deep" / "file", b"x")
+    assert modes(tmp_path / "new") == 0o700
+
+
+def test_a_file_that_fails_midway_leaves_what_was_there_and_nothing_else(tmp_path):
+    (tmp_path / "a").write_text("before")
+    with pytest.raises(ZeroDivisionError), writing(tmp_path / "a") as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert (tmp_path / "a").read_text() == "before"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_temporary_names_are_never_the_same(tmp_path):
+    names = set()
+    for _ in range(5):
+        with writing(tmp_path / "a"):
+            names |= set(os.listdir(tmp_path)) - {"a"}
+    assert len(names) == 5
+
+
+def test_a_folder_follows_no_link(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "precious")
+    with Folder(tmp_path / "run") as folder:
+        for use in (
+            lambda: folder.read("metrics.jsonl", 10, "file of metrics"),
+            lambda: folder.append("metrics.jsonl"),
+            lambda: folder.has_file("metrics.jsonl"),
+        ):
+            with pytest.raises(LinkError, match=r"run/metrics.jsonl: is a symbolic link"):
+                use()
+        folder.remove("metrics.jsonl")
+        assert (tmp_path / "precious").read_text() == "mine"
+        with folder.append("metrics.jsonl") as file:
+            file.write(b"line\n")
+        assert folder.read("metrics.jsonl", 10, "file") == b"line\n"
+        assert folder.names() == ["metrics.jsonl"] and modes(tmp_path / "run" / "metrics.jsonl") == 0o600
+
+
+def test_a_folder_stays_what_was_opened_when_its_path_is_swapped(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "other").mkdir()
+    with Folder(tmp_path / "run") as folder:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        (tmp_path / "run").symlink_to(tmp_path / "other")
+        folder.write("report.json", "{}")
+    assert (tmp_path / "moved" / "report.json").exists()
+    assert not os.listdir(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "a\0b"])
+def test_a_name_is_one_entry(tmp_path, name):
+    with Folder(tmp_path) as folder, pytest.raises(AssertionError):
+        folder.write(name, "x")
+
+
+def test_an_appended_fifo_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with Folder(tmp_path) as folder, pytest.raises((UsageError, OSError)):
+        folder.append("metrics.jsonl")
