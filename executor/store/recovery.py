@@ -13,7 +13,7 @@ from ssdplan.plans.schedule import PAGE
 
 from .superblock import SLOTS, Superblock, is_ours
 from .table import Table
-from .volumes import Disk, Locks, Staging, Volume, candidates, open_volume, translated
+from .volumes import Disk, Locks, Staging, Volume, candidates, open_volume, others_volumes, translated
 
 _ANY_BYTES = 1 << 62
 """Where places are not used, they need not lie in the store."""
@@ -54,14 +54,21 @@ def find(disk: Disk, places: Sequence[Path], *, locks: Locks, read_only: bool = 
     names = " ".join(str(place) for place in places)
     if not stores:
         damaged = f"; {strangers[0]} has no superblock of ssdplan that is whole" if strangers else ""
-        raise StoreError(f"{names}: no store lies there{damaged}")
+        others = [path for place in places if place.is_dir() for path in others_volumes(place)]
+        left = f"; {others[0]} is another user's, and is looked at only where it is named itself" if others else ""
+        raise StoreError(f"{names}: no store lies there{damaged}{left}")
     if len(stores) > 1:
         listed = "; ".join(f"{identity.hex()[:8]} on {' '.join(map(str, paths))}" for identity, paths in stores.items())
         raise StoreError(f"{names}: {len(stores)} stores lie there, name the volumes of one: {listed}")
     (paths,) = stores.values()
+    (identity,) = stores
+    volumes = []
     for path in paths:
-        locks.take(path)
-    return [open_volume(disk, path, read_only=read_only) for path in paths]
+        volume = open_volume(disk, path, read_only=read_only, descriptor=locks.take(path))
+        if not (volume.latest and volume.latest.store == identity):
+            raise StoreError(f"{path}: became another volume while it was opened")
+        volumes.append(volume)
+    return volumes
 
 
 def choose(disk: Disk, volumes: Sequence[Volume]) -> Found:

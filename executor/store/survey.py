@@ -88,11 +88,10 @@ def discard(lying: Lying, made: Sequence[bool]) -> None:
     disk: Disk = native.Engine()
     locks = Locks()
     try:
-        for path in lying.paths:
-            locks.take(path)
+        descriptors = [locks.take(path) for path in lying.paths]
         delete: list[Path] = []
-        for path, own in zip(lying.paths, made, strict=True):
-            volume = open_volume(disk, path)
+        for path, descriptor, own in zip(lying.paths, descriptors, made, strict=True):
+            volume = open_volume(disk, path, descriptor=descriptor)
             if volume.latest is None or volume.latest.store.hex() != lying.store:
                 continue
             if own and _is_plain(path):
@@ -114,8 +113,7 @@ def sweep(directory: Path) -> None:
     try:
         for path in filter(_is_plain, sorted(directory.glob(f"volume-*{SUFFIX}"))):
             with contextlib.suppress(StoreError):  # another run is making it
-                locks.take(path)
-                volume = open_volume(disk, path, read_only=True)
+                volume = open_volume(disk, path, read_only=True, descriptor=locks.take(path))
                 short = volume.capacity_bytes < SLOTS * PAGE
                 if volume.latest is None and (short or 1 not in damaged_superblocks(disk, volume)):
                     path.unlink()

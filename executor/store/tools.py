@@ -111,8 +111,7 @@ def initialise(place: Path, nbytes: int | None, *, force: bool) -> VolumeInfo:
                 raise UsageError(f"{path}: exists, so it has its size; leave out --size")
             if not path.is_file() and not is_device(path):
                 raise UsageError(f"{path}: neither a file nor a block device")
-            locks.take(path)
-            volume = _claimed(disk, path, force=force)
+            volume = _claimed(disk, path, locks.take(path), force=force)
         with _removed_on_error(volume):
             make_blank(disk, volume)
         return VolumeInfo(path, volume.capacity_bytes, volume.latest)
@@ -253,18 +252,18 @@ def _where(found: Found, extent: _Extent) -> tuple[Volume, int]:
     return found.volumes[volume], found.superblock.data_start + begin
 
 
-def _claimed(disk: Disk, path: Path, *, force: bool) -> Volume:
-    """An existing file or device, open for writing, after a look at what it holds."""
-    seen = open_volume(disk, path, read_only=True)
-    if seen.capacity_bytes < LEAST_VOLUME_BYTES:
-        raise UsageError(f"{path}: has {seen.capacity_bytes} bytes, a volume at least {LEAST_VOLUME_BYTES}")
+def _claimed(disk: Disk, path: Path, descriptor: int, *, force: bool) -> Volume:
+    """An existing file or device that `descriptor` has open, open for writing, after a look at what it holds. It is
+    opened once: what was looked at is what will be written, whatever the path names meanwhile."""
+    volume = open_volume(disk, path, descriptor=descriptor)
+    if volume.capacity_bytes < LEAST_VOLUME_BYTES:
+        raise UsageError(f"{path}: has {volume.capacity_bytes} bytes, a volume at least {LEAST_VOLUME_BYTES}")
     if not force:
         try:
-            refuse_foreign(disk, seen)
+            refuse_foreign(disk, volume)
         except StoreError as error:
             raise StoreError(f"{error}; it is left alone; to lose what it holds, repeat with --force") from None
-    disk.close_file(seen.file)
-    return open_volume(disk, path)
+    return volume
 
 
 @contextlib.contextmanager

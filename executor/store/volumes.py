@@ -18,6 +18,7 @@ from typing import Protocol
 
 from ssdplan import native
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
+from ssdplan.plans.files import make_folder
 from ssdplan.plans.schedule import PAGE
 from ssdplan.plans.units import format_bytes
 
@@ -40,7 +41,9 @@ class Disk(Protocol):
     def description(self) -> str: ...
     def register(self, address: int, nbytes: int) -> str: ...
     def unregister(self, address: int) -> None: ...
-    def open(self, path: str, *, create_bytes: int | None = None, read_only: bool = False) -> int: ...
+    def open(
+        self, path: str, *, create_bytes: int | None = None, read_only: bool = False, descriptor: int | None = None
+    ) -> int: ...
     def size(self, file: int) -> int: ...
     def read(self, segments: Sequence[tuple[int, int, int, int]]) -> Request: ...
     def write(self, segments: Sequence[tuple[int, int, int, int]]) -> Request: ...
@@ -89,32 +92,68 @@ class Volume:
 
 
 class Locks:
-    """Locks on volumes (flock), held until closed: a second run on one store is refused."""
+    """Locks on volumes and directories (flock), held until closed: a second run on one store is refused.
+
+    What is locked is open, so whatever its path names later, it can be opened again by its descriptor.
+    """
 
     def __init__(self) -> None:
-        self._descriptors: list[int] = []
+        self._taken: dict[tuple[int, ...], tuple[Path, int]] = {}
 
-    def take(self, path: Path) -> None:
-        """Raises StoreError when another run holds it."""
+    def take(self, path: Path) -> int:
+        """Its descriptor. Raises StoreError when another run holds it, when it is what another path of these locks
+        names too, and for a file that a loop device lies on."""
         with translated(path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            identity = _identity(os.fstat(descriptor))
+            if identity in self._taken:
+                raise StoreError(f"{path}: is the same as {self._taken[identity][0]}; name each volume once")
+            if identity[0] == stat.S_IFREG and (device := _loop_device_on(path)):
+                raise StoreError(
+                    f"{path}: {device} lies on this file; use that device, or detach it first (losetup -d {device})"
+                )
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StoreError(f"{path}: in use by another run") from error
+        except BaseException:
             os.close(descriptor)
-            raise StoreError(f"{path}: in use by another run") from error
-        self._descriptors.append(descriptor)
+            raise
+        self._taken[identity] = path, descriptor
+        return descriptor
 
     def close(self) -> None:
-        for descriptor in self._descriptors:
+        for _, descriptor in self._taken.values():
             os.close(descriptor)
-        self._descriptors = []
+        self._taken = {}
 
 
-def open_volume(disk: Disk, path: Path, *, read_only: bool = False) -> Volume:
-    """Open what is there and read both superblocks; either may be missing. Raises IoFailure."""
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What is one file or one device under whatever names."""
+    if stat.S_ISBLK(status.st_mode):
+        return stat.S_IFBLK, status.st_rdev
+    return stat.S_IFMT(status.st_mode), status.st_dev, status.st_ino
+
+
+def _loop_device_on(path: Path) -> str:
+    """The loop device that has the file at `path` for its medium; empty without one."""
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # detached meanwhile, or the file is deleted
+            if os.path.samefile(backing.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n"), path):
+                return f"/dev/{backing.parts[3]}"
+    return ""
+
+
+def open_volume(disk: Disk, path: Path, *, read_only: bool = False, descriptor: int | None = None) -> Volume:
+    """Open what is there, or what `descriptor` has open, and read both superblocks; either may be missing.
+    Raises IoFailure.
+    """
     with translated(path):
-        file = disk.open(str(path), read_only=read_only)
+        if descriptor is None:
+            file = disk.open(str(path), read_only=read_only)
+        else:
+            file = disk.open(str(path), read_only=read_only, descriptor=descriptor)
         volume = Volume(path, file, disk.size(file))
         if volume.capacity_bytes >= SLOTS * PAGE:
             pages = Staging(SLOTS * PAGE)
@@ -177,7 +216,7 @@ def check_space(path: Path, nbytes: int) -> None:
             f"{path}: exists already; it belongs to another run, so it is left alone; name another directory"
         )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         usage = shutil.disk_usage(path.parent)
     except OSError as error:
         raise IoFailure(f"{path.parent}: {error.strerror}") from error
@@ -189,17 +228,40 @@ def check_space(path: Path, nbytes: int) -> None:
 
 
 def candidates(places: Sequence[Path]) -> list[Path]:
-    """The files and devices that may be volumes: a directory stands for all *.ssdplan files in it."""
-    found: dict[tuple[int, int], Path] = {}
+    """The files and devices that may be volumes: a directory stands for the *.ssdplan files in it that are the user's
+    own. What others put there, and links, are used only where they are named themselves.
+
+    Raises UsageError for what is not there, StoreError for a link of the user's own in a directory.
+    """
+    found: dict[tuple[int, ...], Path] = {}
     for place in places:
         try:
-            paths = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
-            for path in paths:
-                status = path.stat()
-                found.setdefault((status.st_dev, status.st_ino), path)
+            for path in own_volumes(place) if place.is_dir() else [place]:
+                found.setdefault(_identity(path.stat()), path)
         except OSError as error:
             raise UsageError(f"{place}: {error.strerror}") from error
     return list(found.values())
+
+
+def own_volumes(directory: Path) -> list[Path]:
+    """The *.ssdplan files of a directory that belong to the user, sorted. Raises StoreError for a link, OSError."""
+    found = []
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        status = path.lstat()
+        if status.st_uid != os.geteuid():
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            raise StoreError(
+                f"{path}: is a symbolic link, and a directory stands for files of its own only; remove the link, and "
+                "name what it points at"
+            )
+        found.append(path)
+    return found
+
+
+def others_volumes(directory: Path) -> list[Path]:
+    """The *.ssdplan entries of a directory that belong to other users, sorted: `candidates` leaves them out."""
+    return [path for path in sorted(directory.glob(f"*{SUFFIX}")) if path.lstat().st_uid != os.geteuid()]
 
 
 @dataclass(frozen=True)
@@ -283,8 +345,7 @@ def _find_blank(disk: Disk, locks: Locks, place: Path, nbytes: int) -> Volume | 
 
 
 def _open_locked(disk: Disk, locks: Locks, path: Path) -> Volume:
-    locks.take(path)
-    volume = open_volume(disk, path)
+    volume = open_volume(disk, path, descriptor=locks.take(path))
     if not (volume.latest and volume.latest.blank):
         raise StoreError(f"{path}: in use by another run")
     return volume

@@ -140,15 +140,19 @@ Raises ValueError for a null address or nbytes that is not positive, and Runtime
         .def(
             "open",
             [](Engine& engine, const std::filesystem::path& path, std::optional<std::int64_t> create_bytes,
-               bool read_only) {
+               bool read_only, std::optional<int> descriptor) {
                 const py::gil_scoped_release release;
-                return engine.open(path.string(), create_bytes, read_only);
+                return engine.open(path.string(), create_bytes, read_only, descriptor);
             },
             "path"_a, py::kw_only(), "create_bytes"_a = py::none(), "read_only"_a = false,
+            "descriptor"_a = py::none(),
             R"(Open a file or a block device for direct I/O and return its id.
 
 With create_bytes the file must not exist: it is made with that size, and its space is allocated, so that a full disk is
-ENOSPC here and not later; when that fails no file is left. Its directory is not flushed.
+ENOSPC here and not later; when that fails no file is left. Its directory is not flushed. Its owner alone may use it.
+
+With descriptor the file or device that this descriptor has open is opened, whatever the path names meanwhile; the path
+is for messages.
 
 A block device that is to be written is claimed: EBUSY where it is mounted, or claimed by another program.
 

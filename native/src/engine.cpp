@@ -30,22 +30,27 @@ Descriptor open_retrying(const std::string& path, int flags, mode_t mode) {
     }
 }
 
-// Makes a new file of the given size, its space allocated, and leaves nothing behind when that fails. Through a
-// descriptor without O_DIRECT: where the file system cannot allocate, the C library does it by writing single bytes.
-void create_file(const std::string& path, std::int64_t nbytes) {
+// The name under which an open file can be opened again, whatever its path names meanwhile.
+std::string name_of(int descriptor) {
+    return "/proc/self/fd/" + number(descriptor);
+}
+
+// Makes a new file of the given size, its owner's alone, its space allocated, and leaves nothing behind when that
+// fails. Through a descriptor without O_DIRECT: where the file system cannot allocate, the C library does it by writing
+// single bytes.
+Descriptor create_file(const std::string& path, std::int64_t nbytes) {
     const auto length = static_cast<std::uint64_t>(nbytes);
-    Descriptor descriptor = open_retrying(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    Descriptor descriptor = open_retrying(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (!descriptor.valid()) throw IoFailure(errno, path, "create", 0, length);
     int error = 0;
     do {
         error = ::posix_fallocate(descriptor.get(), 0, nbytes);
     } while (error == EINTR);
-    const int close_error = descriptor.close();
-    if (error == 0) error = close_error;
     if (error != 0) {
         (void)::unlink(path.c_str());
         throw IoFailure(error, path, "allocate", 0, length);
     }
+    return descriptor;
 }
 
 bool is_block_device(const std::string& path) {
@@ -53,12 +58,13 @@ bool is_block_device(const std::string& path) {
     return ::stat(path.c_str(), &status) == 0 && S_ISBLK(status.st_mode);
 }
 
-Descriptor open_direct(const std::string& path, bool read_only) {
+// `name` is what is opened, `path` what messages call it.
+Descriptor open_direct(const std::string& name, const std::string& path, bool read_only) {
     // A device that is to be written is claimed: one that is mounted, or claimed by another program, is refused. For
     // anything else the flag has no meaning without O_CREAT.
-    const int access = read_only ? O_RDONLY : (is_block_device(path) ? O_RDWR | O_EXCL : O_RDWR);
+    const int access = read_only ? O_RDONLY : (is_block_device(name) ? O_RDWR | O_EXCL : O_RDWR);
     // O_NONBLOCK only keeps the opening of something that is no file from hanging; on a file it means nothing.
-    Descriptor descriptor = open_retrying(path, access | O_DIRECT | O_CLOEXEC | O_NONBLOCK, 0);
+    Descriptor descriptor = open_retrying(name, access | O_DIRECT | O_CLOEXEC | O_NONBLOCK, 0);
     if (!descriptor.valid()) {
         const int error = errno;
         const char* detail = "";
@@ -315,19 +321,27 @@ Backend& Engine::choose_backend(int fd) {
     return *polled_;
 }
 
-std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only) {
+std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only,
+                          std::optional<int> descriptor) {
     if (create_bytes) {
         if (*create_bytes <= 0) {
             throw std::invalid_argument("create_bytes must be positive, not " + number(*create_bytes));
         }
         if (read_only) throw std::invalid_argument("a file cannot be created read-only");
+        if (descriptor) throw std::invalid_argument("a file that is open cannot be created");
     }
     const std::shared_lock alive(backend_mutex_);
     if (!backend_) throw std::runtime_error("the engine is closed");
-    if (create_bytes) create_file(path, *create_bytes);
+    Descriptor created;
+    if (create_bytes) {
+        created = create_file(path, *create_bytes);
+        descriptor = created.get();
+    }
+    const std::string name = descriptor ? name_of(*descriptor) : path;
     auto file = std::make_shared<File>();
     try {
-        file->descriptor = open_direct(path, read_only);
+        file->descriptor = open_direct(name, path, read_only);
+        if (const int error = created.close()) throw IoFailure(error, path, "close", 0, 0);
     } catch (const IoFailure&) {
         if (create_bytes) (void)::unlink(path.c_str());
         throw;
@@ -336,7 +350,7 @@ std::int64_t Engine::open(const std::string& path, std::optional<std::int64_t> c
     file->read_only = read_only;
     file->backend = &choose_backend(file->descriptor.get());
     // A kernel before 6.10 lets go of a registered file some time after it was told to; a claimed device would stay so.
-    if (read_only || !is_block_device(path)) {
+    if (read_only || !is_block_device(name)) {
         file->registrar = file->backend;
         file->place = file->registrar->register_file(file->descriptor.get());
     }

@@ -164,7 +164,8 @@ class Engine {
     const std::string& kind() const noexcept { return kind_; }
     std::string description() const;
     std::uint64_t transfers() const noexcept { return faults_.transfers(); }
-    std::int64_t open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only);
+    std::int64_t open(const std::string& path, std::optional<std::int64_t> create_bytes, bool read_only,
+                      std::optional<int> descriptor = std::nullopt);
     std::uint64_t size(std::int64_t file) const;
     std::shared_ptr<Request> submit(Direction direction, const std::vector<Segment>& segments, bool urgent,
                                     bool told = false);
