@@ -134,6 +134,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     kept.add_argument(
         "--resume-anyway", action="store_true", help="even when model, data, batch or recipe are not what they were"
     )
+    kept.add_argument(
+        "--adopt",
+        action="store_true",
+        help="the run's directory was moved or comes from somebody else, and the volumes outside of it that --volume "
+        "names are this run's",
+    )
     steps = parser.add_argument_group("how steps run")
     steps.add_argument(
         "--serial",
@@ -182,13 +188,15 @@ def call(options: argparse.Namespace) -> int:
             raise UsageError(f"run needs {', '.join(lacking)}; to go on with a run that was stopped, give --resume RUN")
         if options.resume_anyway is True:
             raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
+        if options.adopt is True:
+            raise UsageError("--adopt: there is nothing to go on with; give --resume RUN")
         return _run(resolved(options), None, said)
     if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
     from ssdplan.executor.resume import reopened
 
-    with reopened(options.resume, options.volume or ()) as kept:
+    with reopened(options.resume, options.volume or (), adopt=options.adopt is True) as kept:
         started = restored(add_options, kept.directory.run.options, kept.directory.path / "run.json")
         said = over(said, started, add_options)
         if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
@@ -213,7 +221,7 @@ def _take(options: argparse.Namespace, said: Mapping[str, Any]) -> None:
     vars(options).update({"plan": None, **said})
 
 
-_NOT_KEPT = ("command", "plan", "out", "volume", "resume", "resume_anyway")
+_NOT_KEPT = ("command", "plan", "out", "volume", "resume", "resume_anyway", "adopt")
 """Where a run lies, what it trains by, and how it was told to go on: not what it was started with."""
 
 
@@ -366,7 +374,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
 
 def _in_full(options: argparse.Namespace, plan: Path, said: Collection[str]) -> str:
     """All that decides what the run does, as one would write it; what nobody gave stands apart."""
-    shown = as_kept(options, ("command", "plan", "resume", "resume_anyway", "json"))
+    shown = as_kept(options, ("command", "plan", "resume", "resume_anyway", "adopt", "json"))
     parts = [f"by {plan}, as told" + (" now or when it began" if options.resume else "")]
     parts += [textwrap.indent(as_written({name: shown[name] for name in shown if name in said}), "  ")]
     rest = {name: value for name, value in shown.items() if name not in said}

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import create_new, make_folder
 
 from .metrics import Line, tagged
 
@@ -35,7 +36,7 @@ class EventFile:
         Raises UsageError where the file cannot be, or would be another run's.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             others = sorted(directory.glob("events.out.tfevents.*"))
             if others and not resumed:
                 raise UsageError(f"{directory}: holds the events of another run; give each run a directory of its own")
@@ -43,7 +44,7 @@ class EventFile:
             # Readers take files in the order of their names.
             second = max([int(time.time()), *(_second(path) + 1 for path in others)])
             self._path = directory / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}"
-            self._file = self._path.open("xb", buffering=0)
+            self._file = create_new(self._path)
         except OSError as error:
             raise UsageError(f"{directory}: no event file can be made there: {error.strerror}") from error
         self._used = False

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
+from ssdplan.plans.files import PRIVATE_FOLDER, create_new, make_folder, open_regular
 
 from .data.tokens import VOCABULARY_FILES
 
@@ -115,7 +116,7 @@ def export_model(
             _write_json(partial / "config.json", config)
             for path in (*(source / name for name in _COPIED), *sorted(source.glob(_TEMPLATES))):
                 if path.is_file():
-                    _write_bytes(_place(partial, path.relative_to(source)), path.read_bytes())
+                    _copy(source, path, _place(partial, path.relative_to(source)))
 
 
 def copy_model(destination: Path, source: Path) -> None:
@@ -124,17 +125,30 @@ def copy_model(destination: Path, source: Path) -> None:
     with _new_directory(destination, sum(path.stat().st_size for path in files)) as partial:
         for path in files:
             with _write_errors(partial.parent):
-                place = _place(partial, path.relative_to(source))
-                with path.open("rb") as read, place.open("wb") as written:
-                    shutil.copyfileobj(read, written, _WRITE_BYTES)
-                    written.flush()
-                    os.fsync(written.fileno())
+                _copy(source, path, _place(partial, path.relative_to(source)))
+
+
+def _copy(source: Path, path: Path, place: Path) -> None:
+    """The file `path` of the model directory `source`, durably at `place`. Raises UsageError for a link that leads out
+    of the model: whoever publishes the copy would publish what it points at."""
+    root, there = source.resolve(), path.resolve()
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        root = root.parent.parent  # of the hub's cache: the files of a snapshot are links to blobs beside it
+    if not there.is_relative_to(root):
+        raise UsageError(
+            f"{path}: is a link that leads out of the model's directory, to {there}; it is not copied into the new "
+            "model: put the file itself in its place, or remove it"
+        )
+    with open_regular(there, "file of a model") as read, create_new(place) as written:
+        while data := read.read(_WRITE_BYTES):
+            _write(written, memoryview(data))
+        os.fsync(written.fileno())
 
 
 def _place(folder: Path, name: Path) -> Path:
     """Where the file `name` is to be written; the directory for it is made."""
     place = folder / name
-    place.parent.mkdir(exist_ok=True)
+    make_folder(place.parent)
     return place
 
 
@@ -145,10 +159,10 @@ def _new_directory(destination: Path, nbytes: int) -> Iterator[Path]:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(f"{destination}: exists already and is not an empty directory; name another, or remove it")
     with _write_errors(destination.parent):
-        destination.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(destination.parent)
         _require_space(destination.parent, nbytes)
         partial = destination.parent / f".{destination.name}.partial-{secrets.token_hex(6)}"
-        partial.mkdir()
+        partial.mkdir(mode=PRIVATE_FOLDER)
     try:
         yield partial
         with _write_errors(destination.parent):
@@ -216,7 +230,7 @@ def _write_weights(folder: Path, shards: Sequence[_Shard], tensors: Iterable[tup
     for shard in shards:
         path = folder / shard.name
         with _write_errors(folder.parent):
-            stream = path.open("wb", buffering=0)  # so that closing has nothing left to write, and to fail at
+            stream = create_new(path)  # unbuffered, so that closing has nothing left to write, and to fail at
         with stream:
             header = shard.header()
             with _write_errors(folder.parent):
@@ -271,7 +285,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
-    with path.open("wb", buffering=0) as stream:
+    with create_new(path) as stream:
         _write(stream, memoryview(data))
         os.fsync(stream.fileno())
 

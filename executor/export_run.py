@@ -51,7 +51,7 @@ def export_run(
                 )
             copy_model(to, run / MODEL)
             return None
-    with reopened(run, volumes) as kept:
+    with reopened(run, volumes, reading=True) as kept:
         if kept.snapshot is None:
             raise UsageError(f"{run}: was stopped before its first snapshot, so there is nothing to export")
         _stream(kept, to, model or _source(kept), progress)

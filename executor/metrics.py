@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
+from ssdplan.plans.files import Folder
 from ssdplan.plans.plan import Plan
 
+METRICS = "metrics.jsonl"
+REPORT = "report.json"
+KIND = "file of metrics"
+_LINE_BYTES = 1 << 20
 Line = Mapping[str, Any]
 """A line of metrics.jsonl: `step`, and numbers by name; None is a number that is not finite."""
 
@@ -66,12 +71,12 @@ class MetricsFile:
     """metrics.jsonl, appended line by line. JSON has no number that is not finite: null stands for it. Raises
     DiskFullError or IoFailure; a line that was cut off then, or by a crash, is dropped by `cut_back`."""
 
-    def __init__(self, path: Path, also: Callable[[Line], None] = lambda line: None) -> None:
-        """`also` gets each line once it is written."""
-        self._path, self._also = path, also
-        with _told(path):
-            self._file = path.open("ab", buffering=0)
-            flush_directory(path.parent)
+    def __init__(self, folder: Folder, also: Callable[[Line], None] = lambda line: None) -> None:
+        """In the run's directory; `also` gets each line once it is written."""
+        self._path, self._also = folder.path / METRICS, also
+        with _told(self._path):
+            self._file = folder.append(METRICS)
+            folder.flush()
 
     def write(self, metrics: StepMetrics) -> None:
         self._line(asdict(metrics))
@@ -142,26 +147,46 @@ def tagged(line: Line) -> tuple[int, dict[str, float]]:
     }
 
 
-def lines(path: Path) -> Iterator[Line]:
+def lines(folder: Folder) -> Iterator[Line]:
     """The lines of a metrics.jsonl that `cut_back` has read."""
-    with _told(path), path.open("rb") as file:
-        yield from map(json.loads, file)
+    with _told(folder.path / METRICS), folder.open(METRICS, KIND) as file:
+        yield from map(json.loads, _lines(file))
 
 
-def cut_back(path: Path, step: int) -> History:
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """One that is too long for a line of ours comes in pieces, none of which is a line."""
+    return iter(lambda: file.readline(_LINE_BYTES), b"")
+
+
+def cut_back(folder: Folder, step: int) -> History:
     """Cut metrics.jsonl behind the last line of the first `step` steps, and read what is left; with `step` 0, all goes.
 
     Raises MismatchError when the lines of some of these steps are not there, DiskFullError, IoFailure.
     """
-    history, kept = History(), 0
-    with _told(path):
-        data = path.read_bytes() if step else b""
-    for line in data.splitlines(keepends=True):
+    history, kept, path = History(), 0, folder.path / METRICS
+    if step:
+        with _told(path), folder.open(METRICS, KIND) as file:
+            kept = _read(file, step, history)
+    if len(history.losses) != step:
+        raise MismatchError(
+            f"{path}: has the losses of {len(history.losses)} steps, the snapshot was taken after {step}; the file was "
+            "changed: bring the run's own back"
+        )
+    with _told(path), folder.append(METRICS) as file:
+        file.truncate(kept)
+        os.fsync(file.fileno())
+    return history
+
+
+def _read(file: BinaryIO, step: int, history: History) -> int:
+    """Add the lines of the first `step` steps to `history`, as far as they are whole; returns their bytes."""
+    kept = 0
+    for line in _lines(file):
         try:
             fields = json.loads(line)
             if not line.endswith(b"\n") or fields["step"] > step:
                 break
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             break
         if "loss" in fields:
             if fields["step"] != len(history.losses) + 1:
@@ -171,30 +196,16 @@ def cut_back(path: Path, step: int) -> History:
         elif "eval_loss" in fields:
             history.eval_losses[fields["step"]] = fields["eval_loss"]
         kept += len(line)
-    if len(history.losses) != step:
-        raise MismatchError(
-            f"{path}: has the losses of {len(history.losses)} steps, the snapshot was taken after {step}; the file was "
-            "changed: bring the run's own back"
-        )
-    with _told(path), path.open("ab") as file:
-        file.truncate(kept)
-        os.fsync(file.fileno())
-    return history
+    return kept
 
 
-def tells_of_snapshot(path: Path) -> bool:
-    """Whether a line of this metrics.jsonl, if it is there, is that of a snapshot."""
-    with _told(path):
-        return path.exists() and b'"snapshot_seconds"' in path.read_bytes()
-
-
-def flush_directory(path: Path) -> None:
-    """A new name in a directory is durable only after this. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def tells_of_snapshot(folder: Folder) -> bool:
+    """Whether a line of metrics.jsonl, if it is there, is that of a snapshot."""
+    with _told(folder.path / METRICS):
+        if not folder.has_file(METRICS):
+            return False
+        with folder.open(METRICS, KIND) as file:
+            return any(b'"snapshot_seconds"' in line for line in _lines(file))
 
 
 @contextlib.contextmanager
@@ -261,7 +272,8 @@ def stolen_share(measured: list[StepMetrics], cores: int) -> float:
     return sum(metrics.stolen_seconds for metrics in measured) / (cores * seconds) if seconds else 0.0
 
 
-def write_report(path: Path, compared: list[Compared], more: dict[str, object]) -> None:
+def write_report(folder: Folder, compared: list[Compared], more: dict[str, object]) -> None:
     """report.json: `predictions`, and what else is worth keeping of the run."""
     rows = [{**asdict(row), "relative_error": row.relative_error} for row in compared]
-    path.write_text(json.dumps({"predictions": rows, **more}, indent=1) + "\n", encoding="utf-8")
+    with _told(folder.path / REPORT):
+        folder.write(REPORT, json.dumps({"predictions": rows, **more}, indent=1) + "\n")

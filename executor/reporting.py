@@ -14,8 +14,8 @@ from typing import Protocol, Self
 from ssdplan.plans.errors import first_line
 
 from .event_file import EventFile
-from .metrics import Line, lines
-from .run_directory import METRICS, RunDirectory
+from .metrics import METRICS, Line, lines
+from .run_directory import RunDirectory
 from .wandb_run import WandbRun, require_wandb
 
 
@@ -54,7 +54,7 @@ class Reports:
                 events = EventFile(run.path / self.tensorboard, step=step, resumed=resumed)
                 sinks.append(events)
                 if step and events.is_first:
-                    for line in lines(run.path / METRICS):
+                    for line in lines(run.folder):
                         events.write(line)
             if self.wandb:
                 identity = run.run.wandb

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdplan.plans.errors import MismatchError, StoreError, UsageError
+from ssdplan.plans.files import Folder
 from ssdplan.plans.plan import Plan
 
-from .metrics import lines, tells_of_snapshot
+from .metrics import METRICS, lines, tells_of_snapshot
 from .recipe import Recipe
-from .run_directory import METRICS, MODEL, PLAN, RunDirectory
+from .run_directory import MODEL, RUN, RunDirectory
 from .snapshots import Origin, Snapshot
 from .store import SUFFIX, Lying, discard, survey, sweep
 
@@ -48,9 +49,12 @@ class Kept:
         held = [[path for path in self.volumes if _holds(place, path)] for place in places]
         return all(held) and {path for paths in held for path in paths} == set(self.volumes)
 
-    def tidy(self) -> None:
-        """Clear away what crashes left: stores without use, files of the run's directory that never became one."""
+    def tidy(self, tell: Callable[[str], None]) -> None:
+        """Clear away what crashes left: stores without use, each told first, and files of the run's directory that
+        never became one."""
         for lying in self.others:
+            where = " ".join(map(str, lying.paths))
+            tell(f"clears away the store {lying.store[:8]} on {where}, which a move or a crash left")
             made = lying.metadata.get("made")  # nothing says so in a store without a snapshot
             discard(
                 lying,
@@ -63,12 +67,12 @@ class Kept:
         for partial in self.directory.path.glob(f".{MODEL}.partial-*"):
             shutil.rmtree(partial)
 
-    def begin_again(self, plan: Plan, places: Sequence[Path]) -> None:
+    def begin_again(self, plan: Plan, places: Sequence[Path], tell: Callable[[str], None]) -> None:
         """Clear away what there is of a run that was stopped before its first snapshot, but run.json: it begins with
         `plan`, its store at `places`."""
         assert self.snapshot is None
-        (self.directory.path / METRICS).unlink(missing_ok=True)
-        self.tidy()
+        self.directory.folder.remove(METRICS)
+        self.tidy(tell)
         self.directory.change(volumes=places, left=self.unseen)
         self.directory.moved(plan)
 
@@ -116,11 +120,14 @@ class Kept:
 
 
 @contextlib.contextmanager
-def reopened(path: Path, volumes: Sequence[Path] = ()) -> Iterator[Kept]:
+def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, reading: bool = False) -> Iterator[Kept]:
     """The stopped run in directory `path`, locked. `volumes`: where else its store may be now.
 
-    Raises UsageError for what is no run, or one without snapshots; StoreError when another process has it, or when its
-    store is missing, damaged or not whole.
+    Of a run that this user did not begin here (one that was received, or moved), only what lies in its directory is
+    used, and the `volumes`, which were named: with `adopt` to go on with it, or for `reading` alone. Nothing outside of
+    its directory is cleared away then.
+    Raises UsageError for what is no run, one without snapshots, or one whose places outside must be named or adopted;
+    StoreError when another process has it, or when its store is missing, damaged or not whole.
     """
     with RunDirectory.open(path) as directory:
         if not directory.run.snapshots:
@@ -128,18 +135,38 @@ def reopened(path: Path, volumes: Sequence[Path] = ()) -> Iterator[Kept]:
                 f"{path}: kept no snapshots, so it cannot go on; start it again with --snapshot-every or "
                 "--snapshot-minutes"
             )
+        told_places = (*directory.volumes, *directory.left)
+        outside = [] if directory.known else [place for place in told_places if not _in(path, place)]
+        if outside and not volumes:
+            raise UsageError(
+                f"{path}: was begun elsewhere or by somebody else, and its {RUN} says that its store lies outside of "
+                f"it, in {' '.join(map(str, outside))}; if that is so, say where it is and that it is this run's: "
+                f"--volume PLACE{'' if reading else ' --adopt'}"
+            )
         places = list(
-            dict.fromkeys(place.absolute() for place in (*volumes, *directory.volumes, *directory.left, path))
+            dict.fromkeys(
+                place.absolute() for place in (*volumes, *(each for each in told_places if each not in outside), path)
+            )
         )
         ours = [lying for lying in survey(places) if lying.store in directory.run.stores]
+        clearable = _clearable(directory, ours)
+        if not directory.known and not reading:
+            foreign = [str(place) for lying in ours for place in lying.paths if not _in(path, place)]
+            if foreign and not adopt:
+                raise UsageError(
+                    f"{path}: was begun elsewhere or by somebody else; going on with it writes to {' '.join(foreign)}, "
+                    "which holds a store of the identity that it names; if that is this run's, repeat with --adopt"
+                )
+            if adopt:
+                directory.adopt()
         unseen = tuple(
             place for place in dict.fromkeys((*directory.left, *map(Path, directory.run.volumes))) if _is_empty(place)
         )
-        told = _last_told(path / METRICS)
+        told = _last_told(directory.folder)
         whole = [lying for lying in ours if lying.generation and not lying.refused]
         if not whole:
             _require_unused(directory, ours, places)
-            yield Kept(directory, Plan.load(path / PLAN), None, (), tuple(ours), unseen, told)
+            yield Kept(directory, directory.current_plan(), None, (), clearable, unseen, told)
             return
         snapshots = {lying.store: Snapshot.read(lying.metadata, str(lying.paths[0])) for lying in whole}
         last = max(whole, key=lambda lying: (snapshots[lying.store].step, directory.run.stores.index(lying.store)))
@@ -159,7 +186,7 @@ def reopened(path: Path, volumes: Sequence[Path] = ()) -> Iterator[Kept]:
                 f"{path}: none of the plans here is that of the store on {' '.join(map(str, last.paths))} (sha256 "
                 f"{last.plan_sha256[:8]}); bring the run's own back"
             )
-        others = tuple(lying for lying in ours if lying is not last)
+        others = tuple(lying for lying in clearable if lying is not last)
         yield Kept(directory, plan, snapshots[last.store], last.paths, others, unseen, max(step, told))
 
 
@@ -168,20 +195,39 @@ def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequ
     for lying in ours:
         if lying.refused and lying.generation:
             raise StoreError(lying.refused)
-    if tells_of_snapshot(directory.path / METRICS):
+    if tells_of_snapshot(directory.folder):
         raise StoreError(
             f"{directory.path}: its store is on none of {' '.join(map(str, places))}; name where it is with --volume"
         )
 
 
-def _last_told(path: Path) -> int:
-    """The step of the last snapshot that a metrics.jsonl tells of; 0 without."""
+def _last_told(folder: Folder) -> int:
+    """The step of the last snapshot that metrics.jsonl tells of; 0 without."""
     told = 0
-    if path.exists():
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # what follows a line cut off, `cut_back` drops
-            for line in lines(path):
+    if folder.has_file(METRICS):
+        # What follows a line cut off, `cut_back` drops.
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            for line in lines(folder):
                 told = operator.index(line["step"]) if "snapshot_seconds" in line else told
     return told
+
+
+def _clearable(directory: RunDirectory, stores: Sequence[Lying]) -> tuple[Lying, ...]:
+    """Those that may be cleared away: of a run that came from elsewhere, only what lies in its own directory, in files
+    that have no other name."""
+    if directory.known:
+        return tuple(stores)
+    return tuple(
+        lying
+        for lying in stores
+        if all(_in(directory.path, path) and path.lstat().st_nlink == 1 for path in lying.paths)
+    )
+
+
+def _in(directory: Path, place: Path) -> bool:
+    """Whether `place` is the directory, or an entry of it, links resolved."""
+    here, there = directory.resolve(), place.resolve()
+    return here in (there, there.parent)
 
 
 def _holds(place: Path, volume: Path) -> bool:

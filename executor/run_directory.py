@@ -13,21 +13,23 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from ssdplan.plans.documents import Document, Name
+from ssdplan.plans.documents import MAX_DOCUMENT_BYTES, Document, Name
 from ssdplan.plans.errors import DiskFullError, UsageError
+from ssdplan.plans.files import Folder, make_folder
 from ssdplan.plans.plan import Plan
 
-from .metrics import flush_directory
+from .claims import Claims
+from .metrics import METRICS
 from .store import Locks
 
 SCHEMA: Literal["ssdplan.run/1"] = "ssdplan.run/1"
 OptionValue = bool | str | tuple[str, ...]
 
-RUN, PLAN, METRICS, MODEL = "run.json", "plan.json", "metrics.jsonl", "model"
+RUN, PLAN, MODEL = "run.json", "plan.json", "model"
 CONFIGURATION = "config.yaml"
 """The run's options for people, who may start another by it; a run never reads its own."""
 _NEXT = "plan.next.json"
@@ -36,10 +38,16 @@ _DOCUMENTS = (RUN, PLAN, "plan-*.json", _NEXT, CONFIGURATION)
 """What is written here whole or not at all, as patterns."""
 
 
+Identity = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""Of a store, in hex."""
+
+
 class Run(Document):
     """run.json: what a run was started with, or went on with last."""
 
     schema_: Literal["ssdplan.run/1"] = Field(alias="schema")
+    identity: Identity | None = None
+    """Of the run, by which its user's claims know it (`claims.py`)."""
     options: dict[Name, OptionValue] = Field(default_factory=dict)
     """Of `ssdplan run`, by name, resolved: paths are absolute, and what was not given has its default."""
     volumes: tuple[str, ...] = ()
@@ -48,7 +56,7 @@ class Run(Document):
     """Whether it keeps any."""
     left: tuple[str, ...] = ()
     """Volumes that it is moving away from, on which a crash leaves what must be cleared."""
-    stores: tuple[str, ...] = ()
+    stores: tuple[Identity, ...] = ()
     """The identities of the stores that it may have made, the latest last: others on a volume are not its own."""
     wandb: str | None = None
     """Which run it is at Weights & Biases; None as long as it is none."""
@@ -57,8 +65,14 @@ class Run(Document):
 class RunDirectory:
     """A run's directory, locked for as long as it is open."""
 
-    def __init__(self, path: Path, run: Run) -> None:
-        self.path, self.run = path, run
+    def __init__(self, folder: Folder, run: Run, *, known: bool) -> None:
+        self.folder, self.run = folder, run
+        self.known = known
+        """Whether this user began the run here, so that what its run.json says of places outside of it is believed."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
 
     @classmethod
     @contextlib.contextmanager
@@ -74,29 +88,48 @@ class RunDirectory:
             )
         try:
             made = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         except OSError as error:
             raise UsageError(f"{path}: cannot make this directory: {error.strerror}") from error
-        with _locked(path):
-            opened = cls(path, run)
+        with _locked(path) as folder:
+            folder.require_own()
+            opened = cls(folder, run.model_copy(update={"identity": secrets.token_hex(16)}), known=True)
             try:
-                _save(plan, path / PLAN)
-                _save(run, path / RUN)
+                opened._save(plan, PLAN)
+                opened._save(opened.run, RUN)
+                opened._claim()
                 yield opened
             except BaseException:
-                if not (path / METRICS).exists():
+                if not folder.has_file(METRICS):
                     opened._remove_own(directory=made)
                 raise
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
-        """That of a run that ended or was stopped. Raises UsageError for what is none, StoreError when it goes on."""
-        if not (path / RUN).is_file():
+        """That of a run that ended or was stopped. Raises UsageError for what is none or belongs to another user,
+        StoreError when it goes on."""
+        if not (path / RUN).exists():
             raise UsageError(f"{path}: no run that could go on: it has no {RUN}")
-        with _locked(path):
-            _remove_unfinished(path)
-            yield cls(path, Run.load(path / RUN))
+        with _locked(path) as folder:
+            folder.require_own()
+            run = Run.parse(folder.read(RUN, MAX_DOCUMENT_BYTES, "run"), path / RUN)
+            known = run.identity is not None and Claims.of_user().knows(run.identity, path)
+            opened = cls(folder, run, known=known)
+            _remove_unfinished(folder)
+            yield opened
+
+    def adopt(self) -> None:
+        """The user says that this directory is theirs, though the run was begun elsewhere: from now on it is known. Of
+        places that were left, which nobody named, nothing is believed."""
+        self.run = self.run.model_copy(update={"identity": self.run.identity or secrets.token_hex(16), "left": ()})
+        self._save(self.run, RUN)
+        self._claim()
+        self.known = True
+
+    def _claim(self) -> None:
+        assert self.run.identity is not None
+        Claims.of_user().note(self.run.identity, self.path)
 
     @property
     def volumes(self) -> list[Path]:
@@ -110,11 +143,22 @@ class RunDirectory:
     def plan(self, sha256: str) -> Plan | None:
         """Its plan of that hash, if it is here: of the file as it was written, which a version of ours with more fields
         would write otherwise."""
-        for path in sorted(self.path.glob("plan*.json")):
-            plan = Plan.load(path)
-            if sha256 in (plan.sha256(), hashlib.sha256(path.read_bytes()).hexdigest()):
+        for name in self.folder.names("plan*.json"):
+            data = self._read(name)
+            plan = Plan.parse(data, self.path / name)
+            if sha256 in (plan.sha256(), hashlib.sha256(data).hexdigest()):
                 return plan
         return None
+
+    def current_plan(self) -> Plan:
+        """plan.json. Raises UsageError."""
+        return Plan.parse(self._read(PLAN), self.path / PLAN)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self.folder.read(name, MAX_DOCUMENT_BYTES, "plan")
+        except OSError as error:
+            raise UsageError(f"{self.path / name}: cannot read this plan: {error.strerror}") from error
 
     def change(
         self,
@@ -140,19 +184,11 @@ class RunDirectory:
         if wandb is not None:
             changed["wandb"] = wandb
         self.run = self.run.model_copy(update=changed)
-        _save(self.run, self.path / RUN)
+        self._save(self.run, RUN)
 
     def keep_configuration(self, text: str) -> None:
         """Let config.yaml be `text`. Raises DiskFullError, UsageError where it cannot be written otherwise."""
-        path = self.path / CONFIGURATION
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
-            raise kind(f"{path}: cannot write: {error.strerror}") from error
+        self._write(CONFIGURATION, text)
 
     def next_store(self) -> bytes:
         """The identity of a store that is to be made."""
@@ -162,29 +198,40 @@ class RunDirectory:
 
     def plan_ahead(self, plan: Plan) -> None:
         """Keep the plan of a store that the run is to move to."""
-        _save(plan, self.path / _NEXT)
+        self._save(plan, _NEXT)
 
     def forget_ahead(self) -> None:
-        (self.path / _NEXT).unlink(missing_ok=True)
+        self.folder.remove(_NEXT)
 
     def moved(self, plan: Plan) -> str:
         """The run is at `plan` now, whatever a crash left of the move: that is plan.json, and the one that it was is
         under a name of its own (plan-0.json, then plan-1.json), which is returned."""
-        current, earlier = self.path / PLAN, ""
-        if current.exists() and (before := Plan.load(current)).sha256() != plan.sha256():
-            earlier = next(name for n in itertools.count() if not (self.path / (name := f"plan-{n}.json")).exists())
-            _save(before, self.path / earlier)
-        if earlier or not current.exists():
-            _save(plan, current)
+        there, earlier = self.folder.has_file(PLAN), ""
+        if there and (before := self.current_plan()).sha256() != plan.sha256():
+            earlier = next(name for n in itertools.count() if self.folder.mode(name := f"plan-{n}.json") is None)
+            self._save(before, earlier)
+        if earlier or not there:
+            self._save(plan, PLAN)
         self.forget_ahead()
         return earlier
+
+    def _save(self, document: Document, name: str) -> None:
+        self._write(name, document.text())
+
+    def _write(self, name: str, text: str) -> None:
+        """Whole and durably. Raises DiskFullError, UsageError where it cannot be written otherwise."""
+        try:
+            self.folder.write(name, text, durable=True)
+        except OSError as error:
+            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
+            raise kind(f"{self.path / name}: cannot write: {error.strerror}") from error
 
     def _remove_own(self, *, directory: bool) -> None:
         """What a run leaves here before its first step, and with `directory` that, if nothing else is in it. Its store
         and its other records have removed themselves."""
-        _remove_unfinished(self.path)
+        _remove_unfinished(self.folder)
         for name in (RUN, PLAN, CONFIGURATION):
-            (self.path / name).unlink(missing_ok=True)
+            self.folder.remove(name)
         if self.run.wandb:
             shutil.rmtree(self.path / "wandb", ignore_errors=True)
         for entry in (*self.path.iterdir(), *([self.path] if directory else [])):
@@ -196,37 +243,22 @@ class RunDirectory:
         if (self.path / MODEL).exists():
             names = itertools.chain([f"{MODEL}-{step}"], (f"{MODEL}-{step}-{n}" for n in itertools.count(1)))
             (self.path / MODEL).rename(next(path for name in names if not (path := self.path / name).exists()))
-            _flush(self.path)
+            self.folder.flush()
 
 
-def _remove_unfinished(path: Path) -> None:
+def _remove_unfinished(folder: Folder) -> None:
     """What a kill left of a document that was being written."""
-    for name in _DOCUMENTS:
-        for entry in path.glob(f".{name}.*tmp"):
-            entry.unlink(missing_ok=True)
+    for pattern in _DOCUMENTS:
+        for name in folder.names(f".{pattern}.*tmp"):
+            folder.remove(name)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[Folder]:
     locks = Locks()
     try:
         locks.take(path)
-        yield
+        with Folder(path) as folder:
+            yield folder
     finally:
         locks.close()
-
-
-def _save(document: Document, path: Path) -> None:
-    """Durably. Raises DiskFullError, UsageError where it cannot be written otherwise."""
-    try:
-        document.save(path)
-    except UsageError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(str(error)) from error
-        raise
-    _flush(path.parent)
-
-
-def _flush(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # the name is there; only a power cut could still take it
-        flush_directory(directory)

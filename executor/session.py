@@ -27,7 +27,7 @@ from .checks import DTYPES, compact, schedule_of
 from .data.text_data import Batch
 from .device import Device
 from .layers import Layers, MicroBatch
-from .metrics import SnapshotCost
+from .metrics import METRICS, SnapshotCost
 from .model import StreamedModel
 from .moving import Snapshotted, Source, settle, stage
 from .operations import Memory, Operations
@@ -35,7 +35,7 @@ from .optimizer import AdamW
 from .recipe import Recipe, Watch
 from .records import Records
 from .resume import Kept
-from .run_directory import METRICS, RunDirectory
+from .run_directory import RunDirectory
 from .runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
 from .scaling import LossScale
 from .states import Holding, States
@@ -300,7 +300,7 @@ class Sessions:
             return
         again = f"ssdplan run --resume {self._directory.path}"
         if not store.generation:
-            if (self._directory.path / METRICS).exists():  # else nothing stays of the run
+            if self._directory.folder.has_file(METRICS):  # else nothing stays of the run
                 self._watch.note(f"no snapshot was taken yet; {again} begins again")
             return
         step, places = store.metadata["step"], " ".join(map(str, store.paths))

@@ -16,7 +16,7 @@ from ssdplan.native import process
 from ssdplan.plans.calibration import Advisor
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.trace import write_trace
+from ssdplan.plans.trace import trace_of
 
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
@@ -32,7 +32,7 @@ from .recipe import Recipe, Watch
 from .records import Records
 from .reporting import Reports
 from .resume import Kept
-from .run_directory import METRICS, MODEL, SCHEMA, OptionValue, Run, RunDirectory
+from .run_directory import MODEL, SCHEMA, OptionValue, Run, RunDirectory
 from .scaling import LossScale
 from .session import Sessions, store_bytes_of
 from .snapshots import Origin
@@ -107,8 +107,8 @@ def train(
         evaluated, places = texts.evaluated, volumes or run.volumes
         history = History()
         if resume and resume.snapshot:
-            history = cut_back(run.path / METRICS, resume.step)
-            resume.tidy()
+            history = cut_back(run.folder, resume.step)
+            resume.tidy(watch.note)
         reporting = stack.enter_context(
             (reports or Reports()).open(run, len(history.losses), resumed=resume is not None, note=watch.note)
         )
@@ -117,13 +117,13 @@ def train(
             sessions.resume(resume, plan, schedule, records)
         elif resume:
             watch.note("the run was stopped before its first snapshot, so it begins again")
-            resume.begin_again(plan, places)
+            resume.begin_again(plan, places, watch.note)
             sessions.begin(plan, schedule, records, again=True)
         else:
             sessions.begin(plan, schedule, records)
         if resume:
             run.put_model_aside(resume.told)
-        metrics_file = stack.enter_context(MetricsFile(run.path / METRICS, reporting.write))
+        metrics_file = stack.enter_context(MetricsFile(run.folder, reporting.write))
         if resume:
             metrics_file.write_resumed(resume.step, time.perf_counter() - began)
         scaling = recipe.loss_scale if plan.decision.precision == "fp16" else None
@@ -169,9 +169,9 @@ def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: i
     compared = compare(loop.plan, measured, touched, full_rows=loop.texts.full_rows)
     if loop.timeline:  # else the trace is there, if the run came so far before it was stopped
         name = f"ssdplan run, step {loop.recipe.steps} as measured"
-        write_trace(loop.timeline, session.schedule, run.path / "trace.json", name=name)
+        run.folder.write("trace.json", trace_of(loop.timeline, session.schedule, name=name))
     write_report(
-        run.path / "report.json",
+        run.folder,
         compared,
         {
             "model": loop.plan.model.name,

@@ -6,6 +6,7 @@ counts once, as it was done last. What a run writes there is in `executor/metric
 
 import json
 import math
+import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import UsageError
+from .files import open_regular
 
 MAX_BYTES = 1 << 30
 """Of a metrics.jsonl: some two million steps."""
@@ -89,11 +91,11 @@ def read_curves(path: Path) -> Curves:
     """
     curves = Curves()
     try:
-        stat = path.stat()
-        if stat.st_size > MAX_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_BYTES >> 30} GiB, so too large to show")
-        curves.written_at = stat.st_mtime
-        with path.open("rb") as file:
+        with open_regular(path, "file of metrics") as file:
+            stat = os.fstat(file.fileno())
+            if stat.st_size > MAX_BYTES:
+                raise UsageError(f"{path}: larger than {MAX_BYTES >> 30} GiB, so too large to show")
+            curves.written_at = stat.st_mtime
             number = 0
             while data := file.readline(MAX_LINE_BYTES):
                 number += 1

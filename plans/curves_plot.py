@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .curves import Curves, Thinned, thinned
+from .files import writing
 from .plan import Plan
 from .quantities import number
 
@@ -18,11 +19,10 @@ _TRAINING, _HELD_OUT, _FAINT = "#332288", "#CC6677", "#666666"
 
 def write_curves_plot(curves: Curves, plan: Plan, directory: Path) -> Path:
     """Write training.png into `directory`, which is made if need be; its path. Raises OSError when it cannot."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "training.png"
-    temporary = path.with_name(f".{path.name}.tmp")
-    draw_curves(curves, plan).savefig(temporary, format="png", dpi=100, metadata={"Software": "ssdplan"})
-    temporary.replace(path)
+    figure = draw_curves(curves, plan)
+    with writing(path) as file:
+        figure.savefig(file, format="png", dpi=100, metadata={"Software": "ssdplan"})
     return path
 
 

@@ -5,7 +5,6 @@ Owns reading, checking and writing of documents; it never interprets one. What i
 
 import hashlib
 import json
-import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Self
@@ -13,6 +12,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
+from .files import read_bounded, write_whole
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Kept = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -41,15 +41,19 @@ class Document(Part):
         """Read and check `path`. Raises UsageError, one line: the file, the field and what is wrong with it."""
         kind = cls.__name__.lower()
         try:
-            if path.stat().st_size > MAX_DOCUMENT_BYTES:
-                raise UsageError(f"{path}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB, so not a {kind}")
-            text = path.read_text(encoding="utf-8")
+            data = read_bounded(path, MAX_DOCUMENT_BYTES, kind)
         except OSError as error:
             raise UsageError(f"{path}: cannot read this {kind}: {error.strerror}") from error
+        return cls.parse(data, path)
+
+    @classmethod
+    def parse(cls, data: bytes, path: Path) -> Self:
+        """The document that `data` is, which came from `path`. Raises UsageError, as `load`."""
+        kind = cls.__name__.lower()
+        try:
+            raw = json.loads(data.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not a {kind}: not UTF-8 text") from error
-        try:
-            raw = json.loads(text)
         except (ValueError, RecursionError) as error:  # a JSONDecodeError, or a number of thousands of digits
             raise UsageError(f"{path}: not a {kind}: {error}") from error
         try:
@@ -58,17 +62,10 @@ class Document(Part):
             raise UsageError(f"{path}: not a valid {kind}: {describe(error, cls)}") from error
 
     def save(self, path: Path) -> None:
-        """Write atomically: a temporary sibling, whole on the drive, then a rename."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        """Write atomically and durably. Raises UsageError where it cannot be written."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(self.text())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            write_whole(path, self.text(), durable=True)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise UsageError(f"{path}: cannot write: {error.strerror}") from error
 
     def text(self) -> str:

@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -71,6 +72,12 @@ def writing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         yield file
 
 
+def create_new(path: Path) -> FileIO:
+    """A new file to write, unbuffered, its owner's alone; what exists is never opened. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    return FileIO(os.open(path, flags, PRIVATE_FILE), "wb")
+
+
 def make_folder(path: Path) -> None:
     """Make the directory `path` and those above it that are missing, each its owner's alone. Raises OSError."""
     for folder in reversed([path, *path.parents]):
@@ -97,6 +104,14 @@ class Folder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def require_own(self) -> None:
+        """Raise UsageError where the directory is another user's: who owns it may change what is in it at any time."""
+        if (owner := os.fstat(self._descriptor).st_uid) != os.geteuid():
+            raise UsageError(
+                f"{self.path}: belongs to another user (uid {owner}); copy it to a directory of your own (cp -r) and "
+                "use the copy"
+            )
 
     def names(self, pattern: str = "*") -> list[str]:
         """Of the entries that match, sorted; a leading dot is matched by a dot alone."""

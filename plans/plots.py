@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from .files import writing
 from .plan import Alternative, Plan
 from .quantities import RESOURCE_LABELS, duration, number
 from .schedule import RESOURCES, Backward, Resource, Schedule
@@ -51,7 +52,6 @@ def write_plots(plan: Plan, schedule: Schedule, timeline: Timeline, directory: P
 
     `timeline` is one of `schedule`, which is `plan`'s. Raises OSError when a file cannot be written.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     figures = {
         "memory.png": draw_memory(plan, schedule, timeline),
         "timeline.png": draw_timeline(plan, schedule, timeline),
@@ -60,9 +60,8 @@ def write_plots(plan: Plan, schedule: Schedule, timeline: Timeline, directory: P
     paths = []
     for name, figure in figures.items():
         path = directory / name
-        temporary = path.with_name(f".{name}.tmp")
-        figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": "ssdplan"})
-        temporary.replace(path)
+        with writing(path) as file:
+            figure.savefig(file, format="png", dpi=DPI, metadata={"Software": "ssdplan"})
         paths.append(path)
     return paths
 

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .documents import MAX_DOCUMENT_BYTES
 from .errors import UsageError
+from .files import read_bounded
 from .overlay import Overlay
 from .units import format_bytes, format_seconds
 
@@ -49,8 +51,8 @@ def describe_report(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        report = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES, "report"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a run's report: {error}") from error
     if not isinstance(report, dict):
         raise UsageError(f"{path}: not a run's report: no object of fields")

@@ -5,16 +5,16 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from .files import writing
 from .sweep import Sweep
 
 
 def write_sweep_plot(sweep: Sweep, directory: Path) -> Path:
     """Write sweep.png into `directory`, which is made if need be; its path. Raises OSError when it cannot."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "sweep.png"
-    temporary = path.with_name(f".{path.name}.tmp")
-    draw_sweep(sweep).savefig(temporary, format="png", dpi=100, metadata={"Software": "ssdplan"})
-    temporary.replace(path)
+    figure = draw_sweep(sweep)
+    with writing(path) as file:
+        figure.savefig(file, format="png", dpi=100, metadata={"Software": "ssdplan"})
     return path
 
 

@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 
 from .errors import MismatchError, UsageError
+from .files import read_bounded, write_whole
 from .schedule import RESOURCES, Op, Resource, Schedule, Tier, Transfer, Update
 from .timeline import CLOCK_SECONDS, Timeline
 from .usage import Usage, label, memory_usage
@@ -23,13 +24,17 @@ _OPERATIONS, _MEMORY = 1, 2
 _TIERS: tuple[Tier, ...] = ("host", "device")
 
 Event = dict[str, object]
+MOST_BYTES = 1 << 30
+"""Of a trace that is read."""
 
 
 def write_trace(timeline: Timeline, schedule: Schedule, path: Path, *, name: str) -> None:
-    """Write `timeline`, of one of `schedule`'s graphs, as a Chrome trace in microseconds.
+    """Write `trace_of` these to `path`. Raises OSError when it cannot be written."""
+    write_whole(path, trace_of(timeline, schedule, name=name))
 
-    Raises OSError when it cannot be written.
-    """
+
+def trace_of(timeline: Timeline, schedule: Schedule, *, name: str) -> str:
+    """`timeline`, of one of `schedule`'s graphs, as a Chrome trace in microseconds."""
     tracks = _tracks(timeline)
     events = [*_names(name, tracks), *_operations(timeline, tracks)]
     usage = memory_usage(schedule, timeline)
@@ -40,9 +45,7 @@ def write_trace(timeline: Timeline, schedule: Schedule, path: Path, *, name: str
         "displayTimeUnit": "ms",
         "otherData": {"format": FORMAT, "graph": timeline.graph.name, "operations": len(timeline.graph.ops)},
     }
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
-    temporary.replace(path)
+    return json.dumps(document, separators=(",", ":"))
 
 
 def read_trace(path: Path, schedule: Schedule) -> Timeline:
@@ -51,7 +54,7 @@ def read_trace(path: Path, schedule: Schedule) -> Timeline:
     Raises UsageError when the file is no such trace, and MismatchError when its operations are not the schedule's.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_bounded(path, MOST_BYTES, "trace"))
         other = document.get("otherData", {})
         graph_name = other.get("graph")
         spans = {
@@ -63,7 +66,7 @@ def read_trace(path: Path, schedule: Schedule) -> Timeline:
             raise ValueError("a time that is negative or not finite")
     except OSError as error:
         raise UsageError(f"{path}: cannot read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path}: not a trace of ssdplan's: {error!r}") from error
     if other.get("format") != FORMAT or graph_name not in GRAPHS:
         raise UsageError(f"{path}: does not say which graph ran, as a trace of this version does; run again")

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ssdplan.plans.files import writing
 from ssdplan.rivals.comparison import LETTERS, ArmResult, Comparison
 
 COLOURS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#882255", "#44AA99", "#AA4499")
@@ -13,11 +14,10 @@ COLOURS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#882255", "#4
 
 def write_picture(found: Comparison, directory: Path) -> Path:
     """Write compare.png into `directory`, which is made if need be; its path. Raises OSError when it cannot."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "compare.png"
-    temporary = path.with_name(f".{path.name}.tmp")
-    draw(found).savefig(temporary, format="png", dpi=100, metadata={"Software": "ssdplan"})
-    temporary.replace(path)
+    figure = draw(found)
+    with writing(path) as file:
+        figure.savefig(file, format="png", dpi=100, metadata={"Software": "ssdplan"})
     return path
 
 

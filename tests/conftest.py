@@ -13,6 +13,7 @@ import pytest
 _CACHE = tempfile.mkdtemp(prefix="ssdplan-tests-")
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["SSDPLAN_CACHE"] = _CACHE
+os.environ["SSDPLAN_STATE"] = os.path.join(_CACHE, "state")
 
 # A test run in the background of a script inherits an ignored SIGINT, which Python then leaves ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

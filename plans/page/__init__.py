@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from ssdplan.plans.curves import Curves
+from ssdplan.plans.files import write_whole
 from ssdplan.plans.overlay import Overlay
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Schedule
@@ -43,9 +44,7 @@ def write_page(
     `schedule` is the plan's, `timeline` a step of it as predicted. With `overlay`, a run's, its two timelines take that
     one's place, one above the other. With `curves`, a run's, its losses and its speed come first.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(make_page(plan, schedule, timeline, overlay, curves), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, make_page(plan, schedule, timeline, overlay, curves))
 
 
 def make_page(

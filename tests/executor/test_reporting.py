@@ -24,6 +24,7 @@ from ssdplan.executor.reporting import Reporting, Reports
 from ssdplan.executor.resume import reopened
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import Folder
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
@@ -186,10 +187,10 @@ def test_a_drive_that_fails_takes_only_the_events(tmp_path, monkeypatch):
     events = EventFile(tmp_path / "events", step=0, resumed=False)
     monkeypatch.setattr(events, "_file", SimpleNamespace(name="events", write=lambda record: 7, close=lambda: None))
     notes: list[str] = []
-    with Reporting([events], notes.append) as reporting, MetricsFile(tmp_path / "m", reporting.write) as file:
+    with Reporting([events], notes.append) as reporting, MetricsFile(Folder(tmp_path), reporting.write) as file:
         for step in (1, 2):
             file.write_evaluation(step, 1.0)
-    assert (tmp_path / "m").read_text().count("\n") == 2
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
     assert len(notes) == 2 and "only 7 of" in notes[0] and "before step 1" in notes[0]
 
 

@@ -1,0 +1,189 @@
+"""Runs' directories that came from somebody else, or in which others put links."""
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from ssdplan.executor.claims import Claims
+from ssdplan.executor.resume import reopened
+from ssdplan.executor.run_directory import Run
+from ssdplan.executor.store import inspect
+from ssdplan.plans.errors import SsdplanError, UsageError
+from ssdplan.plans.files import LinkError
+from tests.executor.runs import prepare
+from tests.executor.test_moving import SPREAD
+from tests.executor.test_resume import plan_of, resume, same_run, stopped
+from tests.executor.test_resume import run as train_run
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    return prepare(tmp_path_factory.mktemp("models"), layers=2)
+
+
+@pytest.fixture(scope="module")
+def expected(directory, tmp_path_factory):
+    out = tmp_path_factory.mktemp("expected") / "run"
+    return out, train_run(directory, out, plan_of(directory, SPREAD))
+
+
+def content(*places: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for place in places for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def victim(directory, tmp_path) -> Path:
+    """A run of the user's, stopped, its store on a drive outside of its directory."""
+    out = tmp_path / "victim"
+    stopped(directory, out, plan_of(directory, SPREAD), 3, volumes=(tmp_path / "drive",))
+    return out
+
+
+def received(directory: Path, tmp_path: Path, victim: Path, **fields: object) -> Path:
+    """A run that came from elsewhere, with a snapshot of its own, whose run.json says `fields`."""
+    made = tmp_path / "made-elsewhere"
+    stopped(directory, made, plan_of(directory, SPREAD), 3)
+    there = tmp_path / "received"
+    shutil.copytree(made, there)
+    shutil.rmtree(made)
+    document = json.loads((there / "run.json").read_text())
+    theirs = Run.load(victim / "run.json")
+    document["stores"] = [*theirs.stores, *document["stores"]]
+    (there / "run.json").write_text(json.dumps({**document, **fields}))
+    return there
+
+
+@pytest.mark.parametrize("field", ["left", "volumes"])
+def test_a_received_run_touches_no_store_of_another(directory, tmp_path, victim, expected, field):
+    """Its run.json names the identity of the other's store, and where that lies."""
+    place = str(tmp_path / "drive" / "volume-0.ssdplan") if field == "left" else str(tmp_path / "drive")
+    there = received(directory, tmp_path, victim, **{field: [place]})
+    before = content(victim, tmp_path / "drive")
+    with pytest.raises(UsageError, match=r"begun elsewhere or by somebody else, .*lies outside of it, in .*drive"):
+        resume(directory, there)
+    with pytest.raises(UsageError, match=r"going on with it writes to .*drive/volume-0.ssdplan.*--adopt"):
+        resume(directory, there, volumes=(tmp_path / "drive",))
+    assert content(victim, tmp_path / "drive") == before
+    same_run(victim, resume(directory, victim), *expected)
+
+
+def test_an_identity_alone_clears_nothing_away(directory, tmp_path, victim, expected):
+    """Nobody says where the other store is, but it lies where the received run's store is to move."""
+    there = received(directory, tmp_path, victim)
+    (tmp_path / "drive" / "keep").mkdir()
+    before = content(victim, tmp_path / "drive")
+    with pytest.raises(UsageError, match="--adopt"):
+        resume(directory, there, volumes=(tmp_path / "drive",))
+    same_run(there, resume(directory, there), *expected)
+    assert content(victim, tmp_path / "drive") == before
+
+
+def test_a_link_in_a_received_run_is_not_followed_to_a_volume(directory, tmp_path, victim):
+    there = received(directory, tmp_path, victim)
+    (there / "volume-7.ssdplan").symlink_to(tmp_path / "drive" / "volume-0.ssdplan")
+    before = content(victim, tmp_path / "drive")
+    with pytest.raises(SsdplanError, match=r"volume-7.ssdplan: is a symbolic link"):
+        resume(directory, there)
+    assert content(victim, tmp_path / "drive") == before
+
+
+def test_a_hard_link_in_a_received_run_is_not_cleared_away(directory, tmp_path, victim, expected):
+    there = received(directory, tmp_path, victim)
+    os.link(tmp_path / "drive" / "volume-0.ssdplan", there / "volume-7.ssdplan")
+    before = content(tmp_path / "drive")
+    same_run(there, resume(directory, there), *expected)
+    assert content(tmp_path / "drive") == before
+
+
+def test_a_run_that_was_moved_goes_on_with_its_volumes_when_told(directory, tmp_path, victim, expected):
+    victim.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=r"--volume PLACE --adopt"):
+        resume(directory, tmp_path / "moved")
+    with reopened(tmp_path / "moved", [tmp_path / "drive"], adopt=True) as kept:
+        assert kept.step == 2
+    same_run(tmp_path / "moved", resume(directory, tmp_path / "moved"), *expected)
+
+
+def test_what_is_cleared_away_is_told_first(directory, tmp_path, victim):
+    notes: list[str] = []
+    shutil.copytree(tmp_path / "drive", tmp_path / "copy")
+    resume(directory, victim, volumes=(tmp_path / "other",), notes=notes)
+    (tmp_path / "copy").rename(tmp_path / "drive2")
+    document = json.loads((victim / "run.json").read_text())
+    document["left"] = [str(tmp_path / "drive2")]
+    (victim / "run.json").write_text(json.dumps(document))
+    notes.clear()
+    resume(directory, victim, steps=8, notes=notes)
+    (identity,) = {store for store in document["stores"] if any(store[:8] in note for note in notes)}
+    assert any(f"clears away the store {identity[:8]} on {tmp_path / 'drive2'}" in note for note in notes)
+    assert not inspect([tmp_path / "drive2"])
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "report.json", "trace.json", "run.json", "plan.json", "config.yaml", "plan.next.json"]
+)
+def test_no_file_is_written_through_a_link(directory, tmp_path, name):
+    out, precious = tmp_path / "run", tmp_path / "precious"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    precious.write_bytes((out / name).read_bytes() if (out / name).exists() else b"precious\n")
+    before = precious.read_bytes()
+    (out / name).unlink(missing_ok=True)
+    (out / name).symlink_to(precious)
+    try:
+        resume(directory, out)
+    except LinkError as error:
+        assert f"{out / name}: is a symbolic link" in str(error)
+    assert precious.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [".trace.json.tmp", ".report.json.tmp", ".run.json.1.tmp", ".config.yaml.tmp"])
+def test_no_temporary_name_can_be_foreseen(directory, tmp_path, name):
+    out, precious = tmp_path / "run", tmp_path / "precious"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    precious.write_text("precious")
+    (out / name).symlink_to(precious)
+    resume(directory, out)
+    assert precious.read_text() == "precious"
+
+
+def test_a_run_is_its_owners_alone_whatever_the_umask(directory, tmp_path):
+    before = os.umask(0)
+    try:
+        train_run(directory, tmp_path / "new" / "run", plan_of(directory, SPREAD), snapshot_every=3)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "new", *sorted((tmp_path / "new").rglob("*"))):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory to another user")
+def test_a_run_of_another_user_is_refused(directory, tmp_path):
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    os.chown(out, 65534, 65534)
+    with pytest.raises(UsageError, match=r"belongs to another user .*cp -r"):
+        resume(directory, out)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_claims_that_others_may_write_prove_nothing(tmp_path, monkeypatch, mode):
+    monkeypatch.setenv("SSDPLAN_STATE", str(tmp_path))
+    Claims.of_user().note("a" * 32, tmp_path)
+    assert Claims.of_user().knows("a" * 32, tmp_path) and not Claims.of_user().knows("a" * 32, tmp_path.parent)
+    (tmp_path / "runs").chmod(mode)
+    with pytest.raises(UsageError, match="others may write here"):
+        Claims.of_user()
+
+
+def test_claims_of_runs_that_are_gone_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSDPLAN_STATE", str(tmp_path / "state"))
+    (tmp_path / "run").mkdir()
+    claims = Claims.of_user()
+    claims.note("a" * 32, tmp_path / "run")
+    (tmp_path / "run").rmdir()
+    claims.note("b" * 32, tmp_path)
+    assert os.listdir(tmp_path / "state" / "runs") == ["b" * 32]
