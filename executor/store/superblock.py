@@ -23,6 +23,8 @@ _FIELDS = struct.Struct("<8sII16sIIQQQQQ16s32sI")
 _CHECKSUM_AT = PAGE - 8
 _BLANK, _STORE = 0, 1
 LARGEST_STRIPE = 1 << 30
+LAST_GENERATION = 1 << 62
+"""No store gets there, so one that says so was made up, and has room to go on from all the same."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Superblock:
             and length % PAGE == 0
             and length <= table
             and keep <= SLOTS
+            and generation < LAST_GENERATION
             and (kind == _BLANK or data_start(table, stripe_bytes) <= capacity)
         )
         if not possible:

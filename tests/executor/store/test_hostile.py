@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ def test_a_sealed_superblock_says_what_is_possible_or_nothing(offset, value):
         assert read.striping.volumes <= 16 and read.volume < read.striping.volumes
         assert PAGE <= read.striping.stripe_bytes <= 1 << 30 and read.table_length <= read.table_bytes
         assert read.data_start <= read.capacity_bytes
+
+
+@pytest.mark.parametrize("generation", [2**62, 2**64 - 2, 2**64 - 1])
+def test_a_generation_behind_which_there_is_no_room_is_none(generation):
+    """Two commits behind it a superblock could not be written any more."""
+    assert Superblock.decode(replace(GOOD, generation=generation).encode()) is None
+    last = replace(GOOD, generation=2**62 - 1)
+    assert Superblock.decode(last.encode()) == last
 
 
 def test_a_superblock_of_the_first_format_is_none():
