@@ -1,8 +1,9 @@
 """What all tests share: tokens that a command keeps for the next run go where nobody finds them, an interruption
-interrupts, and the longest file is not the last."""
+interrupts, the longest file is not the last, and what ssdplan cannot be without is named."""
 
 import atexit
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -14,6 +15,19 @@ _CACHE = tempfile.mkdtemp(prefix="ssdplan-tests-")
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["SSDPLAN_CACHE"] = _CACHE
 os.environ["SSDPLAN_STATE"] = os.path.join(_CACHE, "state")
+
+_NEEDED = [name for name in ("numpy", "pydantic", "highspy", "yaml", "rich") if importlib.util.find_spec(name) is None]
+
+
+def pytest_configure() -> None:
+    """Without these there is no ssdplan to test: one line, not an error for each file that imports it."""
+    if _NEEDED:
+        pytest.exit(
+            f"ssdplan itself needs {', '.join(_NEEDED)}, which this Python lacks; without a package index: "
+            "make gpu WHEELS=DIR (CONTRIBUTING.md, Tests on a GPU)",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
+
 
 # A test run in the background of a script inherits an ignored SIGINT, which Python then leaves ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

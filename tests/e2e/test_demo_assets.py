@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -64,6 +63,7 @@ def interleaved(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any
 
 
 def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer_dir: Path, *, eos: bool = True) -> None:
+    gguf = pytest.importorskip("gguf")
     config = model.config
     tokenizer = json.loads((tokenizer_dir / "tokenizer.json").read_text())
     tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)

@@ -1,9 +1,9 @@
-"""A linear program in PuLP: the same problems by another solver."""
+"""A linear program in PuLP: the same problems by another solver. Tests skip where PuLP is not installed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pulp
+import pytest
 
 from ssdplan.planner.lexicographic import Linear, Problem, Ranges, Row
 
@@ -15,6 +15,7 @@ class PulpProblem:
     """A problem for any of PuLP's solvers."""
 
     def __init__(self, bounds: Ranges, rows: Sequence[Row], solver: Any) -> None:
+        self._pulp = pulp = pytest.importorskip("pulp")
         self._solver = solver
         self._problem = pulp.LpProblem("ssdplan", pulp.LpMinimize)
         self._variables = {name: self._problem.add_variable(name, low, high) for name, (low, high) in bounds.items()}
@@ -36,7 +37,7 @@ class PulpProblem:
         self._problem += (total == 0) if row.sense == "==" else (total <= 0)
 
     def _expression(self, terms: Linear) -> Any:
-        return pulp.lpSum([factor * self._variables[name] if name else factor for name, factor in terms.items()])
+        return self._pulp.lpSum([factor * self._variables[name] if name else factor for name, factor in terms.items()])
 
 
 def by(solver: Any) -> Callable[[Ranges, Sequence[Row]], Problem]:

@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -463,6 +462,7 @@ def test_alpha_spreads_the_update_over_forward_and_backward() -> None:
 @given(models(), machines(), st.integers(1, 4), st.floats(0, 1))
 def test_the_solver_does_not_matter(model: Model, machine: Machine, n: int, memory: float) -> None:
     """CBC, which PuLP 3 brings along, finds the placement that HiGHS finds."""
+    pulp = pytest.importorskip("pulp")
     cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)(msg=False)
     if not cbc.available():
         pytest.skip("no CBC here")
