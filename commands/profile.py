@@ -31,7 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "[all are trained]",
     )
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu emulates a device in DRAM")
+    machine.add_argument(
+        "--device",
+        default="cpu",
+        metavar="cpu|cuda|cuda:N",
+        help="cpu emulates a device in DRAM, cuda is a GPU, cuda:1 the second of several",
+    )
     machine.add_argument(
         "--volume",
         type=of.path,

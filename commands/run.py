@@ -348,7 +348,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
         result = train(
             plan,
             open_model(model, DTYPES[plan.decision.precision], freeze=plan.model.freeze),
-            open_device(plan.machine.device),
+            open_device(plan.machine.device, plan.machine.device_index),
             data=options.data,
             out=out,
             recipe=recipe,

@@ -31,10 +31,11 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
     Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
     """
     schedule = schedule_of(plan, model, device)
-    if plan.prediction.peak_device_bytes > device.memory_bytes():
+    free = device.memory_bytes() + device.reserve_bytes // 2  # others may have drawn on their half since the profile
+    if plan.prediction.peak_device_bytes > free:
         raise MemoryBudgetError(
-            f"the plan needs {plan.prediction.peak_device_bytes} bytes of device memory, {device.memory_bytes()} are "
-            "free; solve again with a smaller --device-memory"
+            f"the plan needs {plan.prediction.peak_device_bytes} bytes of device memory, {free} are free; solve again "
+            "with a smaller --device-memory"
         )
     return schedule
 

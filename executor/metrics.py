@@ -30,7 +30,8 @@ Line = Mapping[str, Any]
 @dataclass(frozen=True)
 class StepMetrics:
     """One line of metrics.jsonl: a step. Bytes of ssd are this step's; peaks are of the arenas, on the device of what
-    compute takes besides, and of all that the process had resident, as the kernel counts it, since loading ended."""
+    compute takes besides (of a GPU, what torch's allocator held of it), and of all that the process had resident, as
+    the kernel counts it, since loading ended."""
 
     step: int
     loss: float

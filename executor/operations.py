@@ -119,7 +119,7 @@ class Operations:
         self._sampled: set[tuple[str, str]] = set()
         self._last, self._since = ("", ""), 0
         self.workspace_bytes = 0
-        """The most device memory that the compute of an op has been seen to take."""
+        """The most memory that the compute of an op has been seen to take, in DRAM."""
 
     def begin(self, optimizer: AdamW, update: int, loss_scale: float | None) -> None:
         """What the prompt updates from here on use (`update` counts from 1); delayed ones use what was set before.
@@ -293,7 +293,8 @@ class Operations:
         return None if region is None else self._memory.view(region, self._dtype)
 
     def _compute(self, kind: tuple[str, str], work: Callable[[], None]) -> None:
-        """Run a compute op; the first of each kind is measured for the device memory that it takes.
+        """Run a compute op; in DRAM, the first of each kind is measured for the memory that it takes: a GPU's allocator
+        keeps its own peak.
 
         In DRAM, what the last kind of layer left in the heap is given back first: the next one's tensors are of other
         sizes, so both would be there at once. The heap also breaks up slowly under ops of one kind.
@@ -303,7 +304,7 @@ class Operations:
             self._last, self._since = kind, 0
             if self._device.kind == "cpu":
                 process.give_back()
-        if kind in self._sampled:
+        if kind in self._sampled or self._device.kind != "cpu":
             work()
             return
         self._sampled.add(kind)

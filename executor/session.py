@@ -69,7 +69,8 @@ class Session:
         """One step (from 0): loss, valid tokens, when each op ran. With `scaling` it is skipped if it overflows
         (`operations.overflow`): all its updates are delayed, and none is pending then."""
         scale, skipped = (scaling.scale, scaling.skipped) if scaling else (None, 0)
-        tokens = self.layers.begin_step(step, _on_torch(batches), loss_scale=scale or 1.0)
+        with self.device.lane("compute"):  # what it makes is there when compute begins
+            tokens = self.layers.begin_step(step, _on_torch(batches), loss_scale=scale or 1.0)
         self.operations.begin(optimizer, step + 1 - skipped, scale)
         timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
         self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
@@ -96,7 +97,8 @@ class Session:
         self.flush()
         total, count = 0.0, 0
         for number, batches in enumerate(passes):
-            tokens = self.layers.begin_step(number, _on_torch(batches), training=False)
+            with self.device.lane("compute"):
+                tokens = self.layers.begin_step(number, _on_torch(batches), training=False)
             self.run(self.schedule.evaluate)
             total += self.layers.end_step() * tokens
             count += tokens
@@ -107,7 +109,10 @@ class Session:
         return (self.store.bytes_read, self.store.bytes_written) if self.store else (0, 0)
 
     def peak_bytes(self, tier: Tier, plan: Plan) -> int:
-        """The tier's arena as far as it is used, and on the one that compute works on what compute takes besides."""
+        """The tier's arena as far as it is used, and on the one that compute works on what compute takes besides; of a
+        GPU what its allocator held at most."""
+        if tier == "device" and (taken := self.device.taken()):
+            return taken.reserved
         decision, arena = plan.decision, self.memory.touched[tier]
         if tier != device_tier(decision):
             return arena
@@ -326,6 +331,7 @@ def _session(
     the states are in the store, but for what is frozen, which the model's own files have."""
     dtype = DTYPES[plan.decision.precision]
     with contextlib.ExitStack() as stack:
+        device.keep_to(plan.decision.device_budget_bytes)
         memory = Memory(schedule, device)
         stack.callback(memory.close)
         if memory.host.note:

@@ -180,6 +180,7 @@ def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: i
             "losses": history.losses,
             "eval_losses": {str(step): loss for step, loss in history.eval_losses.items()},
             "loading_process_peak_bytes": loading_peak,
+            "device_allocated_peak_bytes": taken.allocated if (taken := session.device.taken()) else None,
             "stolen_share": stolen_share(measured, loop.plan.machine.cores),
             "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
         },

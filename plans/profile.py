@@ -71,6 +71,8 @@ class Machine(Part):
     cores: Count
     device: Literal["cpu", "cuda"]
     device_name: str
+    device_index: Index = 0
+    """Which of several GPUs, as torch numbers them."""
     host_memory_bytes: Bytes
     host_available_bytes: Bytes
     device_memory_bytes: Bytes

@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -94,21 +95,36 @@ def measure_model(
     Times are of rows of one sequence without padding, as long texts have them when they are packed; bytes are the most
     that rows with padding, and rows that two sequences share, take: both need a mask more, so they bound all. `limits`
     bound the repetition of times; each class runs a few times in any case. Sizes for which the device has too little
-    memory are left out, with a note. `beside` is called with something to compute, a block's forward and backward, for
-    whoever measures what else that costs; it returns its seconds. Errors: MemoryBudgetError where no size is left.
+    memory are left out, with a note. All of it runs in the device's lane of compute, as a run's does. `beside` is
+    called with something to compute, a block's forward and backward, for whoever measures what else that costs; it
+    returns its seconds. Errors: MemoryBudgetError where no size is left.
     """
     sizes = sorted(micro_batch_sizes)
     classes = _representatives(model)
-    bench = _Bench(model, layers, make_micro_batch, weights, device, sequence_length, sizes)
-    context = bench.begin()
-    spaces = _measure_spaces(bench, classes, sizes, portion(progress, 0.0, 0.4))
-    fitting = [size for size in sizes if all((name, size) in spaces for name in classes)]
-    if not fitting:
+    begun = None
+    for most in range(len(sizes), 0, -1):  # what all sizes share is as large as the largest
+        begun = _begun(model, layers, make_micro_batch, weights, device, sequence_length, sizes[:most])
+        if begun:
+            break
+    fitting: list[int] = []
+    if begun:
+        bench, context = begun
+        spaces = _measure_spaces(bench, classes, list(context), portion(progress, 0.0, 0.4))
+        fitting = [size for size in context if all((name, size) in spaces for name in classes)]
+    if not begun or not fitting:
         raise MemoryBudgetError(
             f"{device.name}: a layer of {model.name} at micro-batch size {sizes[0]} and sequence length "
             f"{sequence_length} does not fit into its memory; choose a smaller micro-batch size or shorter sequences"
         )
-    times, cold = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 1.0))
+    while True:
+        try:
+            with device.lane("compute"):
+                times, cold = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 1.0))
+            break
+        except MemoryBudgetError:  # somebody else took what it had a moment ago
+            if len(fitting) == 1:
+                raise
+            fitting.pop()
     if beside is not None:
         block = model.layers[FIRST_BLOCK].layer_class
         both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
@@ -138,6 +154,25 @@ def measure_model(
         notes=notes,
         kernels=_kernels(list(spaces.values()), sizes[0] * sequence_length),
     )
+
+
+def _begun(
+    model: Model,
+    layers: Layers,
+    make_micro_batch: MakeMicroBatch,
+    weights: Weights,
+    device: Device,
+    sequence_length: int,
+    sizes: Sequence[int],
+) -> "tuple[_Bench, dict[int, int]] | None":
+    """The inputs of all sizes, and what a micro-batch of each keeps for the step; None where the device's memory is too
+    small for the largest."""
+    try:
+        with device.lane("compute"):
+            bench = _Bench(model, layers, make_micro_batch, weights, device, sequence_length, sizes)
+            return bench, bench.begin()
+    except (MemoryBudgetError, torch.OutOfMemoryError):
+        return None
 
 
 def _kernels(spaces: Sequence[Space], first: int) -> tuple[Kernels, ...]:
@@ -189,12 +224,14 @@ def _measure_spaces(
     """The space of every class and size, without those that the device's memory is too small for."""
     spaces: dict[tuple[str, int], Space] = {}
     for step, (name, layer) in enumerate(classes.items()):
-        bench.load(layer)
+        with bench.lane():
+            bench.load(layer)
         for part, size in enumerate(sizes):
             progress((step + part / len(sizes)) / len(classes), f"memory of {name} at micro-batch size {size}")
             try:
-                spaces[name, size] = bench.space(layer, size)
-            except torch.OutOfMemoryError:
+                with bench.lane():
+                    spaces[name, size] = bench.space(layer, size)
+            except (MemoryBudgetError, torch.OutOfMemoryError):
                 break
     return spaces
 
@@ -324,6 +361,10 @@ class _Bench:
     def _masked(self) -> Callable[[torch.Tensor], Any]:
         """What makes the micro-batches that take most: where sequences share rows, there is a mask in any case."""
         return self._shared if self._shares else self._padded
+
+    def lane(self) -> AbstractContextManager[None]:
+        """Where the device computes: to be entered around all that runs a layer or loads one."""
+        return self._device.lane("compute")
 
     def load(self, layer: int) -> None:
         """Read a layer's states into the one place for weights; what was there is gone."""

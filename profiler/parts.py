@@ -5,10 +5,13 @@ does; the cli hands it in, as the profiler never imports the executor.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+
+from ssdplan.plans.schedule import Resource
 
 Result = TypeVar("Result")
 
@@ -130,7 +133,10 @@ class Device(Protocol):
     @property
     def kind(self) -> str: ...
     @property
+    def index(self) -> int: ...
+    @property
     def name(self) -> str: ...
+    def lane(self, resource: Resource, /) -> AbstractContextManager[None]: ...
     def memory_bytes(self) -> int: ...
     def allocate(self, nbytes: int, /) -> torch.Tensor: ...
     def host_arena(self, nbytes: int, /) -> HostArena: ...

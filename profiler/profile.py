@@ -181,6 +181,7 @@ def profile(
             cores=threads,
             device="cpu" if device.kind == "cpu" else "cuda",
             device_name=device.name,
+            device_index=device.index,
             host_memory_bytes=memory.total,
             host_available_bytes=memory.available,
             device_memory_bytes=device.memory_bytes(),

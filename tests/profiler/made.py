@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ class MadeDevice:
     """Copies at known bandwidths; `peak` is what any work takes."""
 
     kind = "cpu"
+    index = 0
     name = "made device"
 
     def __init__(
@@ -39,6 +41,9 @@ class MadeDevice:
         self.peak = peak
         self.note = note
         self.released: list[MadeArena] = []
+
+    def lane(self, resource: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def memory_bytes(self) -> int:
         return 1 << 30
