@@ -1,7 +1,7 @@
 # make venv         .venv with the package (editable) and all that the tests and the demo need
 # make test         lint, the native programs under sanitisers, then the tests, JOBS=2 at once
-# make gpu          the tests that need a CUDA device, then 1B parameters with and without offloading, with $(PYTHON) as
-#                   it is: no .venv, no network
+# make gpu          five minutes on a GPU, in six steps: WHEELS=DIR, and GPU="--steps tests" and the like
+#                   (CONTRIBUTING.md), with $(PYTHON) as it is: no .venv, no network
 # make demo         a real model: measured, planned, trained from ssd, and asked something
 # make headline     3B parameters trained within 4 GiB: HEADLINE="--volume DIR" and other options (docs/benchmarks.md)
 # make bench        each part beside its rival on this machine (docs/benchmarks.md)
@@ -15,10 +15,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 PARTS := plans profiler planner executor native rivals commands
-WITH_GPU := PYTHONPATH="$(CURDIR)/.gpu$${PYTHONPATH:+:$$PYTHONPATH}"
-GPU_COMPARE ?= --device cuda --shape hidden=2048,layers=18,heads=16 --sequence-length 1024 --micro-batch-size 2 \
-	--micro-batches 8 --arms torch,torch-checkpointing,ssdplan --host-memory 32GiB --device-memory 24GiB \
-	--steps 6 --rounds 1
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
 .PHONY: venv test lint format native-test gpu demo bench compare headline clean
@@ -62,14 +58,9 @@ test: venv
 	$(MAKE) -j2 lint native-test
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Where the package is not installed, it is built with what is there and put into a folder of its own.
+# With $(PYTHON) as it is: what it lacks is taken from a folder of wheels or named, and ssdplan is built into .gpu.
 gpu:
-	$(PYTHON) -c 'import ssdplan.native' 2>/dev/null || $(PYTHON) -m pip install --quiet --no-index --no-deps \
-		--no-build-isolation --upgrade --target .gpu .
-	$(WITH_GPU) $(PYTHON) -m pytest -m gpu
-	if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-		then $(WITH_GPU) $(PYTHON) -m ssdplan.cli compare $(GPU_COMPARE); \
-		else echo 'torch sees no GPU: nothing is compared'; fi
+	$(PYTHON) benchmarks/gpu.py $(if $(WHEELS),--wheels '$(WHEELS)') $(GPU)
 
 demo: venv
 	$(BIN)/python demo.py
