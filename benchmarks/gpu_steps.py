@@ -33,6 +33,8 @@ NEEDED = {
 """Module -> package: what ssdplan cannot be without, and an installation of PyTorch and transformers may lack."""
 FOR_TESTS = {"pulp": "pulp", "gguf": "gguf"}
 """What only some tests need, which skip without."""
+TO_BUILD = {"scikit_build_core": "scikit-build-core", "pybind11": "pybind11", "cmake": "cmake", "ninja": "ninja"}
+"""What building ssdplan needs, where it is not installed; the last two may also be programs of the system."""
 OTHERS = ("numpy", "torch", "transformers", "accelerate", "safetensors", "yaml", "rich", "matplotlib")
 SHOWN = ("torch", "transformers", "accelerate", "numpy", "pytest", "hypothesis", *NEEDED.values(), *FOR_TESTS.values())
 
@@ -66,20 +68,21 @@ class Given:
 def build(given: Given) -> None:
     """Take missing packages from the folder of wheels, build ssdplan where it is not installed, say what there is."""
     folder = given.wheels
-    for module, package in (NEEDED | FOR_TESTS).items():
+    installed = _imports_ssdplan(PYTHONPATH="")  # what an earlier call built may be of an earlier checkout
+    needed = NEEDED if installed else NEEDED | TO_BUILD
+    for module, package in (needed | FOR_TESTS).items():
         if folder and not _there(module):
-            _pip("--find-links", str(folder), package, target=given.target, needed=module in NEEDED)
-    missing = [package for module, package in NEEDED.items() if not _there(module)]
+            _pip("--find-links", str(folder), package, target=given.target, needed=False)
+    missing = [package for module, package in needed.items() if not _there(module)]
     lacking = [package for module, package in FOR_TESTS.items() if not _there(module)]
     lacks = [module for module in OTHERS if not _there(module)]
     given.note(missing=missing + lacks, lacking_for_tests=lacking, python=sys.version.split()[0], versions=_versions())
-    gpus = _gpus()
-    given.note(gpus=gpus)
+    given.note(gpus=_gpus() if _there("torch") else [])
     if missing or lacks:
         raise SystemExit(_words_of_missing(missing + lacks, missing + lacking))
     if lacking:
         print(f"without {', '.join(lacking)} the tests that need them skip")
-    if not _imports_ssdplan():
+    if not installed:
         started = time.monotonic()
         _pip("--no-build-isolation", str(ROOT), target=given.target, needed=True)
         given.note(build_seconds=round(time.monotonic() - started, 1))
@@ -94,13 +97,15 @@ def build(given: Given) -> None:
 
 def _there(module: str) -> bool:
     importlib.invalidate_caches()
-    return importlib.util.find_spec(module) is not None
+    program = module in ("cmake", "ninja") and shutil.which(module) is not None
+    return program or importlib.util.find_spec(module) is not None
 
 
-def _imports_ssdplan() -> bool:
+def _imports_ssdplan(**environment: str) -> bool:
     """From elsewhere than the checkout, whose folders are not yet the package."""
-    call = [sys.executable, "-P", "-c", "import ssdplan.native, ssdplan.cli"]
-    return subprocess.run(call, cwd=tempfile.gettempdir(), capture_output=True, check=False).returncode == 0
+    call, there = [sys.executable, "-P", "-c", "import ssdplan.native"], tempfile.gettempdir()
+    done = subprocess.run(call, cwd=there, env=os.environ | environment, capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def _pip(*what: str, target: Path, needed: bool) -> None:

@@ -240,6 +240,18 @@ def test_sizes_that_do_not_fit_are_left_out() -> None:
     assert costs.notes[:2] == [f"micro-batch size {size} does not fit into made device" for size in (4, 8)]
 
 
+def test_a_size_whose_memory_goes_to_others_while_it_is_timed_is_left_out() -> None:
+    class Later(MadeLayers):
+        def _run(self, method: str, layer: int, micro_batch: int, *rest: Any) -> None:
+            if micro_batch == 2 and layer:  # of the largest size, without padding: only times are taken of it
+                raise MemoryBudgetError("made to fail")
+            super()._run(method, layer, micro_batch, *rest)
+
+    costs = measure(Later(), MadeWeights(), sizes=(1, 2, 4), seconds=0.01)
+    assert all([timing.micro_batch_size for timing in entry.timings] == [1, 2] for entry in costs.classes)
+    assert costs.notes[0] == "micro-batch size 4 does not fit into made device"
+
+
 def test_a_model_that_does_not_fit_at_all() -> None:
     with pytest.raises(MemoryBudgetError, match="made device: a layer of made at micro-batch size 1 and sequence len"):
         measure(MadeLayers(largest=1), MadeWeights(), sizes=(1, 2), seconds=1.0)
