@@ -34,10 +34,15 @@ OTHER_OPTIONS = {
     "--layers",
     "--process-memory",
     "--shorten",
+    "--limit",
+    "--no-deps",
+    "--only-binary",
+    "--platform",
+    "--python-version",
     "--user",
     "--scope",
 }
-"""Options of the demo, of the scripts that benchmarks use, and of systemd-run."""
+"""Options of the demo, of the scripts that benchmarks use, of pip and of systemd-run."""
 MACHINE_PATH = re.compile(r"(?<![\w./~])/(?:bin|data|etc|home|media|mnt|nvme|opt|root|srv|tmp|usr|var|work|Users)\b")
 
 
