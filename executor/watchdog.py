@@ -59,6 +59,9 @@ class Watchdog:
         `abort`: ends the run with an error, called once, and only where `patience` ends."""
         self._patience, self._standing, self._words = patience, standing, words
         self._note, self._abort = note, abort
+        self._stalled_at: float | None = None
+        self._after = patience.tell_after_seconds
+        self._aborted = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ssdplan-watchdog", daemon=True)
 
@@ -71,26 +74,27 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        patience = self._patience
-        abort_after = patience.abort_after_seconds
-        soonest = min(patience.tell_after_seconds, abort_after or patience.tell_after_seconds)
-        stalled_at: float | None = None
-        after = patience.tell_after_seconds
+        tell_after, abort_after = self._patience.tell_after_seconds, self._patience.abort_after_seconds
+        soonest = min(tell_after, abort_after or tell_after)
         while not self._stop.wait(min(soonest / _LOOKS, _LONGEST_LOOK_SECONDS)):
             standing = self._standing()
-            if standing is None:
-                continue
-            if standing.last_end != stalled_at:
-                stalled_at, after = standing.last_end, patience.tell_after_seconds
-            now = time.perf_counter()
-            still = now - standing.last_end
-            if abort_after is not None and still >= abort_after:
-                self._abort(StallError(self._words(standing, now)))
-                abort_after = None  # what cannot be left, compute, is told again
-            if still >= after:
-                self._note(self._words(standing, now))
-                while after <= still:
-                    after *= 2
+            self.look(standing, time.perf_counter())
+
+    def look(self, standing: Standing | None, now: float) -> None:
+        """What is due where the runner stands so at the moment `now` (time.perf_counter); None: it runs nothing."""
+        if standing is None:
+            return
+        if standing.last_end != self._stalled_at:
+            self._stalled_at, self._after = standing.last_end, self._patience.tell_after_seconds
+        still = now - standing.last_end
+        abort_after = self._patience.abort_after_seconds
+        if abort_after is not None and still >= abort_after and not self._aborted:
+            self._abort(StallError(self._words(standing, now)))
+            self._aborted = True  # what cannot be left, compute, is told again
+        if still >= self._after:
+            self._note(self._words(standing, now))
+            while self._after <= still:
+                self._after *= 2
 
 
 class Words:

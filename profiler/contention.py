@@ -8,9 +8,7 @@ waits for the slowest of them, so what is taken of one is lost on all.
 
 import statistics
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from ssdplan.native import Engine, IoError
+from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, repeat
 from ssdplan.profiler.parts import Blank
 from ssdplan.profiler.storage import IN_FLIGHT, MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
@@ -80,15 +79,19 @@ def measure_contention(
     blank: Blank | None = None,
     reach: int = USED_BYTES,
     open_engine: Callable[[], Engine] = Engine,
+    clock: Clock = REAL,
 ) -> tuple[Contention, list[str]]:
     """What `work`, which uses all `cores`, and `directory`'s drive take from each other, measured at places of `blank`
-    or of a file as `storage.measure_volume` does; and notes for people.
+    or of a file as `storage.measure_volume` does; and notes for people. `clock` is the one that `work` and the engine
+    pass time of.
 
     Errors: as `storage.measure_volume`.
     """
     kept: dict[_Load, list[float]] = {load: [] for load in _LOADS}
     try:
-        with opened(directory, blank, reach, USED_BYTES, IN_FLIGHT * PLACES * REQUEST_BYTES, open_engine) as bench:
+        with opened(
+            directory, blank, reach, USED_BYTES, IN_FLIGHT * PLACES * REQUEST_BYTES, open_engine, clock
+        ) as bench:
             bench.write_all(limits.seconds, lambda fraction, what: None)
 
             window = _window(limits, len(_LOADS))
@@ -96,12 +99,12 @@ def measure_contention(
             def computed(load: _Load) -> float:
                 """The fraction of its speed that compute keeps."""
                 moving = partial(bench.moving, load.direction, REQUEST_BYTES, IN_FLIGHT, summed=load.summed)
-                compute, drive = _beside(work, moving, window)
+                compute, drive = _beside(work, moving, window, clock)
                 kept[load].append(drive)
                 return compute
 
             figures = {load: partial(computed, load) for load in _LOADS}
-            found = repeat(figures, limits, progress, f"{directory}: beside compute")
+            found = repeat(figures, limits, progress, f"{directory}: beside compute", clock=clock)
     except IoError as error:
         raise explained(error, directory) from error
     notes = [
@@ -117,7 +120,7 @@ def measure_contention(
 
 
 def measure_beside_updates(
-    work: Work, update: Callable[[], object], limits: Limits, progress: Progress
+    work: Work, update: Callable[[], object], limits: Limits, progress: Progress, *, clock: Clock = REAL
 ) -> tuple[tuple[float, float], list[str]]:
     """What `work` and `update`, called again and again, keep of their paces beside each other; and notes for people.
     Both use all cores."""
@@ -126,11 +129,11 @@ def measure_beside_updates(
 
     def computed() -> float:
         """The fraction of its speed that compute keeps."""
-        compute, updates = _beside(work, partial(_Updating, update), window)
+        compute, updates = _beside(work, partial(_Updating, update, clock), window, clock)
         kept.append(updates)
         return compute
 
-    found = repeat({"beside": computed}, limits, progress, "compute beside updates")["beside"]
+    found = repeat({"beside": computed}, limits, progress, "compute beside updates", clock=clock)["beside"]
     trouble = found.trouble()
     notes = [f"what compute keeps beside updates: {trouble}"] if trouble else []
     return (_fraction(found.mean), _fraction(mean_of(kept))), notes
@@ -146,13 +149,15 @@ class _Other(Protocol):
     def per_second(self) -> float: ...
 
 
-def _beside(work: Work, other: Callable[[], AbstractContextManager[_Other]], window: float) -> tuple[float, float]:
+def _beside(
+    work: Work, other: Callable[[], AbstractContextManager[_Other]], window: float, clock: Clock
+) -> tuple[float, float]:
     """The fractions of their paces that `work` and the other keep beside each other, in one sample."""
-    alone = _mean_of(work, window / 2)
+    alone = _mean_of(work, window / 2, clock)
     with other() as by_itself:
-        time.sleep(window / 2)
+        clock.sleep(window / 2)
     with other() as beside:
-        slowed = _mean_of(work, window)
+        slowed = _mean_of(work, window, clock)
         beside.end(work)
     return alone / slowed, beside.per_second / by_itself.per_second
 
@@ -160,10 +165,10 @@ def _beside(work: Work, other: Callable[[], AbstractContextManager[_Other]], win
 class _Updating:
     """A thread that updates without end, as long as the context lasts; afterwards it knows how often it did."""
 
-    def __init__(self, update: Callable[[], object]) -> None:
-        self._update = update
+    def __init__(self, update: Callable[[], object], clock: Clock) -> None:
+        self._update, self._clock = update, clock
         self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = clock.threads(1)
 
     def __enter__(self) -> Self:
         self._running = self._pool.submit(self._run)
@@ -183,11 +188,11 @@ class _Updating:
         return self._running.result()
 
     def _run(self) -> float:
-        started, count = time.perf_counter(), 0
+        started, count = self._clock(), 0
         while not (self._stop.is_set() and count):
             self._update()
             count += 1
-        return count / (time.perf_counter() - started)
+        return count / (self._clock() - started)
 
 
 def _in_order(summed: float, unsummed: float) -> tuple[float, float]:
@@ -214,11 +219,11 @@ def _window(limits: Limits, figures: int) -> float:
     return min(max(limits.seconds / (2 * limits.least * figures), SHORTEST_WINDOW_SECONDS), WINDOW_SECONDS)
 
 
-def _mean_of(work: Work, window: float) -> float:
+def _mean_of(work: Work, window: float, clock: Clock) -> float:
     """Seconds of one run of `work`, over those that fit into a window: a drive that takes of some of them much takes of
     a step as much as of all of them together."""
-    started = time.perf_counter()
+    started = clock()
     samples = [work()]
-    while time.perf_counter() - started < window:
+    while clock() - started < window:
         samples.append(work())
     return statistics.fmean(samples)

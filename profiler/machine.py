@@ -4,7 +4,6 @@ It measures with the executor's device and the native kernels and knows nothing 
 be used of it, `processor` and the memory of `native.process` say.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from ssdplan.native import Arena, adamw_statistics, adamw_summed
 from ssdplan.plans.homes import OPTIMIZER_BYTES
 from ssdplan.plans.profile import ELEMENT_BYTES, OptimizerStates, Precision
+from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
 from ssdplan.profiler.parts import Device
 
@@ -28,12 +28,14 @@ PAUSE_SECONDS = 5e-4
 """Before each call, for in a step other work lies between two: the threads of the first have gone to sleep."""
 
 
-def measure_link(device: Device, limits: Limits, progress: Progress) -> tuple[Measurement, Measurement, list[str]]:
+def measure_link(
+    device: Device, limits: Limits, progress: Progress, *, clock: Clock = REAL
+) -> tuple[Measurement, Measurement, list[str]]:
     """Seconds of a byte to the device and from it, over copies of 8 to 64 MiB; and notes for people."""
     arena = device.host_arena(COPY_SIZES[-1])
     try:
         notes = [f"host memory: {arena.note}"] if arena.note else []
-        h2d, d2h = _measure_copies(device, arena.bytes, limits, progress)
+        h2d, d2h = _measure_copies(device, arena.bytes, limits, progress, clock)
     finally:
         device.release(arena)
     for name, figure in (("host to device", h2d), ("device to host", d2h)):
@@ -43,7 +45,7 @@ def measure_link(device: Device, limits: Limits, progress: Progress) -> tuple[Me
 
 
 def _measure_copies(
-    device: Device, host: torch.Tensor, limits: Limits, progress: Progress
+    device: Device, host: torch.Tensor, limits: Limits, progress: Progress, clock: Clock
 ) -> tuple[Measurement, Measurement]:
     target = device.allocate(host.numel())
     host.fill_(1)
@@ -51,16 +53,16 @@ def _measure_copies(
     device.synchronize()
 
     def of_a_byte(copy: Callable[[torch.Tensor, torch.Tensor], None], to: torch.Tensor, source: torch.Tensor) -> float:
-        started = time.perf_counter()
+        started = clock()
         for nbytes in COPY_SIZES:
             copy(to[:nbytes], source[:nbytes])
-        return (time.perf_counter() - started) / sum(COPY_SIZES)
+        return (clock() - started) / sum(COPY_SIZES)
 
     copies = {
         "h2d": partial(of_a_byte, device.copy_h2d, target, host),
         "d2h": partial(of_a_byte, device.copy_d2h, host, target),
     }
-    figures = repeat(copies, limits, progress, f"copies to and from {device.name}")
+    figures = repeat(copies, limits, progress, f"copies to and from {device.name}", clock=clock)
     return figures["h2d"], figures["d2h"]
 
 
@@ -85,9 +87,10 @@ class Updates:
 class UpdateBench:
     """States and gradients of several MiB, and the optimizer that updates them as steps do, chunk by chunk."""
 
-    def __init__(self, precision: Precision, threads: int, available_bytes: int) -> None:
+    def __init__(self, precision: Precision, threads: int, available_bytes: int, *, clock: Clock = REAL) -> None:
         """The copy of the weights is in `precision`; of `available_bytes` it takes a quarter at most."""
         self.threads, self._precision, self._element = threads, precision, ELEMENT_BYTES[precision]
+        self.clock = clock
         count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + self._element))
         self.count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
         self._arena = Arena(self.count * (20 + self._element), lock=False)
@@ -107,7 +110,7 @@ class UpdateBench:
         """On average over all of them."""
         seconds = 0.0
         for first in range(0, self.count, UPDATE_CHUNK):
-            time.sleep(PAUSE_SECONDS)
+            self.clock.sleep(PAUSE_SECONDS)
             seconds += self.seconds_of_a_chunk(first, states, summed=summed)
         return seconds / self.count
 
@@ -130,13 +133,13 @@ class UpdateBench:
             self._precision,
             UPDATE_CHUNK,
         )
-        started = time.perf_counter()
+        started = self.clock()
         if summed:
             ends = [4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK, 12 * UPDATE_CHUNK]
             adamw_summed(*streams, positions=(0, *ends[:2]), ends=ends, **self._settings)
         else:
             adamw_statistics(*streams, moment_dtype=states, **self._settings)
-        return time.perf_counter() - started
+        return self.clock() - started
 
 
 def measure_update(bench: UpdateBench, limits: Limits, progress: Progress) -> tuple[Updates, list[str]]:
@@ -146,7 +149,7 @@ def measure_update(bench: UpdateBench, limits: Limits, progress: Progress) -> tu
         "states in bf16": partial(bench.seconds_of_an_element, "bf16"),
         "checksums of its states": partial(bench.seconds_of_an_element, "fp32", summed=True),
     }
-    figures = repeat(updates, limits, progress, f"optimizer on {bench.threads} threads")
+    figures = repeat(updates, limits, progress, f"optimizer on {bench.threads} threads", clock=bench.clock)
     troubles = {what: figure.trouble() for what, figure in figures.items()}
     notes = [f"optimizer with {what}: {trouble}" for what, trouble in troubles.items() if trouble]
     return Updates(*figures.values()), notes

@@ -6,7 +6,6 @@ more than one layer's states are in memory at any time. It never looks inside a 
 
 import gc
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +22,7 @@ from ssdplan.native import process
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.plans.profile import Kernels, LayerClass, Timing
 from ssdplan.plans.rows import row_lengths
+from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, portion, repeat
 from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
 
@@ -88,6 +88,7 @@ def measure_model(
     limits: Limits,
     progress: Progress,
     beside: Callable[[Callable[[], float]], None] | None = None,
+    clock: Clock = REAL,
 ) -> ModelCosts:
     """Measure one layer of each class at each micro-batch size, and what a micro-batch keeps for a step. A class whose
     layers are below all that is trained runs no backward, and none is measured: it takes 0 seconds and bytes.
@@ -103,7 +104,7 @@ def measure_model(
     classes = _representatives(model)
     begun = None
     for most in range(len(sizes), 0, -1):  # what all sizes share is as large as the largest
-        begun = _begun(model, layers, make_micro_batch, weights, device, sequence_length, sizes[:most])
+        begun = _begun(model, layers, make_micro_batch, weights, device, sequence_length, sizes[:most], clock)
         if begun:
             break
     fitting: list[int] = []
@@ -164,12 +165,13 @@ def _begun(
     device: Device,
     sequence_length: int,
     sizes: Sequence[int],
+    clock: Clock,
 ) -> "tuple[_Bench, dict[int, int]] | None":
     """The inputs of all sizes, and what a micro-batch of each keeps for the step; None where the device's memory is too
     small for the largest."""
     try:
         with device.lane("compute"):
-            bench = _Bench(model, layers, make_micro_batch, weights, device, sequence_length, sizes)
+            bench = _Bench(model, layers, make_micro_batch, weights, device, sequence_length, sizes, clock)
             return bench, bench.begin()
     except (MemoryBudgetError, torch.OutOfMemoryError):
         return None
@@ -257,7 +259,9 @@ def _measure_times(
         for size in sizes
         for backward in bench.directions(layer)
     ]
-    times = repeat({f: partial(seconds, f) for f in figures}, limits, progress, "seconds of the layers")
+    times = repeat(
+        {f: partial(seconds, f) for f in figures}, limits, progress, "seconds of the layers", clock=bench.clock
+    )
     return times, {figure: max(mean_of(each), 0.0) for figure, each in longer.items()}
 
 
@@ -286,7 +290,9 @@ class _Bench:
         device: Device,
         sequence_length: int,
         sizes: Sequence[int],
+        clock: Clock = REAL,
     ) -> None:
+        self.clock = clock
         self._model = model
         self._layers = layers
         self._weights = weights
@@ -457,9 +463,9 @@ class _Bench:
         run = self.backward if True in self.directions(layer) else self.forward
 
         def several() -> None:
-            started = time.perf_counter()
+            started = self.clock()
             for done in range(GROWING_RUNS):
-                if done and time.perf_counter() - started > GROWING_SECONDS:
+                if done and self.clock() - started > GROWING_SECONDS:
                     break
                 run(layer, len(self._sizes) + self._sizes.index(size))
 
@@ -475,8 +481,8 @@ class _Bench:
         run = self.backward if figure.backward else self.forward
         micro_batch = self._sizes.index(figure.micro_batch_size)
         self._device.synchronize()
-        started = time.perf_counter()
+        started = self.clock()
         for _ in range(runs):
             run(layer, micro_batch)
         self._device.synchronize()
-        return (time.perf_counter() - started) / runs
+        return (self.clock() - started) / runs

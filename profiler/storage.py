@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +25,7 @@ import torch
 from ssdplan.native import Arena, Engine, IoError, checksum
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
 from ssdplan.plans.profile import MixedBandwidth, Volume
+from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Progress, portion, repeat
 from ssdplan.profiler.parts import Blank
 
@@ -96,10 +96,11 @@ def measure_volume(
     blank: Blank | None = None,
     reach: int = MOST_WRITTEN,
     open_engine: Callable[[], Engine] = Engine,
+    clock: Clock = REAL,
 ) -> tuple[Volume, list[str]]:
     """What the drive of `directory` sustains, and notes for people. It is measured at places spread over `reach` bytes,
     or over what there is: of a file, which is gone when this returns, however it returns; or of `blank`, which lies in
-    `directory` or is what `directory` names.
+    `directory` or is what `directory` names. `clock` is the one that the engine passes time of.
 
     Errors: UsageError where it is neither, DiskFullError where too little is free, IoFailure where the drive fails or
     its file system cannot do direct I/O.
@@ -108,7 +109,9 @@ def measure_volume(
         raise UsageError(f"{directory}: neither a directory on the drive to use nor a blank volume")
     free = max((free_bytes(directory) or 0) if directory.is_dir() else 0, blank.end if blank else 0)
     try:
-        with opened(directory, blank, reach, MOST_WRITTEN, IN_FLIGHT * PLACES * PLACE_BYTES, open_engine) as bench:
+        with opened(
+            directory, blank, reach, MOST_WRITTEN, IN_FLIGHT * PLACES * PLACE_BYTES, open_engine, clock
+        ) as bench:
             uring, notes = bench.engine.kind == "io_uring", []
             bench.write_all(limits.seconds / 3, portion(progress, 0.0, 0.3))
             shares: dict[Mix, list[float]] = {mix: [] for mix in MIXES}
@@ -122,7 +125,8 @@ def measure_volume(
                 return (read + written) / seconds
 
             figures = {mix: partial(rate, mix) for mix in MIXES}
-            measured = repeat(figures, limits, portion(progress, 0.3, 1.0), f"{directory}: bandwidth")
+            part = portion(progress, 0.3, 1.0)
+            measured = repeat(figures, limits, part, f"{directory}: bandwidth", clock=clock)
             checked = bench.checksum_rate()
     except IoError as error:
         raise explained(error, directory) from error
@@ -195,6 +199,7 @@ def opened(
     used_bytes: int,
     memory_bytes: int,
     open_engine: Callable[[], Engine] = Engine,
+    clock: Clock = REAL,
 ) -> Iterator["Bench"]:
     """A bench with so much memory for requests, on `used_bytes` all over `blank` or a new file in `directory`, of
     `reach` bytes where there is room for them. The file's name goes as soon as the engine has it open, so that not even
@@ -217,7 +222,7 @@ def opened(
         file = engine.open(path, create_bytes=None if blank else nbytes)
         if not blank:
             path.unlink()
-        yield Bench(engine, file, stretches(start, nbytes, used_bytes), Arena(memory_bytes))
+        yield Bench(engine, file, stretches(start, nbytes, used_bytes), Arena(memory_bytes), clock)
     finally:
         engine.close()  # waits for what is in flight, and only then may the arena go
         if not blank:
@@ -246,6 +251,7 @@ class Bench:
     file: int
     stretches: list[int]
     arena: Arena
+    clock: Clock
     runs: int = field(default=0, init=False)
 
     def write_all(self, seconds: float, progress: Progress) -> None:
@@ -259,9 +265,9 @@ class Bench:
         random_part.random_(generator=torch.Generator().manual_seed(0))
         for part in memory.split(random_part.numel())[1:]:
             part.copy_(random_part[: part.numel()])
-        started, written = time.perf_counter(), 0
+        started, written = self.clock(), 0
         for start in self.stretches:
-            if written >= SMALLEST_FILE // STRETCH and time.perf_counter() - started > seconds:
+            if written >= SMALLEST_FILE // STRETCH and self.clock() - started > seconds:
                 break
             progress(written / len(self.stretches), "writing a file to measure")
             self.engine.write([(self.file, start, self.arena.address, STRETCH)]).wait()
@@ -295,19 +301,19 @@ class Bench:
         ways = [(self._read, first)] * mix.reads + [(self._write, second)] * mix.writes
         running = self._lanes(ways, REQUESTS, PLACE_BYTES)
         stop = threading.Event()
-        started = time.perf_counter()
+        started = self.clock()
 
         def going() -> bool:
             enough = min(lane.requests for lane in running) >= REQUESTS_A_WINDOW
-            return not stop.is_set() and not (enough and time.perf_counter() - started >= WINDOW_SECONDS)
+            return not stop.is_set() and not (enough and self.clock() - started >= WINDOW_SECONDS)
 
-        with ThreadPoolExecutor(len(running)) as pool:
+        with self.clock.threads(len(running)) as pool:
             try:
                 for done in [pool.submit(lane.run, going, stop) for lane in running]:
                     done.result()
             finally:
                 stop.set()
-        seconds = time.perf_counter() - started
+        seconds = self.clock() - started
         read, written = (sum(lane.moved for lane in each) for each in (running[: mix.reads], running[mix.reads :]))
         return read, written, seconds
 
@@ -321,7 +327,7 @@ class Bench:
         """A lane for each way: how it moves, and in which stretches. They share the arena's places."""
         places = range(self.arena.address, self.arena.address + self.arena.nbytes - place_bytes + 1, place_bytes)
         return [
-            _Lane(move, self.file, sizes, where, places[lane :: len(ways)], self.runs * len(ways) + lane)
+            _Lane(move, self.file, sizes, where, places[lane :: len(ways)], self.runs * len(ways) + lane, self.clock)
             for lane, (move, where) in enumerate(ways)
         ]
 
@@ -342,8 +348,8 @@ class Bench:
 
         where, _ = self._halves(direction == "write")
         running = self._lanes([(move, where)] * lanes, (nbytes,), nbytes)
-        with ThreadPoolExecutor(lanes) as pool:
-            moving = Moving(stop, running, time.perf_counter())
+        with self.clock.threads(lanes) as pool:
+            moving = Moving(stop, running, self.clock())
             try:
                 ends = [pool.submit(lane.run, lambda: not stop.is_set(), stop) for lane in running]
                 yield moving
@@ -387,10 +393,11 @@ class _Lane:
     addresses: Sequence[int]
     """Where its requests lie in memory, one after the other in turns."""
     seed: int
+    clock: Clock
     requests: int = 0
     moved: int = 0
     ended: float | None = None
-    """By time.perf_counter; None while it runs."""
+    """By its clock; None while it runs."""
 
     def run(self, going: Callable[[], bool], stop: threading.Event) -> None:
         rng = random.Random(self.seed)
@@ -406,4 +413,4 @@ class _Lane:
             stop.set()  # the other direction must not wait for this one's requests
             raise
         finally:
-            self.ended = time.perf_counter()
+            self.ended = self.clock()

@@ -53,14 +53,16 @@ def run(
     timeout: float,
     lines: Path | None = None,
     on_line: Callable[[int], None] = lambda count: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Ended:
     """Run `command` to its end, its output into `log`. `lines` is a file that it writes a line a step to: with each new
-    line the bytes that the kernel counts are read, and `on_line` is called with the number of lines."""
+    line the bytes that the kernel counts are read, and `on_line` is called with the number of lines. `timeout`: seconds
+    of `clock`."""
     with log.open("ab") as output, _started(command, output.fileno(), environment) as process:
-        started, busy = time.monotonic(), _busy_seconds()
+        started, busy = clock(), _busy_seconds()
         seen, counted, timed_out, peak = 0, list[IoBytes](), False, 0
         while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
-            if not timed_out and time.monotonic() - started > timeout:
+            if not timed_out and clock() - started > timeout:
                 timed_out = True
                 os.killpg(process.pid, signal.SIGKILL)
             new = _count_lines(lines) if lines else 0
@@ -72,7 +74,7 @@ def run(
             time.sleep(POLL_SECONDS)
         _, status, usage = ended
         process.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.monotonic() - started
+        seconds = clock() - started
         others = _busy_seconds() - busy - usage.ru_utime - usage.ru_stime
         return Ended(
             code=process.returncode,

@@ -2,6 +2,7 @@
 interrupts, the longest file is not the last, and what ssdplan cannot be without is named."""
 
 import atexit
+import contextlib
 import gc
 import importlib.util
 import os
@@ -28,6 +29,13 @@ def pytest_configure() -> None:
             returncode=pytest.ExitCode.USAGE_ERROR,
         )
 
+
+# A busy machine draws and tries examples slowly. Not every machine with a GPU has hypothesis, nor needs it.
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 # A test run in the background of a script inherits an ignored SIGINT, which Python then leaves ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
+
 ROOT = Path(__file__).parents[1]
 PARTS = ("plans", "profiler", "planner", "executor", "native", "rivals", "commands")
 ALLOWED = {
@@ -90,7 +92,9 @@ def test_the_package_leaks_nothing_to_the_top_level(tmp_path):
 def test_a_run_that_may_replan_does_not_load_a_solver() -> None:
     """It would be in the run's memory to its end."""
     code = "import sys, ssdplan.planner.replan; print([m for m in ('pulp', 'highspy', 'torch') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    )
     assert done.stdout == "[]\n"
 
 

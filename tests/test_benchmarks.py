@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
+
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "prediction.py"
 
 
@@ -20,12 +22,12 @@ def test_a_script_that_is_told_to_end_takes_its_process_and_its_folder_along(tmp
     script = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children = Path(f"/proc/{script.pid}/task/{script.pid}/children")
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_SECONDS
         while not (found := children.read_text().split()):
             assert time.monotonic() < deadline and script.poll() is None
             time.sleep(0.05)
         script.send_signal(signal.SIGTERM)
-        assert script.wait(timeout=30) != 0
+        assert script.wait(timeout=HANG_SECONDS) != 0
     finally:
         script.kill()
         script.wait()
@@ -44,9 +46,11 @@ def test_a_process_does_not_outlive_a_script_that_is_told_to_end_while_it_begins
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "subprocess.Popen = Begun\n"
         "commands.end_on_sigterm()\n"
-        "commands.output([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "commands.output([sys.executable, '-c', 'import time; time.sleep(100000)'])\n"
     )
-    script = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=30)
+    script = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert "KeyboardInterrupt" in script.stderr
     child = int(script.stdout)
     if Path(f"/proc/{child}").exists():

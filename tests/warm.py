@@ -19,13 +19,13 @@ from functools import cache
 from pathlib import Path
 
 from ssdplan import cli
+from tests.bounds import HANG_SECONDS
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-SECONDS = 300
 
 
 def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`ssdplan` with these arguments, in `cwd`. Errors: AssertionError where it does not end within `SECONDS`."""
+    """`ssdplan` with these arguments, in `cwd`. Errors: AssertionError where it does not end within `HANG_SECONDS`."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     asked = [str(argument) for argument in arguments]
@@ -33,9 +33,9 @@ def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         request = {"arguments": asked, "cwd": str(cwd), "stdout": out.name, "stderr": err.name}
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
-        if not select.select([server.stdout], [], [], SECONDS)[0]:
+        if not select.select([server.stdout], [], [], HANG_SECONDS)[0]:
             _end()
-            raise AssertionError(f"{asked}: not done after {SECONDS} seconds\n{err.read()}")
+            raise AssertionError(f"{asked}: not done after {HANG_SECONDS} seconds\n{err.read()}")
         answer = server.stdout.readline()
         assert answer, f"{asked}: the process that commands are forked from is gone\n{err.read()}"
         return subprocess.CompletedProcess(["ssdplan", *asked], int(answer), out.read(), err.read())

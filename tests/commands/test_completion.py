@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssdplan import cli
+from tests.bounds import HANG_SECONDS
 
 pytest.importorskip("shtab")
 
@@ -49,7 +50,7 @@ def test_bash_completes(tmp_path, capsys):
     script("bash", tmp_path, capsys)
     for typed, expected in CASES:
         ask = ["bash", "--norc", "-c", ASK, "bash", typed]
-        done = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=20)
+        done = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
         assert set(done.stdout.split()) == expected, typed
 
 
@@ -58,7 +59,7 @@ def test_fish_completes(tmp_path, capsys):
     script("fish", tmp_path, capsys)
     for typed, expected in CASES:
         ask = ["fish", "--no-config", "-c", f"source ./script; complete -C '{typed}'"]
-        done = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=20)
+        done = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
         assert expected <= {line.split("\t")[0].rstrip("/") for line in done.stdout.splitlines()}, typed
 
 
@@ -66,7 +67,7 @@ def test_fish_completes(tmp_path, capsys):
 def test_zsh_reads_its_script(tmp_path, capsys):
     script("zsh", tmp_path, capsys)
     assert (tmp_path / "script").read_text().startswith("#compdef ssdplan")
-    subprocess.run(["zsh", "-n", "script"], cwd=tmp_path, check=True, timeout=20)
+    subprocess.run(["zsh", "-n", "script"], cwd=tmp_path, check=True, timeout=HANG_SECONDS)
 
 
 def test_without_shtab_the_way_to_it_is_named(capsys, monkeypatch):

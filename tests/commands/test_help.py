@@ -9,6 +9,7 @@ import pytest
 
 from ssdplan import cli
 from ssdplan.commands.options import Default
+from tests.bounds import HANG_SECONDS
 
 HEAVY = {"torch", "transformers", "numpy", "matplotlib", "yaml", "highspy", "shtab"}
 
@@ -54,7 +55,7 @@ def test_help_loads_nothing_heavy() -> None:
         "        cli.main([*command, '--help'])\n"
         f"assert not {HEAVY!r} & set(sys.modules), {HEAVY!r} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.random_model import Shape, write_random_model
+from tests.bounds import HANG_SECONDS
 from tests.processor import PRECISION
 
 MIB = 1 << 20
@@ -50,7 +51,7 @@ def python(
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_SECONDS,
         check=False,
         preexec_fn=limit,
     )

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ssdplan.plans.units import parse_bytes
+from tests.bounds import HANG_SECONDS
 from tests.tiny import make_model, make_tokenizer
-from tests.warm import ENVIRONMENT, SECONDS, run
+from tests.warm import ENVIRONMENT, run
 
 COMMAND = [sys.executable, "-m", "ssdplan.cli"]
 QUICK = ("--seconds", 4)
@@ -27,7 +28,7 @@ def anew(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
 
@@ -330,7 +331,7 @@ def test_a_volume_without_space_is_refused(home, tmp_path):
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 5 and "--volume" in done.stderr, done
@@ -423,7 +424,7 @@ def test_an_interrupted_run_ends_cleanly(home, tmp_path, number):
                 break
         assert (out / "volume-0.ssdplan").exists()
         process.send_signal(number)
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=HANG_SECONDS)
     finally:
         process.kill()
         process.wait()

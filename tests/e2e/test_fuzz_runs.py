@@ -91,7 +91,11 @@ def attempt(capsys: pytest.CaptureFixture[str], *arguments: object) -> int:
 
 
 def fuzz(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
 
 
 def rewritten(path: Path, changes: list[tuple[list[float], str, Any]]) -> None:

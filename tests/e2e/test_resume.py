@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
 from tests.e2e.test_commands import COMMAND, ENVIRONMENT, QUICK, home, refused, ssdplan
 
 __all__ = ["home"]
@@ -51,7 +52,7 @@ def test_a_stopped_run_goes_on_from_anywhere_with_no_option_repeated(rows, tmp_p
         assert "in use by another run" in refused("run", "--resume", out, cwd=rows, code=7)
         assert "in use by another run" in refused("export", out, "--to", tmp_path / "e", cwd=rows, code=7)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG_SECONDS)
     finally:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ import pytest
 from ssdplan.executor.store import Record, Store
 from ssdplan.executor.store.volumes import held_blank
 from ssdplan.plans.dealing import STRIPE_BYTES
+from tests.bounds import HANG_SECONDS
 from tests.e2e.test_commands import QUICK, refused, ssdplan
 from tests.executor.store.test_store import MIB, PLAN, flip, get, one, put
 from tests.tiny import make_model, make_tokenizer
@@ -29,7 +30,7 @@ def block_device(backing: Path, nbytes: int) -> Iterator[Path]:
             check=True,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HANG_SECONDS,
         )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no loop devices here: {error}")
@@ -37,7 +38,7 @@ def block_device(backing: Path, nbytes: int) -> Iterator[Path]:
     try:
         yield Path(device)
     finally:
-        subprocess.run(["losetup", "--detach", device], check=True, timeout=30)
+        subprocess.run(["losetup", "--detach", device], check=True, timeout=HANG_SECONDS)
 
 
 def committed(*places: Path, nbytes: int = 2 * MIB) -> bytes:
@@ -208,7 +209,7 @@ def test_a_blank_device_is_profiled(tmp_path):
 def test_a_mounted_device_is_refused_even_when_forced(tmp_path):
     with block_device(tmp_path / "a", 64 * MIB) as device:
         try:
-            subprocess.run(["mkfs.ext4", "-q", str(device)], check=True, capture_output=True, timeout=60)
+            subprocess.run(["mkfs.ext4", "-q", str(device)], check=True, capture_output=True, timeout=HANG_SECONDS)
             (tmp_path / "mounted").mkdir()
             subprocess.run(["mount", str(device), str(tmp_path / "mounted")], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -40,6 +40,7 @@ from ssdplan.executor.train import train
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph
+from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
@@ -47,7 +48,6 @@ STEPS, FEW_STEPS = 12, 3
 FREEZE = tuple(os.environ.get("SSDPLAN_KILL_FREEZE", "").split())
 FIRST: dict[str, Any] = {"alpha": 0.3, "optimizer": 0.37, "parameters": 0.5}
 PLANS: tuple[dict[str, Any], ...] = (FIRST, {"alpha": 1.0, "optimizer": 1.0, "parameters": 1.0}, {"alpha": 0.0})
-DEADLINE_SECONDS = 300.0
 Contents = dict[tuple[str, int], int]
 """(tensor, offset) -> checksum."""
 
@@ -116,7 +116,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 def ended(pid: int) -> int:
     """Wait for a child; its exit code, negative for the signal that killed it. One that hangs fails here."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:

@@ -27,6 +27,7 @@ from ssdplan.executor.store import Store
 from ssdplan.executor.store.volumes import Staging
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError
+from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
@@ -92,7 +93,7 @@ class Campaign:
                 out=out,
                 recipe=Recipe(steps=2, optimizer=AdamW(lr=1e-3), snapshot_every=1),
                 resume=kept,
-            ).result(timeout=60)
+            ).result(timeout=HANG_SECONDS)
         weights = (out / "model" / "model.safetensors").read_bytes()
         return hashlib.sha256(weights + repr(result.losses).encode()).hexdigest()
 

@@ -25,6 +25,7 @@ from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYTES, logits_chunk_tokens
 from tests import reference
+from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH as LENGTH_OF_RUNS
 from tests.executor.runs import prepare
@@ -214,7 +215,7 @@ def test_the_process_takes_no_more_than_the_heads_tensors(tmp_path: Path, dtype:
     comes, 15 or 31 MB and the largest, or the loss's own gradients in fp32, are not there any more."""
     path = make_model("llama", tmp_path / "model", vocab=30000, hidden=256, layers=1, max_position_embeddings=256)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        assert fresh.submit(growth_beyond_workspace, path, dtype, tokens).result(timeout=120) < 2 << 20
+        assert fresh.submit(growth_beyond_workspace, path, dtype, tokens).result(timeout=HANG_SECONDS) < 2 << 20
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])

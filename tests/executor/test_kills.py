@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 
+from tests.bounds import HANG_SECONDS
+
 KILLS = int(os.environ.get("SSDPLAN_KILLS", "10"))
 STRIDE = int(os.environ.get("SSDPLAN_KILL_STRIDE", "60"))
 
@@ -23,7 +25,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=600 + 30 * KILLS + 20000 // STRIDE,
+        timeout=HANG_SECONDS + 60 * KILLS + 40000 // STRIDE,
         env=environment,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -18,17 +18,21 @@ from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.runner import OverlappedRunner, SerialRunner
+from ssdplan.executor.runner import OverlappedRunner, SerialRunner, Standing
 from ssdplan.executor.store import Record, Store
 from ssdplan.executor.train import train
 from ssdplan.executor.watchdog import Patience, Watchdog, Words
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import StallError, UsageError
 from ssdplan.plans.schedule import Update
+from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.executor.test_runner import chain
 
 MIB = 1 << 20
+TRIES = 50
+"""To look at a transfer while its 20 ms of delay last: a busy machine may wake who looks after them."""
 
 
 @contextlib.contextmanager
@@ -64,32 +68,59 @@ def test_patience_follows_the_plan_unless_told(plan):
     assert Patience.of(slow, 3.0, 9.0) == Patience(3.0, 9.0)
 
 
-def test_an_action_that_hangs_is_named_at_doubling_intervals(plan, runner):
+def test_a_stall_is_told_at_doubling_intervals():
+    """Looks every quarter of a second of a clock of the test's own."""
+    graph, told = chain(("read", ()), ("write", (0,))), []
+    dog = Watchdog(Patience(2.0), lambda: None, lambda standing, now: f"{standing.ended}", told.append, never)
+    moments: list[tuple[float, str]] = []
+
+    def looks(standing: Standing | None, since: float, until: float) -> None:
+        moments.clear()
+        for quarter in range(int(4 * since), int(4 * until)):
+            dog.look(standing, quarter / 4)
+            moments.extend((quarter / 4, text) for text in told)
+            told.clear()
+
+    looks(Standing(graph, 0, 50.0, ((0, 50.0),)), 50.0, 69.0)
+    assert moments == [(52.0, "0"), (54.0, "0"), (58.0, "0"), (66.0, "0")]
+    looks(Standing(graph, 1, 69.0, ((1, 69.0),)), 69.0, 72.0)
+    assert moments == [(71.0, "1")], "from the last end on"
+    looks(None, 72.0, 600.0)
+    assert not moments, "a runner at rest is no stall"
+    dog.look(Standing(graph, 1, 600.0, ()), 615.0)
+    dog.look(Standing(graph, 1, 600.0, ()), 615.75)
+    assert told == ["1"], "a late look tells once what several would have told"
+
+
+def test_a_stall_ends_a_run_once_and_is_told_on():
+    graph, told, ended = (
+        chain(
+            ("read", ()),
+        ),
+        [],
+        [],
+    )
+    dog = Watchdog(Patience(1.0, 2.5), lambda: None, lambda standing, now: f"{now}", told.append, ended.append)
+    for moment in (0.5, 1.0, 2.0, 2.4, 2.5, 3.0, 4.0):
+        dog.look(Standing(graph, 0, 0.0, ()), moment)
+    assert [str(error) for error in ended] == ["2.5"] and told == ["1.0", "2.0", "4.0"]
+
+
+def test_an_action_that_hangs_is_named(plan, runner):
     schedule = build_schedule(plan.model, plan.decision)
     graph = schedule.steady
     hanging = next(op for op in graph.ops if isinstance(op, Update))
-    notes: list[tuple[float, str]] = []
-    began: list[float] = []
+    notes: list[str] = []
 
     def hang() -> None:
-        began.append(time.perf_counter())
-        while len(notes) < 3:
+        deadline = time.monotonic() + HANG_SECONDS
+        while not any(str(hanging) in text for text in notes) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     actions = [hang if op is hanging else (lambda: None) for op in graph.ops]
-
-    def note(text: str) -> None:
-        notes.append((time.perf_counter(), text))
-
-    with Watchdog(Patience(0.2), runner.standing, Words(plan, schedule, None), note, never):
+    with Watchdog(Patience(0.2), runner.standing, Words(plan, schedule, None), notes.append, never):
         runner.run(graph, actions)
-        runner.run(graph, [lambda: None] * len(actions))
-        time.sleep(0.5)  # a runner at rest is no stall
-    assert len(notes) == 3, notes
-    after = [moment - began[0] for moment, _ in notes]
-    for moment, due in zip(after, (0.2, 0.4, 0.8), strict=True):
-        assert moment >= due - 0.01
-    text = notes[0][1]
+    text = next(text for text in notes if str(hanging) in text)
     assert str(hanging) in text and f"of {len(graph.ops)} of the steady step" in text
     assert f"{hanging.elements:,} elements of {plan.model.states[hanging.state].name}" in text
     follower = next(op for op in graph.ops if hanging.index in op.waits)
@@ -97,13 +128,20 @@ def test_an_action_that_hangs_is_named_at_doubling_intervals(plan, runner):
 
 
 def test_a_step_that_goes_on_is_left_alone(plan, runner):
-    """Slow in all, but never without an operation that ends."""
+    """Slow in all, but never without an operation that ends: looked at in each, a little before it would be a stall."""
     schedule = build_schedule(plan.model, plan.decision)
-    notes: list[str] = []
-    naps = [lambda: time.sleep(0.02)] * len(schedule.steady.ops)
-    with Watchdog(Patience(0.5), runner.standing, Words(plan, schedule, None), notes.append, never):
-        assert runner.run(schedule.steady, naps).seconds > 0.5
-    assert not notes
+    ops = len(schedule.steady.ops)
+    dog = Watchdog(Patience(0.5), lambda: None, Words(plan, schedule, None), pytest.fail, never)
+    ends = []
+
+    def look() -> None:
+        standing = runner.standing()
+        assert standing is not None
+        ends.append((standing.ended, standing.last_end))
+        dog.look(standing, standing.last_end + 0.49)
+
+    runner.run(schedule.steady, [look] * ops)
+    assert len(ends) == ops and max(ends)[0] >= ops - 5 and max(ends)[1] > min(ends)[1]
 
 
 def test_a_run_ends_where_it_was_asked_to(plan):
@@ -112,16 +150,14 @@ def test_a_run_ends_where_it_was_asked_to(plan):
     runner = OverlappedRunner(no_lane)
     released = threading.Event()
     hanging = next(op for op in graph.ops if op.resource == "h2d")
-    actions = [(lambda: released.wait(60)) if op is hanging else (lambda: None) for op in graph.ops]
+    actions = [(lambda: released.wait(HANG_SECONDS)) if op is hanging else (lambda: None) for op in graph.ops]
     notes: list[str] = []
-    started = time.perf_counter()
     words = Words(plan, schedule, None)
     with (
         pytest.raises(StallError, match="no operation has ended") as caught,
         Watchdog(Patience(0.1, 0.5), runner.standing, words, notes.append, runner.abandon),
     ):
         runner.run(graph, actions)
-    assert 0.5 <= time.perf_counter() - started < 10
     assert str(hanging) in str(caught.value) and notes
     assert schedule.buffers[hanging.source.buffer].name in str(caught.value)
     runner.close()
@@ -140,16 +176,20 @@ def test_the_volume_and_its_outstanding_bytes_are_named(tmp_path, monkeypatch, e
     places = [tmp_path / "one", tmp_path / "two"]
     store = Store.create(places, [Record("state", 0, 8 * MIB, False, (0, 8 * MIB))], "0" * 64)
     arena = native.Arena(8 * MIB, lock=False)
-    for move in (store.write, store.read):
+    found: list[bool] = []
+    for move in (store.write, store.read) * TRIES:
         thread = threading.Thread(target=move, args=(0, 8 * MIB, arena.address))
         thread.start()
         seen: list[dict[Path, int]] = []
         while thread.is_alive():
             seen.append(store.outstanding(0, 8 * MIB))
         thread.join()
-        assert {path: 4 * MIB for path in store.paths} in seen
+        found.append({path: 4 * MIB for path in store.paths} in seen)
         assert all(set(left) <= set(store.paths) and max(left.values(), default=0) <= 4 * MIB for left in seen)
         assert store.outstanding(0, 8 * MIB) == {}
+        if any(found[::2]) and any(found[1::2]):
+            break
+    assert any(found[::2]) and any(found[1::2]), "of writes, and of reads"
     store.remove()
 
 
@@ -198,20 +238,18 @@ def test_a_command_whose_drive_hangs_ends_with_code_6(directory, plan, tmp_path)
         import sys, time
         from ssdplan import cli
         from ssdplan.executor.store import Store
-        Store.read = lambda self, offset, nbytes, address: time.sleep(600)
+        Store.read = lambda self, offset, nbytes, address: time.sleep(100000)
         sys.exit(cli.main(sys.argv[1:]))
     """)
     run = ["run", "plan.json", "--data", directory / "text.txt", "--steps", "2", "--out", "run", "--stall-abort", "1"]
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, run)],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 6, done
-    assert "ssdplan: error: no operation has ended for 1" in done.stderr and "read " in done.stderr
-    assert time.monotonic() - started < 100
+    assert "ssdplan: error: no operation has ended for " in done.stderr and "read " in done.stderr

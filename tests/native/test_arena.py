@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ssdplan.native as native
+from tests.bounds import HANG_SECONDS
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -168,7 +169,7 @@ arena = native.Arena(1 << 20)
 assert not arena.locked and "65536" in arena.lock_error, arena.lock_error
 native.copy(arena.address, arena.address + 4096, 4096)
 """
-    subprocess.run([sys.executable, "-c", "import ssdplan.native as native" + script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", "import ssdplan.native as native" + script], check=True, timeout=HANG_SECONDS)
 
 
 def own_control_group() -> Path:
@@ -205,6 +206,6 @@ else:
     raise SystemExit("more than the control group allows")
 """
     try:
-        subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=HANG_SECONDS)
     finally:
         group.rmdir()

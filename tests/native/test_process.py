@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from ssdplan.native import Arena, process
+from tests.bounds import HANG_SECONDS
 
 MIB = 1 << 20
 
 
 def run(code: str) -> str:
     """What a fresh interpreter prints; memory of this one has a history."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    )
     return done.stdout.strip()
 
 

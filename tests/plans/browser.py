@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.bounds import HANG_SECONDS
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_SECONDS = 60
 
@@ -117,6 +119,6 @@ class Browser:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(HANG_SECONDS)
         self._to.close()
         self._from.close()

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch.nn import functional
 
+from tests.profiler.made_time import MadeTime
+
 Result = TypeVar("Result")
 
 
@@ -145,11 +147,12 @@ FORWARD_SECONDS = {"embedding": 0.001, "block.0": 0.004, "block.1": 0.006, "head
 
 @dataclass
 class MadeLayers:
-    """Sleeps for known times, and really runs an MLP with a residual and a mask in `backward`."""
+    """Takes known times of a made clock, and really runs an MLP with a residual and a mask in `backward`."""
 
     model: MadeModel = field(default_factory=MadeModel)
     largest: int = 1 << 30
     """Rows from which on the device's memory is too small."""
+    clock: MadeTime = field(default_factory=MadeTime)
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     """Method, layer, rows."""
 
@@ -216,7 +219,7 @@ class MadeLayers:
         self.calls.append((method, layer, rows))
         if rows >= self.largest and layer != 0:
             raise torch.OutOfMemoryError("made to fail")
-        time.sleep(FORWARD_SECONDS[spec.layer_class] * rows * factor)
+        self.clock.sleep(FORWARD_SECONDS[spec.layer_class] * rows * factor)
 
 
 @dataclass

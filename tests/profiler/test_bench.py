@@ -20,6 +20,7 @@ from ssdplan.profiler import bench as module
 from ssdplan.profiler.bench import GROUPS, bench, engine_rows
 from ssdplan.profiler.bench_engine import EngineBench, EngineRow, Fio, FioMissing
 from ssdplan.profiler.bench_report import HEADINGS
+from tests.bounds import HANG_SECONDS
 from tests.profiler.test_measure import silent
 
 MIB = 1 << 20
@@ -90,7 +91,7 @@ def test_too_little_memory_is_refused_before_any_is_taken(monkeypatch: pytest.Mo
 
 def _run(*arguments: object, cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
@@ -149,7 +150,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
         process.stderr.readline()  # it has begun
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=HANG_SECONDS)
     finally:
         process.kill()
         process.wait()

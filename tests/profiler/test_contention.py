@@ -1,7 +1,6 @@
 """What compute and a drive take from each other is measured right where the truth is known."""
 
 import errno
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pytest
 from ssdplan.native import IoError
 from ssdplan.plans.errors import DiskFullError
 from ssdplan.profiler.contention import (
+    LEAST_KEPT,
     SHORTEST_WINDOW_SECONDS,
     WINDOW_SECONDS,
     _in_order,
@@ -22,22 +22,26 @@ from ssdplan.profiler.contention import (
 )
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.storage import IN_FLIGHT
+from tests.profiler.made_time import MadeTime, MadeTurn
 from tests.profiler.test_storage import MadeDrive, Segments, silent
 
 CORES = 4
 LIMITS = Limits(seconds=5.0, least=3, most=5)
 WORK_SECONDS = 0.01
+EXACT = 0.03
+"""But for the first and last request of a window."""
 
 
 @dataclass
 class Ending:
     """A request that tells when it has ended."""
 
+    sleep: Callable[[float], None]
     seconds: float
     ended: Callable[[], None]
 
     def wait(self) -> None:
-        time.sleep(self.seconds)
+        self.sleep(self.seconds)
         self.ended()
 
 
@@ -48,7 +52,7 @@ class SharedDrive(MadeDrive):
         super().__init__(read=4e9, write=2e9)
         self.slowed, self.kept = slowed, kept
         self.moving: list[str] = []
-        self.computing = threading.Event()
+        self.computing = False
         self.most_at_once = 0
 
     def _summed(self, kind: str, ranges: list[Segments]) -> list[int]:
@@ -56,17 +60,19 @@ class SharedDrive(MadeDrive):
         assert segment[1] + segment[3] <= self.size
         self.moving.append(kind)
         self.most_at_once = max(self.most_at_once, len(self.moving))
-        time.sleep(segment[3] / self._rate(kind))
+        self.time.sleep(segment[3] / self._rate(kind))
         self.moving.remove(kind)
         return [0]
 
     def _submit(self, kind: str, segments: Segments) -> Any:
         """Nobody sums it."""
         self.moving.append(f"{kind} unsummed")
-        return Ending(segments[0][3] / self._rate(kind), lambda: self.moving.remove(f"{kind} unsummed"))
+        return Ending(
+            self.time.sleep, segments[0][3] / self._rate(kind), lambda: self.moving.remove(f"{kind} unsummed")
+        )
 
     def _rate(self, kind: str) -> float:
-        return self.rates[kind] * (self.kept if self.computing.is_set() else 1.0)
+        return self.rates[kind] * (self.kept if self.computing else 1.0)
 
     def read_summed(self, ranges: list[Segments]) -> list[int]:
         return self._summed("read", ranges)
@@ -76,22 +82,24 @@ class SharedDrive(MadeDrive):
 
     def work(self) -> float:
         factor = self.slowed[self.moving[0]] if self.moving else 1.0
-        self.computing.set()
-        time.sleep(WORK_SECONDS * factor)
-        self.computing.clear()
+        self.computing = True
+        self.time.sleep(WORK_SECONDS * factor)
+        self.computing = False
         return WORK_SECONDS * factor
 
 
 def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
     slowed = {"read": 1.25, "write": 2.0, "read unsummed": 1.1, "write unsummed": 1.4}
     drive = SharedDrive(slowed, kept=0.8)
-    found, notes = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
-    assert found.bandwidth_kept == pytest.approx(0.8, abs=0.12)
+    found, notes = measure_contention(
+        tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive, clock=drive.time
+    )
+    assert found.bandwidth_kept == pytest.approx(0.8, rel=EXACT)
     # Lost to a drive that moved only so much; at its full bandwidth it would have taken more.
-    assert found.read_cores == pytest.approx(CORES * 0.2 / 0.8, abs=0.05 * CORES)
-    assert found.write_cores == pytest.approx(CORES * 0.5 / 0.8, abs=0.08 * CORES)
-    assert found.read_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.1) / 0.8, abs=0.05 * CORES)
-    assert found.write_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.4) / 0.8, abs=0.06 * CORES)
+    assert found.read_cores == pytest.approx(CORES * 0.2 / 0.8, rel=EXACT)
+    assert found.write_cores == pytest.approx(CORES * 0.5 / 0.8, rel=EXACT)
+    assert found.read_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.1) / 0.8, rel=EXACT)
+    assert found.write_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.4) / 0.8, rel=EXACT)
     assert drive.most_at_once == IN_FLIGHT and drive.closed and not list(tmp_path.iterdir())
     assert all("beside compute" in note or "what compute keeps" in note for note in notes)
 
@@ -102,16 +110,14 @@ class QueueingDrive(MadeDrive):
 
     def __init__(self, kept: float) -> None:
         super().__init__(read=2e9, write=2e9)
-        self.kept, self.turn, self.free = kept, threading.Lock(), 0.0
-        self.computing = threading.Event()
+        self.kept, self.turn = kept, MadeTurn(self.time)
+        self.computing = False
 
     def _summed(self, ranges: list[Segments]) -> list[int]:
         ((segment,),) = ranges
         with self.turn:
-            self.free = max(self.free, time.perf_counter() - 0.01)
             for _ in range(segment[3] >> 20):
-                self.free += (1 << 20) / 2e9 / (self.kept if self.computing.is_set() else 1.0)
-                time.sleep(max(self.free - time.perf_counter(), 0.0))
+                self.time.sleep((1 << 20) / 2e9 / (self.kept if self.computing else 1.0))
         return [0]
 
     def read_summed(self, ranges: list[Segments]) -> list[int]:
@@ -122,42 +128,47 @@ class QueueingDrive(MadeDrive):
 
     def _submit(self, kind: str, segments: Segments) -> Any:
         self._summed([segments])
-        return Ending(0.0, lambda: None)
+        return Ending(self.time.sleep, 0.0, lambda: None)
 
     def work(self) -> float:
-        self.computing.set()
-        time.sleep(4 * WORK_SECONDS)
-        self.computing.clear()
+        self.computing = True
+        self.time.sleep(4 * WORK_SECONDS)
+        self.computing = False
         return 4 * WORK_SECONDS
 
 
 def test_what_is_under_way_at_the_end_moves_beside_compute_too(tmp_path: Path) -> None:
     drive = QueueingDrive(kept=0.5)
-    found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
-    assert found.bandwidth_kept == pytest.approx(0.5, abs=0.05)
+    found, _ = measure_contention(
+        tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive, clock=drive.time
+    )
+    assert found.bandwidth_kept == pytest.approx(0.5, rel=EXACT)
 
 
 def test_what_a_drive_takes_at_full_bandwidth_may_be_more_than_there_is(tmp_path: Path) -> None:
     """It kept half of its bandwidth and took three quarters of compute."""
     drive = SharedDrive(dict.fromkeys(("read", "write", "read unsummed", "write unsummed"), 4.0), kept=0.5)
-    found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
-    assert found.read_cores == pytest.approx(1.5 * CORES, rel=0.15)
-    assert found.write_cores_unsummed == pytest.approx(1.5 * CORES, rel=0.15)
+    found, _ = measure_contention(
+        tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive, clock=drive.time
+    )
+    assert found.read_cores == pytest.approx(1.5 * CORES, rel=EXACT)
+    assert found.write_cores_unsummed == pytest.approx(1.5 * CORES, rel=EXACT)
 
 
 class SharedCores:
-    """A layer and updates, of which each slows the other; who sleeps here uses no core."""
+    """A layer and updates, of which each slows the other."""
 
     def __init__(self, compute: float, updates: float) -> None:
+        self.time = MadeTime()
         self.kept = {"compute": compute, "updates": updates}
         self.running = {"compute": 0, "updates": 0}
 
     def _run(self, what: str, other: str, seconds: float) -> float:
-        begun = time.perf_counter()
+        begun = self.time()
         self.running[what] += 1
-        time.sleep(seconds / (self.kept[what] if self.running[other] else 1.0))
+        self.time.sleep(seconds / (self.kept[what] if self.running[other] else 1.0))
         self.running[what] -= 1
-        return time.perf_counter() - begun
+        return self.time() - begun
 
     def work(self) -> float:
         return self._run("compute", "updates", 2 * WORK_SECONDS)
@@ -168,11 +179,11 @@ class SharedCores:
 
 def test_what_compute_and_updates_leave_each_other() -> None:
     cores = SharedCores(compute=0.4, updates=0.5)
-    (compute, updates), notes = measure_beside_updates(cores.work, cores.update, LIMITS, silent)
-    assert compute == pytest.approx(0.4, rel=0.1) and updates == pytest.approx(0.5, rel=0.1)
+    (compute, updates), notes = measure_beside_updates(cores.work, cores.update, LIMITS, silent, clock=cores.time)
+    assert compute == pytest.approx(0.4, rel=EXACT) and updates == pytest.approx(0.5, rel=EXACT)
     assert all("beside updates" in note for note in notes)
     cores = SharedCores(compute=1.5, updates=1.5)
-    assert measure_beside_updates(cores.work, cores.update, LIMITS, silent)[0] == (1.0, 1.0)
+    assert measure_beside_updates(cores.work, cores.update, LIMITS, silent, clock=cores.time)[0] == (1.0, 1.0)
 
 
 def test_windows_are_as_long_as_the_time_allows() -> None:
@@ -191,7 +202,9 @@ def test_summing_takes_no_less_than_not_summing(measured: tuple[float, float], t
 def test_who_takes_nothing_is_not_charged(tmp_path: Path) -> None:
     kinds = ("read", "write", "read unsummed", "write unsummed")
     drive = SharedDrive(dict.fromkeys(kinds, 1.0), kept=1.3)
-    found, _ = measure_contention(tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive)
+    found, _ = measure_contention(
+        tmp_path, drive.work, CORES, LIMITS, silent, open_engine=lambda: drive, clock=drive.time
+    )
     assert found.read_cores == found.write_cores == 0.0 and found.bandwidth_kept == 1.0
 
 
@@ -203,7 +216,9 @@ def test_a_real_drive_beside_real_work(tmp_path: Path) -> None:
         return time.perf_counter() - started
 
     found, _ = measure_contention(tmp_path, work, 1, Limits(seconds=1.0, least=3, most=4), silent)
-    assert 0.0 <= found.read_cores < 1.0 and 0.0 <= found.write_cores < 1.0 and 0.0 < found.bandwidth_kept <= 1.0
+    most = (1 - LEAST_KEPT) / LEAST_KEPT  # of a core: a machine on which others are busy may leave both very little
+    assert 0.0 <= found.read_cores <= most and 0.0 <= found.write_cores <= most
+    assert LEAST_KEPT <= found.bandwidth_kept <= 1.0
     assert not list(tmp_path.iterdir())
 
 
@@ -214,5 +229,5 @@ def test_a_full_drive_is_named_and_left_clean(tmp_path: Path) -> None:
 
     drive = Full()
     with pytest.raises(DiskFullError, match=str(tmp_path)):
-        measure_contention(tmp_path, lambda: 0.01, CORES, LIMITS, silent, open_engine=lambda: drive)
+        measure_contention(tmp_path, lambda: 0.01, CORES, LIMITS, silent, open_engine=lambda: drive, clock=drive.time)
     assert drive.closed and not list(tmp_path.iterdir())

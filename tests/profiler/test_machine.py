@@ -1,20 +1,22 @@
 """The facts of a machine are those of /proc, bounded by control groups; rates are those that were made."""
 
 import os
-import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import pytest
-import torch
 
-from ssdplan.native import adamw
+from ssdplan.native import adamw_statistics, adamw_summed
 from ssdplan.native.process import host_memory
-from ssdplan.plans.profile import OptimizerStates
+from ssdplan.plans.homes import OPTIMIZER_BYTES
+from ssdplan.plans.profile import Precision
+from ssdplan.profiler import machine
 from ssdplan.profiler.machine import UpdateBench, Updates, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Measurement
 from ssdplan.profiler.processor import cores, cpu_name
 from tests.profiler.made import MadeDevice
+from tests.profiler.made_time import MadeTime
 
 GIB = 1 << 30
 
@@ -106,25 +108,11 @@ def test_no_limit_is_no_limit(tmp_path: Path) -> None:
     assert (host_memory(root).total, host_memory(root).available) == (64 * GIB, 32 * GIB)
 
 
-class Clock:
-    """Time passes in `sleep` alone."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def test_bandwidths_of_a_link_that_are_known(monkeypatch) -> None:
-    """On a clock that only copies move: what a busy machine does to `sleep` is not what is measured."""
-    clock = Clock()
-    monkeypatch.setattr("ssdplan.profiler.machine.time", clock)
+def test_bandwidths_of_a_link_that_are_known() -> None:
+    """On a clock that only copies move."""
+    clock = MadeTime()
     device = MadeDevice(h2d=2e9, d2h=4e9, sleep=clock.sleep)
-    h2d, d2h, notes = measure_link(device, Limits(seconds=1.5), silent)
+    h2d, d2h, notes = measure_link(device, Limits(seconds=1.5), silent, clock=clock)
     assert h2d.rate == pytest.approx(2e9) and d2h.rate == pytest.approx(4e9)
     assert len(device.released) == 1
     assert not [note for note in notes if "host memory" in note]
@@ -137,35 +125,31 @@ def test_host_memory_that_is_not_page_locked_is_noted() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("states", ["bf16", "fp32"])
-def test_the_rate_of_updates_is_that_of_the_kernel(precision: str, states: OptimizerStates) -> None:
-    count = 2 << 20
-    dtype = torch.float32 if states == "fp32" else torch.bfloat16
-    arrays = [torch.full((count,), 0.01, dtype=dtype if number in (1, 2) else torch.float32) for number in range(5)]
+def test_the_rate_of_updates_is_that_of_the_kernel(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels that really run, but on a clock that they move by known nanoseconds an element."""
+    made, called = MadeTime(), set()
 
-    def rate() -> float:
-        started = time.perf_counter()
-        adamw(
-            *(array.data_ptr() for array in arrays),
-            precision,
-            count,
-            moment_dtype=states,
-            lr=1e-3,
-            beta1=0.9,
-            beta2=0.999,
-            eps=1e-8,
-            weight_decay=0.0,
-            step=1,
-            threads=1,
-        )
-        return count / (time.perf_counter() - started)
+    def moving(kernel: Callable[..., Any], nanoseconds: Callable[[Mapping[str, Any]], float]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            done = kernel(*given, **named)
+            *_, given_precision, count = given
+            assert (given_precision, named["threads"]) == (precision, 1)
+            made.sleep(count * nanoseconds(named) * 1e-9)
+            called.add((kernel.__name__, named.get("moment_dtype", "fp32")))
+            return done
 
-    # Before and after: a host that others use may be three times as fast in one of them.
-    rate()
-    before = median(rate() for _ in range(10))
-    figures, _ = measure_update(UpdateBench(precision, 1, 4 * GIB), Limits(seconds=1.6), silent)  # type: ignore[arg-type]
-    after = median(rate() for _ in range(10))
-    assert min(before, after) / 3 < getattr(figures, states).rate < max(before, after) * 3
+        return run
+
+    plain = {"fp32": 2.0, "bf16": 1.0}
+    monkeypatch.setattr(
+        machine, "adamw_statistics", moving(adamw_statistics, lambda named: plain[named["moment_dtype"]])
+    )
+    monkeypatch.setattr(machine, "adamw_summed", moving(adamw_summed, lambda named: 2.5))
+    figures, notes = measure_update(UpdateBench(precision, 1, 1 << 30, clock=made), Limits(seconds=1.6), silent)
+    assert len(called) == 3 and not notes
+    assert (figures.fp32.rate, figures.bf16.rate) == (pytest.approx(0.5e9), pytest.approx(1e9))
+    assert figures.summed.rate == pytest.approx(0.4e9), "its pauses are not counted"
+    assert figures.checksum_rate == pytest.approx(OPTIMIZER_BYTES["fp32"] / 0.5e-9)
 
 
 def test_what_checksums_take_in_passing_is_the_difference() -> None:

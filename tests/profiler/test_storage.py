@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +39,7 @@ from ssdplan.profiler.storage import (
     frontier,
     measure_volume,
 )
+from tests.profiler.made_time import MadeTime
 
 QUICK = Limits(seconds=1.5, least=3, most=6)
 Segments = Sequence[tuple[int, int, int, int]]
@@ -50,25 +50,25 @@ def silent(fraction: float, what: str) -> None:
 
 
 class MadeRequest:
-    def __init__(self, until: float) -> None:
-        self.until = until
+    def __init__(self, time: MadeTime, until: float) -> None:
+        self.time, self.until = time, until
 
     def wait(self) -> int:
-        time.sleep(max(0.0, self.until - time.perf_counter()))
+        self.time.sleep(max(0.0, self.until - self.time()))
         return 0
 
 
 class MadeDrive:
     """An engine without a drive, which reads and writes at given rates, independently of each other: the requests of a
-    direction one after the other."""
+    direction one after the other. Its time is made too."""
 
     kind = "threads"
 
     def __init__(self, read: float = 4e9, write: float = 2e9) -> None:
+        self.time = MadeTime()
         self.rates = {"read": read, "write": write}
         self.requests: list[tuple[str, int, int, int]] = []
         self.free = {"read": 0.0, "write": 0.0}
-        self.lock = threading.Lock()
         self.flushed = self.closed = False
 
     def open(self, path: Path, *, create_bytes: int) -> int:
@@ -79,13 +79,12 @@ class MadeDrive:
     def _submit(self, kind: str, segments: Segments) -> MadeRequest:
         ((file, offset, address, nbytes),) = segments
         assert file == 7 and offset % 4096 == address % 4096 == nbytes % 4096 == 0 and offset + nbytes <= self.size
-        with self.lock:
-            self.requests.append((kind, offset, address, nbytes))
-            return MadeRequest(self.until(kind, nbytes / self.rates[kind]))
+        self.requests.append((kind, offset, address, nbytes))
+        return MadeRequest(self.time, self.until(kind, nbytes / self.rates[kind]))
 
     def until(self, kind: str, seconds: float) -> float:
         """When a request that takes so long alone ends."""
-        self.free[kind] = max(self.free[kind], time.perf_counter()) + seconds
+        self.free[kind] = max(self.free[kind], self.time()) + seconds
         return self.free[kind]
 
     def read(self, segments: Segments) -> MadeRequest:
@@ -101,8 +100,8 @@ class MadeDrive:
         self.closed = True
 
 
-def measure(directory: Path, drive: Any, progress: Callable[[float, str], None] = silent) -> Any:
-    return measure_volume(directory, QUICK, progress, open_engine=lambda: drive)
+def measure(directory: Path, drive: MadeDrive, progress: Callable[[float, str], None] = silent) -> Any:
+    return measure_volume(directory, QUICK, progress, open_engine=lambda: drive, clock=drive.time)  # type: ignore[arg-type, return-value]
 
 
 rates = st.floats(1e6, 1e10)
@@ -132,7 +131,7 @@ class HeavyDrive(MadeDrive):
     """One request at a time, and a third longer for each that goes the other way than the one before."""
 
     def __init__(self) -> None:
-        super().__init__(0.25e9, 0.25e9)  # so slow that what a busy machine wakes late changes little
+        super().__init__(0.25e9, 0.25e9)
         self.last = ""
 
     def until(self, kind: str, seconds: float) -> float:
@@ -156,12 +155,12 @@ def test_a_mix_that_beats_an_end_is_cut_to_it() -> None:
 
 
 def test_rates_of_a_drive_whose_rates_are_known(tmp_path: Path) -> None:
-    read, write = 0.4e9, 0.2e9  # so slow that a thread which a busy machine wakes late changes little
+    read, write = 4e9, 2e9
     drive = MadeDrive(read, write)
     volume, notes = measure(tmp_path, drive)
     points = volume.frontier
-    assert points[0].read == pytest.approx(read, rel=0.25)
-    assert points[-1].write == pytest.approx(write, rel=0.25)
+    assert points[0].read == pytest.approx(read)
+    assert points[-1].write == pytest.approx(write)
     # It reads and writes at once at full rates: some mix reaches well over the line between the ends.
     assert max(p.read / points[0].read + p.write / points[-1].write for p in points) > 1.4
     assert volume.engine == "threads" and any("io_uring" in note for note in notes)
@@ -188,8 +187,8 @@ def test_the_pattern_is_that_of_training(tmp_path: Path) -> None:
 
 
 def test_this_drive_against_plain_system_calls(tmp_path: Path) -> None:
-    wrong = []
-    for attempt in range(3):  # a neighbour on the drive may disturb one of the two
+    best: list[tuple[float, float]] = [(0.0, 0.0)] * 2
+    for attempt in range(5):  # of each the best so far: others may use drive and processor while one is measured
         volume, _ = measure_volume(tmp_path, QUICK, silent)
         assert 0 < volume.read_cores < os.cpu_count() and 0 < volume.write_cores < os.cpu_count()
         assert volume.engine in ("io_uring", "threads")
@@ -197,10 +196,10 @@ def test_this_drive_against_plain_system_calls(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["plain"]
         (tmp_path / "plain").unlink()
         pairs = ((volume.frontier[0].read, read), (volume.frontier[-1].write, write))
-        if all(1 / 3 < ours / plain < 3 for ours, plain in pairs):
+        best = [(max(old[0], new[0]), max(old[1], new[1])) for old, new in zip(best, pairs, strict=True)]
+        if all(1 / 3 < ours / plain < 3 for ours, plain in best):
             return
-        wrong.append(pairs)
-    raise AssertionError(f"(ours, plain) of reads and writes: {wrong}")
+    raise AssertionError(f"(ours, plain) of reads and writes: {best}")
 
 
 def system_call_rates(path: Path, seed: int) -> tuple[float, float]:
@@ -302,10 +301,10 @@ def test_the_file_leaves_seven_eighths_of_the_free_space(tmp_path: Path, monkeyp
 
 def test_a_slow_drive_is_measured_on_less_data(tmp_path: Path) -> None:
     drive = MadeDrive(read=2e9, write=0.2e9)
-    started = time.perf_counter()
+    started = drive.time()
     volume, _ = measure(tmp_path, drive)
-    assert time.perf_counter() - started < 8
-    assert volume.frontier[-1].write == pytest.approx(0.2e9, rel=0.25)
+    assert drive.time() - started < 8
+    assert volume.frontier[-1].write == pytest.approx(0.2e9)
     written = {offset // STRETCH for kind, offset, _, nbytes in drive.requests if nbytes == STRETCH}
     read = {offset // STRETCH for kind, offset, *_ in drive.requests if kind == "read"}
     assert read and read <= written, "what was never written is not read"
@@ -316,7 +315,7 @@ def test_a_slow_drive_is_measured_on_less_data(tmp_path: Path) -> None:
 def test_places_are_all_over_what_a_store_would_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "free_bytes", lambda directory: 1 << 40)
     drive, reach = MadeDrive(read=40e9, write=20e9), 6 << 30
-    measure_volume(tmp_path, QUICK, silent, reach=reach, open_engine=lambda: drive)
+    measure_volume(tmp_path, QUICK, silent, reach=reach, open_engine=lambda: drive, clock=drive.time)
     assert drive.size == reach
     filled = sorted(offset for _, offset, _, nbytes in drive.requests if nbytes == STRETCH)
     assert len(filled) == MOST_WRITTEN // STRETCH and filled[0] == 0 and filled[-1] == reach - STRETCH
@@ -334,7 +333,7 @@ def test_places_are_all_over_what_a_store_would_take(tmp_path: Path, monkeypatch
 
 def test_however_little_is_asked_it_is_measured(tmp_path: Path) -> None:
     drive = MadeDrive(read=40e9, write=20e9)
-    measure_volume(tmp_path, QUICK, silent, reach=4096, open_engine=lambda: drive)
+    measure_volume(tmp_path, QUICK, silent, reach=4096, open_engine=lambda: drive, clock=drive.time)
     assert drive.size == SMALLEST_FILE
 
 

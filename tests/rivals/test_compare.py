@@ -16,6 +16,7 @@ from ssdplan import cli
 from ssdplan.rivals import compare as comparing
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.processes import Ended, IoBytes
+from tests.bounds import HANG_SECONDS
 from tests.processor import PRECISION
 from tests.tiny import make_model, make_tokenizer
 
@@ -35,7 +36,7 @@ TINY = ["--shape", SHAPE, "--sequence-length", "32", "--micro-batches", "2"]
 
 def finished(*arguments: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", QUICK, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -255,18 +256,18 @@ def test_a_killed_comparison_leaves_no_process(tmp_path, number):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + HANG_SECONDS
         while not list(tmp_path.glob("*/work/torch-round-1/metrics.jsonl")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         arms = [pid for pid in processes_that_name(str(tmp_path)) if pid not in (process.pid, os.getpid())]
         assert arms, "the arm is a process of its own"
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG_SECONDS)
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_SECONDS
     while processes_that_name(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not processes_that_name(str(tmp_path))

@@ -1,5 +1,6 @@
 """The parts of a comparison: batches held to the executor's, processes to the kernel, figures to arithmetic."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -32,6 +33,7 @@ from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.picture import draw
 from ssdplan.rivals.processes import environment, run
 from ssdplan.rivals.shapes import ModelFacts, Shape
+from tests.bounds import HANG_SECONDS
 from tests.tiny import make_model, make_tokenizer
 
 SHAPE = "hidden=32,layers=2,heads=4,vocab=101"
@@ -157,7 +159,7 @@ def python(code, tmp_path, **more):
         [sys.executable, "-c", code],
         log=tmp_path / "log.txt",
         environment=environment(),
-        **({"timeout": 60.0} | more),
+        **({"timeout": HANG_SECONDS} | more),
     )
 
 
@@ -170,10 +172,15 @@ def test_the_kernel_counts_memory_and_bytes(tmp_path):
         f"    with open({str(tmp_path / 'written')!r}, 'ab') as file:\n"
         "        file.write(block[:8 << 20]); file.flush(); os.fsync(file.fileno())\n"
         f"    with open({str(lines)!r}, 'a') as file: file.write('{{}}\\n')\n"
-        "    time.sleep(0.3)\n"
+        f"    while not os.path.exists({str(tmp_path)!r} + f'/{{number + 1}}'): time.sleep(0.01)\n"
     )
     told = []
-    ended = python(code, tmp_path, lines=lines, on_line=told.append)
+
+    def on_line(count):
+        told.append(count)
+        (tmp_path / str(count)).touch()  # it goes on only when the kernel's count of this line has been read
+
+    ended = python(code, tmp_path, lines=lines, on_line=on_line)
     assert ended.code == 0 and not ended.timed_out and told == [1, 2, 3]
     assert 192 << 20 < ended.peak_memory_bytes < 400 << 20
     if ended.io and ended.io[-1].written:  # a memory file system has no drive to write to
@@ -183,15 +190,19 @@ def test_the_kernel_counts_memory_and_bytes(tmp_path):
 def test_a_process_that_takes_too_long_goes_with_its_children(tmp_path):
     child = tmp_path / "child"
     code = (
-        "import subprocess, sys, time\n"
+        "import os, subprocess, sys, time\n"
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        f"open({str(child)!r}, 'w').write(str(p.pid))\n"
+        f"open({str(child)!r} + '~', 'w').write(str(p.pid))\n"
+        f"os.rename({str(child)!r} + '~', {str(child)!r})\n"
         "time.sleep(600)\n"
     )
-    ended = python(code, tmp_path, timeout=3.0)
+    # On a clock that stands still until there is a child, and then goes on by a second with each look at it.
+    ticks = itertools.count()
+    ended = python(code, tmp_path, timeout=3.0, clock=lambda: float(next(ticks)) if child.exists() else 0.0)
     assert ended.timed_out and ended.code == -9
     pid = int(child.read_text())
-    for _ in range(100):
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline:
         try:
             with open(f"/proc/{pid}/stat") as stat:
                 gone = stat.read().rpartition(")")[2].split()[0] in "ZX"

@@ -26,6 +26,7 @@ from ssdplan.executor.data.formats import recognise, samples
 from ssdplan.executor.data.text_data import Batch, HoldOut, TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
+from tests.bounds import HANG_SECONDS
 from tests.tiny import EOS, make_tokenizer
 
 DOCUMENTS = [
@@ -554,7 +555,7 @@ def test_processes_that_make_one_cache_at_once_all_have_it(tmp_path: Path, model
     )
     command = [sys.executable, "-c", code, path, model_dir, cache]
     processes = [subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = {process.communicate(timeout=120)[0] for process in processes}
+    said = {process.communicate(timeout=HANG_SECONDS)[0] for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(said) == 1 and len(list(cache.iterdir())) == 1
 

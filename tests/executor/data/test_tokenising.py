@@ -17,6 +17,7 @@ from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokenising import tokenise_apart
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import IoFailure, SsdplanError, UsageError
+from tests.bounds import HANG_SECONDS
 from tests.tiny import make_tokenizer
 
 MIB = 1 << 20
@@ -143,7 +144,7 @@ def one_run(tmp_path: Path, model_dir: Path) -> subprocess.Popen[str]:
 def test_it_leaves_no_memory_behind(tmp_path: Path, model_dir: Path) -> None:
     """Eight bytes a sample and a page here or there: the tokens themselves are mapped, and nobody has read them."""
     with one_run(tmp_path, model_dir) as process:
-        said, errors = process.communicate(timeout=240)
+        said, errors = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0, errors
     assert int(said.split()[-1]) < MIB
 
@@ -152,23 +153,22 @@ def test_one_that_nobody_tells_what_to_do_says_nothing() -> None:
     """As one whose asker was killed while it wrote."""
     for said in ("", '{"work": {'):
         command = [sys.executable, "-m", "ssdplan.executor.data.tokenising"]
-        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
         assert done.returncode == 128 + signal.SIGINT and not done.stdout and not done.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_with_the_one_that_asked(tmp_path: Path, model_dir: Path, how: signal.Signals) -> None:
     with one_run(tmp_path, model_dir) as process:
-        guard = threading.Timer(240, process.kill)
+        guard = threading.Timer(HANG_SECONDS, process.kill)
         guard.start()
         assert process.stdout and process.stdout.readline() == "told\n"
         [child] = children(process.pid)
         process.send_signal(how)
         process.wait()
         guard.cancel()
-    for _ in range(1200):
-        if not running(child):
-            break
+    deadline = time.monotonic() + HANG_SECONDS
+    while running(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(child)
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["first"]

@@ -19,6 +19,7 @@ from ssdplan.executor.store.striping import Striping
 from ssdplan.executor.store.volumes import Staging
 from ssdplan.plans.dealing import STRIPE_BYTES
 from ssdplan.plans.errors import DiskFullError, IoFailure, StoreError, UsageError
+from tests.bounds import HANG_SECONDS
 from tests.executor.store.disks import SimulatedDisk
 
 PLAN = "ab" * 32
@@ -138,7 +139,7 @@ def test_threads_read_and_write_at_once(tmp_path):
 def test_nothing_is_locked_while_bytes_move(verbs):
     """On a disk whose transfers end only when two are under way."""
     layout, striping = Layout.of(one(2 * MIB, MIB), durable=True), Striping(b"\x00")
-    meeting = threading.Barrier(2, timeout=30)
+    meeting = threading.Barrier(2, timeout=HANG_SECONDS)
 
     class Meeting(SimulatedDisk):
         met = False
@@ -403,10 +404,10 @@ def test_a_second_process_is_refused(tmp_path):
         "except StoreError as error: sys.exit(f'{error.exit_code} {error}')"
     )
     second = [sys.executable, "-c", code, str(tmp_path)]
-    refused = subprocess.run(second, check=False, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(second, check=False, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert refused.returncode == 1 and "7 " in refused.stderr and "in use by another run" in refused.stderr
     store.close()
-    assert subprocess.run(second, check=False, timeout=60).returncode == 0
+    assert subprocess.run(second, check=False, timeout=HANG_SECONDS).returncode == 0
 
 
 def test_no_direct_io_is_an_error_with_a_way_out(tmp_path, monkeypatch):
