@@ -7,7 +7,7 @@ import hashlib
 import json
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -51,7 +51,7 @@ class Document(Part):
         """The document that `data` is, which came from `path`. Raises UsageError, as `load`."""
         kind = cls.__name__.lower()
         try:
-            raw = json.loads(data.decode("utf-8"))
+            raw = json.loads(data.decode("utf-8"), object_pairs_hook=_once)
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not a {kind}: not UTF-8 text") from error
         except (ValueError, RecursionError) as error:  # a JSONDecodeError, or a number of thousands of digits
@@ -88,6 +88,16 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{where}: this field is missing{more}"
     value = repr(first["input"])
     return f"{where} = {value if len(value) < 60 else value[:57] + '...'}: {first['msg']}{more}"
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which may name a key once. Raises ValueError: of two values nobody knows which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{_shown(twice)} is named twice in one object; leave one of them")
+    return found
 
 
 def _shown(key: str) -> str:

@@ -62,3 +62,16 @@ def test_sizes_are_read_and_written():
             parse_bytes(bad)
     assert [format_bytes(n) for n in (0, 4096, 3 << 29, 900 << 20)] == ["0 B", "4 KiB", "1.5 GiB", "900 MiB"]
     assert [format_seconds(s) for s in (0.25, 12.34, 245, 3723)] == ["250 ms", "12.3 s", "4:05", "1:02:03"]
+
+
+@pytest.mark.parametrize(
+    ("field", "twice"), [("cores", '"cores": 7, "cores": '), ("schema", '"schema": "ssdplan.plan/1", "schema": ')]
+)
+def test_a_key_that_is_named_twice_is_refused(tmp_path, field, twice):
+    """Of two values nobody knows which an editor meant; JSON's reader would take the last."""
+    path = tmp_path / "profile.json"
+    text = made_profile().text()
+    assert f'"{field}": ' in text
+    path.write_text(text.replace(f'"{field}": ', twice, 1))
+    with pytest.raises(UsageError, match=f"profile.json: not a profile: {field} is named twice"):
+        Profile.load(path)
