@@ -100,10 +100,7 @@ class MetricsFile:
             os.fsync(self._file.fileno())
 
     def _line(self, fields: dict[str, Any]) -> None:
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in fields.items()
-        }
+        finite: dict[str, Any] = _finite(fields)
         left = memoryview((json.dumps(finite) + "\n").encode())
         with _told(self._path):
             while left:
@@ -195,7 +192,7 @@ def _read(file: BinaryIO, step: int, history: History) -> int:
             history.losses.append(math.nan if fields["loss"] is None else fields["loss"])
             history.ssd_written_bytes = fields.get("ssd_written_bytes", 0)
         elif "eval_loss" in fields:
-            history.eval_losses[fields["step"]] = fields["eval_loss"]
+            history.eval_losses[fields["step"]] = math.nan if fields["eval_loss"] is None else fields["eval_loss"]
         kept += len(line)
     return kept
 
@@ -274,7 +271,20 @@ def stolen_share(measured: list[StepMetrics], cores: int) -> float:
 
 
 def write_report(folder: Folder, compared: list[Compared], more: dict[str, object]) -> None:
-    """report.json: `predictions`, and what else is worth keeping of the run."""
+    """report.json: `predictions`, and what else is worth keeping of the run. As in metrics.jsonl, null stands for what
+    is not finite: the loss of a step of fp16 that overflowed, the error of what was predicted to be nothing."""
     rows = [{**asdict(row), "relative_error": row.relative_error} for row in compared]
+    text = json.dumps(_finite({"predictions": rows, **more}), indent=1, allow_nan=False)
     with _told(folder.path / REPORT):
-        folder.write(REPORT, json.dumps({"predictions": rows, **more}, indent=1) + "\n")
+        folder.write(REPORT, text + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same, with None for each number that JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -36,11 +36,11 @@ def describe_report(path: Path) -> str:
                 "  what it runs for this machine's own drive",
             ]
         if report["losses"]:
-            lines += ["", f"  training loss  {report['losses'][0]:.4f} first, {report['losses'][-1]:.4f} last"]
+            lines += ["", f"  training loss  {_loss(report['losses'][0])} first, {_loss(report['losses'][-1])} last"]
         held_out = list(report["eval_losses"].items())
         if held_out:
             shown = held_out if len(held_out) <= MOST_HELD_OUT else [held_out[0], *held_out[1 - MOST_HELD_OUT :]]
-            each = [f"{loss:.4f} after {step}" for step, loss in shown]
+            each = [f"{_loss(loss)} after {step}" for step, loss in shown]
             if len(shown) < len(held_out):
                 each.insert(1, "...")
             lines += [f"  held-out loss  {', '.join(each)} steps"]
@@ -62,7 +62,13 @@ def _read(path: Path) -> dict[str, Any]:
 def _row(row: dict[str, Any]) -> str:
     name = row["quantity"].removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
     predicted, measured = (_value(row[side], row["unit"]) for side in ("predicted", "measured"))
-    return f"  {name:20} {predicted:>12} {measured:>12} {row['relative_error']:>+8.1%}"
+    error = row["relative_error"]
+    return f"  {name:20} {predicted:>12} {measured:>12} {'-' if error is None else f'{error:+.1%}':>8}"
+
+
+def _loss(value: float | None) -> str:
+    """None stands for one that was not finite."""
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _value(value: float, unit: str) -> str:

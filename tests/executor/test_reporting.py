@@ -16,7 +16,7 @@ import torch
 
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.event_file import EventFile
-from ssdplan.executor.metrics import MetricsFile, StepMetrics, tagged
+from ssdplan.executor.metrics import Compared, MetricsFile, StepMetrics, cut_back, tagged, write_report
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
@@ -25,6 +25,7 @@ from ssdplan.executor.resume import reopened
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import Folder
+from ssdplan.plans.report import describe_report
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 
@@ -227,3 +228,31 @@ def test_every_number_of_a_step_has_a_name_in_a_group():
     fields = [name for name in StepMetrics.__dataclass_fields__ if name != "step"]
     _, values = tagged({"step": 1, **dict.fromkeys(fields, 2)})
     assert [name.rpartition("/")[2] for name in values] == fields and all("/" in name for name in values)
+
+
+def test_a_report_of_what_was_not_finite_is_json_and_can_be_read(tmp_path: Path) -> None:
+    """As of a step of fp16 whose loss overflowed, and of what was predicted to be nothing."""
+    path = tmp_path / "report.json"
+    compared = [Compared("ssd_read_bytes", "B", 0.0, 5.0), Compared("step_seconds", "s", 2.0, 3.0)]
+    more = {"model": "made", "steps": 2, "steady_steps": 1, "losses": [math.inf, 2.5], "eval_losses": {"2": math.nan}}
+    write_report(Folder(tmp_path), compared, more)
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    document = json.loads(path.read_text(), parse_constant=refused)
+    assert document["losses"] == [None, 2.5] and document["eval_losses"] == {"2": None}
+    assert [row["relative_error"] for row in document["predictions"]] == [None, 0.5]
+    text = describe_report(path)
+    assert "training loss  not finite first, 2.5000 last" in text and "held-out loss  not finite after 2 steps" in text
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith("  s")] == ["-", "+50.0%"]
+
+
+def test_a_held_out_loss_that_was_not_finite_is_a_number_again_after_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(Folder(tmp_path)) as file:
+        file.write_evaluation(0, math.inf)
+    path.write_text(path.read_text() + '{"step": 1, "loss": 2.0}\n')
+    history = cut_back(Folder(tmp_path), 1)
+    assert history.losses == [2.0] and math.isnan(history.eval_losses[0])
+    assert f"{history.eval_losses[0]:.4f}" == "nan", "as the run said it before"
