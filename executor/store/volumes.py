@@ -115,8 +115,13 @@ class Locks:
                 )
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise StoreError(f"{path}: in use by another run") from error
+            except OSError as error:
+                raise IoFailure(
+                    f"{path}: cannot be locked, so nobody would know that a run uses it: {error.strerror}; use a "
+                    "directory on a file system that has locks (flock)"
+                ) from error
         except BaseException:
             os.close(descriptor)
             raise

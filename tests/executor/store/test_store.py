@@ -1,5 +1,6 @@
 """The store keeps bytes, stripes them by bandwidth, notices what changed, and refuses what is not its own."""
 
+import errno
 import itertools
 import os
 import random
@@ -429,3 +430,15 @@ def test_traffic_is_counted(tmp_path):
     store.commit({})
     assert (store.bytes_read, store.bytes_written) == (PAGE, MIB + 2 * PAGE)
     store.close()
+
+
+def test_only_a_lock_that_another_has_is_another_run(tmp_path, monkeypatch):
+    """A file system without locks is not somebody else's run."""
+
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("ssdplan.executor.store.volumes.fcntl.flock", refused)
+    with pytest.raises(IoFailure, match=f"{tmp_path}: cannot be locked.*No locks available.*flock") as caught:
+        Locks().take(tmp_path)
+    assert "in use" not in str(caught.value)
