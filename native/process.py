@@ -45,14 +45,15 @@ def host_memory(root: Path = Path("/")) -> Memory:
     values = dict(read_fields(root / "proc/meminfo"))
     total, available = (int(values[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     for group in control_groups("memory", root):
-        limit = read_words(group / "memory.max") or read_words(group / "memory.limit_in_bytes")
+        files = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high` a group is all but stopped
+        limits = [int(words[0]) for file in files if (words := read_words(group / file)) and words[0] != "max"]
         used = read_words(group / "memory.current") or read_words(group / "memory.usage_in_bytes")
-        if not limit or limit[0] == "max" or not used:
+        if not limits or not used:
             continue
         statistics = dict(line.split() for line in read_lines(group / "memory.stat"))
         cache = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
-        total = min(total, int(limit[0]))
-        available = min(available, max(int(limit[0]) - int(used[0]) + cache, 0))
+        total = min(total, *limits)
+        available = min(available, max(min(limits) - int(used[0]) + cache, 0))
     return Memory(total, available)
 
 

@@ -61,6 +61,7 @@ def test_limits_of_control_groups_of_version_2_and_of_those_above(tmp_path: Path
         f"{group}/cpu.max": "max 100000\n",
         "sys/fs/cgroup/user.slice/cpu.max": "100000 100000\n",
         f"{group}/memory.max": str(16 * GIB),
+        f"{group}/memory.high": "max\n",
         f"{group}/memory.current": str(10 * GIB),
         f"{group}/memory.stat": f"anon 1\ninactive_file {3 * GIB}\nactive_file 5\n",
         "sys/fs/cgroup/user.slice/memory.max": "max\n",
@@ -70,6 +71,8 @@ def test_limits_of_control_groups_of_version_2_and_of_those_above(tmp_path: Path
     assert cores(root) == 1
     memory = host_memory(root)
     assert (memory.total, memory.available) == (16 * GIB, 9 * GIB)
+    (root / group / "memory.high").write_text(str(12 * GIB))  # beyond it a group is all but stopped
+    assert (host_memory(root).total, host_memory(root).available) == (12 * GIB, 5 * GIB)
 
 
 def test_limits_of_control_groups_of_version_1_in_a_container(tmp_path: Path) -> None:
