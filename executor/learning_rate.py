@@ -45,6 +45,11 @@ class LearningRate:
             raise UsageError(f"--min-lr {self.min_lr:g}: must be less than --lr {peak:g}")
         if self.shape != "wsd" and self.decay_steps:
             raise UsageError(f"--decay-steps {self.decay_steps}: only --lr-schedule wsd has a decay of its own length")
+        if self.shape in ("linear", "cosine") and self.warmup_steps > self.steps:
+            raise UsageError(
+                f"--warmup-steps {self.warmup_steps}: the run ends after {self.steps}, so the learning rate would "
+                "never be at its peak nor fall; take fewer, or --lr-schedule constant for a run that is to go on"
+            )
         if self.shape == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
             raise UsageError(
                 f"--lr-schedule wsd: {self.warmup_steps} steps of warm-up and {self.decay_steps} of decay are more "
