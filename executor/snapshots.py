@@ -17,6 +17,7 @@ from ssdplan.plans.plan import Plan
 
 from .checkpoint import weight_files
 from .model import StreamedModel
+from .numerics import of_this_process
 from .recipe import Recipe, Scalar
 
 SCHEMA: Literal["ssdplan.snapshot/1"] = "ssdplan.snapshot/1"
@@ -41,6 +42,9 @@ class Origin(Part):
     """What of the plan changes numbers: micro-batches, their order, precision, threads. Residencies, delay ratio and
     volumes do not."""
     recipe: dict[Name, Scalar]
+    numerics: dict[Name, Scalar] = Field(default_factory=dict)
+    """What rounds the same sums otherwise (`numerics.of_this_process`). Empty: the snapshot is of a version that did
+    not look."""
 
     @classmethod
     def of(
@@ -68,6 +72,7 @@ class Origin(Part):
             held_out=held_out,
             batch=batch,
             recipe=recipe.deciding(),
+            numerics=dict(of_this_process(plan.machine)),
         )
 
     def differences(self, now: "Origin") -> list[str]:
@@ -84,7 +89,8 @@ class Origin(Part):
         ]
         if self.held_out and now.held_out and _read(self.held_out) != _read(now.held_out):
             found.append("the held-out data changed")
-        for before, after in ((self.batch, now.batch), (self.recipe, now.recipe)):
+        numerics = (self.numerics, now.numerics) if self.numerics else ({}, {})
+        for before, after in ((self.batch, now.batch), (self.recipe, now.recipe), numerics):
             found += [
                 f"{name} was {_told(before, name)} and is {_told(after, name)}"
                 for name in sorted({*before, *after})

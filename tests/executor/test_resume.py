@@ -9,11 +9,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from ssdplan.executor import run_directory, session
@@ -27,10 +29,12 @@ from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.resume import Kept, reopened
 from ssdplan.executor.run_directory import Run, RunDirectory
 from ssdplan.executor.scaling import LossScale
+from ssdplan.executor.snapshots import Origin
 from ssdplan.executor.store import Locks, check, initialise, inspect
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
 from ssdplan.plans.plan import Plan
+from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, opened, prepare
 from tests.executor.test_moving import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits
@@ -346,6 +350,42 @@ def test_another_run_is_refused_unless_told(directory, tmp_path, change, says):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before, "nothing was touched"
     result = resume(home, out, plan, anyway=True, notes=notes, **change)
     assert len(result.losses) == STEPS and any(says in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("ATEN_CPU_CAPABILITY", "default", "instruction_set was "),
+        ("MKL_CBWR", "COMPATIBLE", "MKL_CBWR was not given and is COMPATIBLE"),
+    ],
+)
+def test_what_rounds_otherwise_is_another_run(directory, tmp_path, variable, value, says):
+    """In a process of its own, since libraries look at the environment once: plain PyTorch's product of two matrices
+    has other bits there, or may have."""
+    out = tmp_path / "run"
+    stopped(directory, out, plan_of(directory, SPREAD), 3)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tests.executor.test_resume import resume\n"
+        "resume(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", code, str(directory), str(out)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    there = {**environment, variable: value}
+    ended = subprocess.run(command, env=there, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    assert ended.returncode and "MismatchError" in ended.stderr and says in ended.stderr, ended.stderr
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    assert not ended.returncode, ended.stderr
+
+
+def test_a_snapshot_of_a_version_that_did_not_look_says_nothing_of_rounding(directory):
+    model = opened(directory / "llama", torch.float32)
+    recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3))
+    now = Origin.of(plan_of(directory, SPREAD), model, {}, {}, recipe)
+    assert now.numerics["torch"] == torch.__version__
+    before = now.model_copy(update={"numerics": {}})
+    other = now.model_copy(update={"numerics": {**now.numerics, "torch": "2.0.0"}})
+    assert not before.differences(now) and not now.differences(now)
+    assert other.differences(now) == [f"torch was 2.0.0 and is {torch.__version__}"]
 
 
 def test_held_out_data_may_come_and_go(directory, tmp_path):

@@ -101,7 +101,7 @@ def test_both_figures_are_those_of_the_machine(tmp_path: Path) -> None:
     assert found.read_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.1) / 0.8, rel=EXACT)
     assert found.write_cores_unsummed == pytest.approx(CORES * (1 - 1 / 1.4) / 0.8, rel=EXACT)
     assert drive.most_at_once == IN_FLIGHT and drive.closed and not list(tmp_path.iterdir())
-    assert all("beside compute" in note or "what compute keeps" in note for note in notes)
+    assert not notes, "each is stable"
 
 
 class QueueingDrive(MadeDrive):
@@ -181,7 +181,7 @@ def test_what_compute_and_updates_leave_each_other() -> None:
     cores = SharedCores(compute=0.4, updates=0.5)
     (compute, updates), notes = measure_beside_updates(cores.work, cores.update, LIMITS, silent, clock=cores.time)
     assert compute == pytest.approx(0.4, rel=EXACT) and updates == pytest.approx(0.5, rel=EXACT)
-    assert all("beside updates" in note for note in notes)
+    assert not notes
     cores = SharedCores(compute=1.5, updates=1.5)
     assert measure_beside_updates(cores.work, cores.update, LIMITS, silent, clock=cores.time)[0] == (1.0, 1.0)
 

@@ -300,6 +300,7 @@ def test_progress_rises_to_one() -> None:
         micro_batch_sizes=[1],
         limits=Limits(seconds=0.2),
         progress=lambda fraction, what: seen.append(fraction),
+        clock=layers.clock,
     )
     assert seen == sorted(seen) and seen[-1] == 1.0 and len(seen) > 10
 
