@@ -5,7 +5,7 @@ each), and the note that every figure is an estimate. It decides nothing, and it
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from textwrap import wrap
@@ -22,13 +22,13 @@ from ssdplan.plans.profile import (
     Precision,
     Profile,
     State,
-    Timing,
     Volume,
     logits_chunk_tokens,
 )
 from ssdplan.plans.units import parse_bytes
 
 from .catalogue import (
+    ATTENTION_TOKENS,
     COMPUTE_EFFICIENCY,
     CPUS,
     FRAGMENTATION,
@@ -40,6 +40,7 @@ from .catalogue import (
     RESERVE,
     SSDS,
     TB,
+    TRAINING,
     Figure,
     Shape,
     Size,
@@ -47,6 +48,7 @@ from .catalogue import (
     nearest,
 )
 from .catalogue.models import Tensor
+from .costs import Compute, Costs
 
 NO_GPU = "none"
 WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
@@ -183,9 +185,11 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             "gpu.memory": gpu.memory,
             "gpu.reserve": RESERVE,
             "gpu.fragmentation": FRAGMENTATION,
-            "gpu.flops": gpu.flops_fp32 if ordinary else gpu.flops,
+            "gpu.flops": gpu.products_fp32 if ordinary else gpu.products,
             "gpu.memory-bandwidth": gpu.memory_bandwidth,
-            "gpu.efficiency": gpu.efficiency,
+            "gpu.efficiency": TRAINING,
+            "gpu.attention-efficiency": gpu.attention,
+            "gpu.attention-tokens": ATTENTION_TOKENS,
         }
         link = find("link", what_if.link or gpu.link, LINKS)
     figures |= {"link.h2d": link.h2d, "link.d2h": link.d2h}
@@ -195,7 +199,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             raise UsageError(nearest(f"--figure {name}: there is no such figure", name, known))
         if name in figures:
             figures[name] = Figure(value, figures[name].unit, "given")
-    for name in ("cpu.memory-efficiency", "cpu.efficiency", "gpu.efficiency", "gpu.fragmentation"):
+    for name in _FRACTIONS:
         if name in figures and figures[name].value > 1:
             raise UsageError(f"--figure {name}={figures[name].value:g}: it is a fraction, at most 1")
     if "gpu.memory" in figures and figures["gpu.memory"].value <= figures["gpu.reserve"].value:
@@ -203,6 +207,13 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     return figures
 
 
+_FRACTIONS = (
+    "cpu.memory-efficiency",
+    "cpu.efficiency",
+    "gpu.efficiency",
+    "gpu.attention-efficiency",
+    "gpu.fragmentation",
+)
 _OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 """Given, they are those of every drive."""
 
@@ -254,23 +265,17 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
 # The model.
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """What a device reaches, FLOP/s and bytes/s."""
-
-    flops: float
-    memory_bandwidth: float
-
-
 def _compute(figures: Mapping[str, Figure]) -> Compute:
-    if "gpu.flops" in figures:
+    value = {name: figure.value for name, figure in figures.items()}
+    if "gpu.flops" in value:
         return Compute(
-            figures["gpu.flops"].value * figures["gpu.efficiency"].value, figures["gpu.memory-bandwidth"].value
+            value["gpu.flops"] * value["gpu.efficiency"],
+            value["gpu.memory-bandwidth"],
+            value["gpu.flops"] * value["gpu.attention-efficiency"],
+            value["gpu.attention-tokens"],
         )
-    return Compute(
-        figures["cpu.flops"].value * figures["cpu.efficiency"].value,
-        figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value,
-    )
+    flops = value["cpu.flops"] * value["cpu.efficiency"]
+    return Compute(flops, value["cpu.memory-bandwidth"] * value["cpu.memory-efficiency"], flops, 0.0)
 
 
 def estimate_model(
@@ -307,7 +312,7 @@ def estimate_model(
     layers.append(Layer(name="head", layer_class="head", states=head + tied))
     rows = sorted(micro_batch_sizes)
     costs = {
-        size: _Costs(shape, precision, size, sequence_length, compute, head_chunk_tokens, workspace_margin)
+        size: Costs(shape, precision, size, sequence_length, compute, head_chunk_tokens, workspace_margin)
         for size in rows
     }
     return Model(
@@ -345,130 +350,6 @@ def _up(value: int, multiple: int) -> int:
 def _fingerprint(shape: Shape) -> str:
     """Of the shape, and no model's: so no run takes the plan of a what-if for one of its own."""
     return hashlib.sha256(f"catalogue {sorted(asdict(shape).items())}".encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Costs:
-    """Seconds and bytes of one micro-batch in each class of layer (docs/catalogue.md states the formulas)."""
-
-    shape: Shape
-    precision: Precision
-    rows: int
-    length: int
-    compute: Compute
-    head_chunk: int | None
-    margin: float
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.length
-
-    @property
-    def element(self) -> int:
-        return ELEMENT_BYTES[self.precision]
-
-    def block(self) -> Timing:
-        shape, e, tokens = self.shape, self.element, self.tokens
-        elements, matrices = _elements(shape.block()), _elements(t for t in shape.block() if len(t) == 2)
-        # Causal attention computes half of the scores: 2 of 4 x length^2 x width FLOP a row.
-        flops = 2.0 * matrices * tokens + 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
-        saved = self._saved()
-        forward = self._roofline(flops, e * elements + 2 * saved)
-        # Recomputes the forward, and computes two gradients for each product.
-        backward = self._roofline(3 * flops, 3 * (e * elements + 2 * saved))
-        gradients = e * max(prod(t) for t in shape.block())
-        h, i = shape.hidden, shape.intermediate
-        width = {"gpt2": 3 * h + 4 * i, "opt": h + 2 * i}.get(shape.family, 2 * h + 3 * i)
-        return self._timing(
-            forward,
-            backward + self._accumulation(elements),
-            forward_workspace=e * tokens * width,
-            backward_workspace=saved + e * tokens * (h + i) + max(gradients, e * tokens * i),
-            saved=saved,
-        )
-
-    def _saved(self) -> int:
-        """Bytes that autograd keeps of a block: norms, attention, MLP and, for rows with padding, the mask."""
-        shape, e = self.shape, self.element
-        h, i, wide = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
-        attention = 4 * e * wide + 4 * shape.heads + e * self.length
-        if shape.layer_norm:
-            norms = 3 * e * h + 4 * e
-            mlp = e * i * (5 if shape.family == "gpt2" else 1)  # GELU by its formula keeps every step
-        else:
-            upcast = 1 if self.precision == "fp32" else 2  # RMSNorm computes in fp32
-            norms = 4 * h * upcast + 4 * e * h + 8
-            mlp = 4 * e * i
-        return self.tokens * (norms + attention + mlp)
-
-    def embedding(self) -> Timing:
-        shape, e, tokens = self.shape, self.element, self.tokens
-        table = e * shape.vocab * shape.hidden
-        elements = _elements((*shape.embedding(), *shape.shared()))
-        output = 2 * e * tokens * shape.hidden
-        tables = 0 if shape.layer_norm else self.length * (18 * shape.head_dim + 8)  # rotary, in fp32 on the way
-        passes = 3 if shape.layer_norm else 1
-        # The masks of rows that several sequences share are made in steps; OPT is given a whole one.
-        masks = 1 if shape.family == "opt" else 3 if shape.layer_norm else 4
-        forward = tokens * passes * e * shape.hidden + max(tokens * self.length + tables, tokens * masks * self.length)
-        return self._timing(
-            self._roofline(0.0, output),
-            # The gradient is dense: a whole table of zeros, and rows added.
-            self._roofline(0.0, 2 * output) + self._accumulation(elements),
-            forward_workspace=forward,
-            backward_workspace=max(table + e * tokens * shape.hidden, forward),
-            saved=0,
-        )
-
-    def head(self) -> Timing:
-        shape, e, tokens = self.shape, self.element, self.tokens
-        elements = _elements((*shape.head(), *shape.shared()))
-        table = shape.vocab * shape.hidden
-        upcast = e if e < 4 else 0
-        norm = e * shape.hidden + 2 * e if shape.layer_norm else 8 * shape.hidden + 4
-        most = min(tokens, self.head_chunk or tokens)
-        chunks = [most] * (tokens // most) + ([tokens % most] if tokens % most else [])
-        # Logits are written, read and, in fp32, written again; the loss reads and writes them once more.
-        loss = self._roofline(0.0, tokens * shape.vocab * (2 * upcast + 12))
-        products = sum(self._roofline(2.0 * table * chunk, e * elements) for chunk in chunks)
-        gradients = sum(self._roofline(6.0 * table * chunk, 3 * e * elements) for chunk in chunks)
-        logits = most * shape.vocab
-        return self._timing(
-            products + loss,
-            gradients + 2 * loss + len(chunks) * self._accumulation(elements),
-            forward_workspace=8 * logits + 8 * most,
-            backward_workspace=max(12 * logits + most * norm, e * table + e * logits + 12 * most * shape.hidden),
-            saved=tokens * (4 * shape.vocab + norm),
-        )
-
-    def context_bytes(self) -> int:
-        """Token ids, labels, and mask or positions; what layers are called with: a mask, positions and rotary tables,
-        of each row where several sequences share one."""
-        rotary = 0 if self.shape.layer_norm else 2 * self.element * self.shape.head_dim
-        return self.tokens * (24 + self.length + 8 + rotary)
-
-    def _roofline(self, flops: float, nbytes: float) -> float:
-        return max(flops / self.compute.flops, nbytes / self.compute.memory_bandwidth)
-
-    def _accumulation(self, elements: int) -> float:
-        """Seconds to write a gradient, and to read it and add it to its fp32 sum."""
-        return elements * (2 * self.element + 8) / self.compute.memory_bandwidth
-
-    def _timing(
-        self, forward: float, backward: float, *, forward_workspace: int, backward_workspace: int, saved: int
-    ) -> Timing:
-        return Timing(
-            micro_batch_size=self.rows,
-            forward_seconds=forward,
-            backward_seconds=backward,
-            forward_workspace_bytes=round(forward_workspace * (1 + self.margin)),
-            backward_workspace_bytes=round(backward_workspace * (1 + self.margin)),
-            saved_activation_bytes=saved,
-        )
-
-
-def _elements(tensors: Iterable[Tensor]) -> int:
-    return sum(prod(tensor) for tensor in tensors)
 
 
 # What a reader should know.

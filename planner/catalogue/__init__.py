@@ -12,12 +12,13 @@ from ssdplan.plans.errors import UsageError
 
 from .cpus import COMPUTE_EFFICIENCY, CPUS, MEMORY_EFFICIENCY, Cpu
 from .figure import Figure, assumed
-from .gpus import FRAGMENTATION, GPUS, RESERVE, Gpu
+from .gpus import ATTENTION_TOKENS, FRAGMENTATION, GPUS, RESERVE, TRAINING, Gpu
 from .links import IN_DRAM, LINKS, Link
 from .models import MODELS, Shape
 from .ssds import SSDS, TB, Size, Ssd
 
 __all__ = [
+    "ATTENTION_TOKENS",
     "COMPUTE_EFFICIENCY",
     "CPUS",
     "FRAGMENTATION",
@@ -29,6 +30,7 @@ __all__ = [
     "RESERVE",
     "SSDS",
     "TB",
+    "TRAINING",
     "Cpu",
     "Figure",
     "Gpu",

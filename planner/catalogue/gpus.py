@@ -1,7 +1,8 @@
-"""GPUs: memory, dense tensor FLOP/s, memory bandwidth, and how much of the FLOP/s training reaches. Data only.
+"""GPUs: memory and its bandwidth, FLOP/s by the data sheet and as measured in large matrix products. Data only.
 
-`flops` is bf16 (and fp16) with fp32 accumulation, without sparsity: GeForce cards run it at half the rate of fp16
-accumulation. `flops_fp32` is that of the ordinary cores, which PyTorch uses for fp32 unless TF32 is switched on.
+`peak` is bf16 (and fp16) with fp32 accumulation, without sparsity: GeForce cards run it at half the rate of fp16
+accumulation. It says how far measurements are from data sheets, and nothing is computed from it: some cards exceed it
+(a GeForce's clock goes beyond its rated boost), others never come near it (their power limit slows their clock).
 """
 
 from dataclasses import dataclass
@@ -13,18 +14,43 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card, in bytes, FLOP/s, bytes/s and a fraction."""
+    """One card, in bytes, FLOP/s, bytes/s and fractions."""
 
     name: str
     memory: Figure
-    flops: Figure
-    flops_fp32: Figure
+    peak: Figure
+    """bf16, by its data sheet."""
+    products: Figure
+    """The best that large matrix products in bf16 were measured at on this card."""
+    products_fp32: Figure
+    """The same in fp32 on the ordinary cores, which PyTorch uses unless TF32 is switched on."""
     memory_bandwidth: Figure
-    efficiency: Figure
-    """The share of `flops` that the layers of a transformer reach, everything between the matrix products included."""
+    attention: Figure
+    """Of `products`, what fused causal attention reaches in long rows."""
     link: str
     """Its fastest link to the host, by the name that links.py has."""
 
+
+TRAINING = assumed(
+    0.8,
+    "fraction",
+    "the matrix products of real layers with all that stands between them; 29 measured trainings of 7B to 70B, which "
+    "recompute as ours do, reach 0.59 to 0.92 (MosaicML llm-foundry, scripts/train/benchmarking; 0.79 in the median on "
+    "A100, 0.69 on H100) and spend some of it on talking to 7 and more other GPUs",
+)
+"""Of `products`, what the layers of a transformer reach in training, attention apart. One factor for all cards."""
+
+ATTENTION_TOKENS = assumed(
+    400,
+    "tokens",
+    "twice the 184 and 270 at which FlashAttention-2 without a mask reaches half of its best on RTX A5000 "
+    "(github.com/gpu-mode/ring-attention issue 10) and H100 (github.com/Dao-AILab/flash-attention pull request 2688): "
+    "a causal mask leaves half of the row",
+)
+"""The row length at which fused causal attention reaches half of what it does in long rows."""
+
+FP32_OF_PEAK = 0.65
+"""Of fp32 FLOP/s by the data sheet, what products reach: 0.65 on RTX 4090, 0.63 on RTX A6000, 0.55 on RTX 6000 Ada."""
 
 RESERVE = assumed(
     float(GIB),
@@ -51,26 +77,32 @@ _L40S = "NVIDIA L40S data sheet"
 _A5000 = "NVIDIA RTX A5000 data sheet, recalled: we could not look it up again"
 _A6000 = "NVIDIA RTX A6000 data sheet"
 
-_USUAL = assumed(
-    0.5,
-    "fraction",
-    "between the 0.44 to 0.52 that Megatron-LM reaches on A100, recomputation counted (Narayanan et al. 2021, "
-    "arXiv:2104.04473, table 1), and the 0.57 of GreedySnake on A5000 (section 6.2); none was measured on this card",
+_ADA_6000 = "NVIDIA RTX 6000 Ada Generation data sheet"
+_HOPPER_PCIE = "NVIDIA H100 Tensor Core GPU architecture whitepaper, PCIe column"
+
+_MAMF = (
+    "the best of many large shapes, by mamf-finder (github.com/mag-/gpu_benchmark, table of its README; the method is "
+    "stas00's, github.com/stas00/ml-engineering, compute/accelerator/benchmarks)"
 )
-_A100_EFFICIENCY = Figure(
-    0.48,
-    "fraction",
-    "the middle of the 138 to 163 TFLOP/s of 312 that Narayanan et al. 2021 (arXiv:2104.04473, section 5.1) report for "
-    "GPT, recomputation counted; GreedySnake (section 6.2) reaches 128.3 of them over whole steps",
+_CUBLAS = "cuBLASLt, dense bf16 (github.com/xzwgit/gpu-flops-bench, table of its README)"
+_FP32 = (
+    "0.65 of the data sheet: large fp32 products reach 53.8 of 82.6 TFLOP/s on RTX 4090 "
+    "(github.com/zzc0721/torch-performance-test-data issue 78), 24.4 of 38.7 on RTX A6000 and 50.1 of 91.1 on RTX 6000 "
+    "Ada (github.com/chsasank/device-benchmarks issues 15 and 16)"
 )
-_A5000_EFFICIENCY = Figure(
-    0.57, "fraction", "GreedySnake, section 6.2: 63.1 TFLOP/s of 111.1 with GPT-65B on RTX A5000, whole steps"
-)
-_H100_EFFICIENCY = Figure(
-    0.41,
+_FLASH = Figure(
+    0.85,
     "fraction",
-    "The Llama 3 Herd of Models (arXiv:2407.21783), table 4: 380 to 430 TFLOP/s of 989 with Llama 3 405B on H100, "
-    "communication included, so rather low for one GPU",
+    "FlashAttention-2, which PyTorch has, forward and backward on RTX A5000: 59 to 79 TFLOP/s at 512 to 8192 tokens "
+    "without a mask (github.com/gpu-mode/ring-attention issue 10), of 93.9 in products; the limit of a fit",
+)
+_FLASH_ELSEWHERE = assumed(0.85, "fraction", "as on RTX A5000: " + _FLASH.source)
+_FLASH_HOPPER = Figure(
+    0.4,
+    "fraction",
+    "FlashAttention-2, which PyTorch has and which does not use Hopper's own instructions, forward and backward on "
+    "H100: 204 to 302 TFLOP/s at 512 to 8192 tokens without a mask (github.com/Dao-AILab/flash-attention pull request "
+    "2688), of 792 in products; the limit of a fit. FlashAttention-3 is twice as fast (pull request 1791)",
 )
 
 
@@ -78,35 +110,42 @@ def _gpu(
     name: str,
     memory_gib: float,
     tera: float,
+    measured: float,
     tera_fp32: float,
     giga_bytes: float,
     source: str,
-    efficiency: Figure = _USUAL,
     link: str = "pcie-4.0-x16",
+    attention: Figure = _FLASH_ELSEWHERE,
+    by: str = _MAMF,
     dense: str = "",
     recalled: bool = False,
 ) -> Gpu:
+    """FLOP/s in units of 10^12: by the data sheet, as measured, and in fp32 by the data sheet."""
     return Gpu(
         name=name,
         memory=Figure(memory_gib * GIB, "bytes", source, recalled),
-        flops=Figure(tera * 1e12, "FLOP/s", source + dense, recalled),
-        flops_fp32=Figure(tera_fp32 * 1e12, "FLOP/s", source, recalled),
+        peak=Figure(tera * 1e12, "FLOP/s", source + dense, recalled),
+        products=Figure(measured * 1e12, "FLOP/s", by),
+        products_fp32=assumed(FP32_OF_PEAK * tera_fp32 * 1e12, "FLOP/s", _FP32),
         memory_bandwidth=Figure(giga_bytes * 1e9, "bytes/s", source, recalled),
-        efficiency=efficiency,
+        attention=attention,
         link=link,
     )
 
 
 _HALF = ": half of the figure with sparsity"
+_5 = "pcie-5.0-x16"
 
 GPUS = (
-    _gpu("rtx-3090", 24, 71.0, 35.6, 936, _GA102),
-    _gpu("rtx-4090", 24, 165.2, 82.6, 1008, _ADA),
-    _gpu("rtx-5090", 32, 209.5, 104.8, 1792, _BLACKWELL, link="pcie-5.0-x16"),
-    _gpu("rtx-a5000", 24, 111.1, 27.8, 768, _A5000, _A5000_EFFICIENCY, dense=_HALF, recalled=True),
-    _gpu("rtx-a6000", 48, 154.8, 38.7, 768, _A6000, dense=_HALF),
-    _gpu("a100-40gb", 40, 312.0, 19.5, 1555, _AMPERE_A100, _A100_EFFICIENCY),
-    _gpu("a100-80gb", 80, 312.0, 19.5, 2039, _AMPERE_A100, _A100_EFFICIENCY),
-    _gpu("h100-80gb", 80, 989.4, 66.9, 3350, _HOPPER, _H100_EFFICIENCY, link="pcie-5.0-x16"),
-    _gpu("l40s", 48, 362.05, 91.6, 864, _L40S),
+    _gpu("rtx-3090", 24, 71.0, 78.0, 35.6, 936, _GA102),
+    _gpu("rtx-4090", 24, 165.2, 178.5, 82.6, 1008, _ADA),
+    _gpu("rtx-5090", 32, 209.5, 254.0, 104.8, 1792, _BLACKWELL, _5, by=_CUBLAS),
+    _gpu("rtx-a5000", 24, 111.1, 93.9, 27.8, 768, _A5000, attention=_FLASH, dense=_HALF, recalled=True),
+    _gpu("rtx-a6000", 48, 154.8, 131.2, 38.7, 768, _A6000, dense=_HALF),
+    _gpu("rtx-6000-ada", 48, 364.2, 278.5, 91.1, 960, _ADA_6000, dense=_HALF),
+    _gpu("l40s", 48, 362.05, 252.0, 91.6, 864, _L40S),
+    _gpu("a100-40gb", 40, 312.0, 267.9, 19.5, 1555, _AMPERE_A100),
+    _gpu("a100-80gb", 80, 312.0, 267.9, 19.5, 2039, _AMPERE_A100),
+    _gpu("h100-pcie", 80, 756.4, 499.5, 51.2, 2039, _HOPPER_PCIE, _5, _FLASH_HOPPER),
+    _gpu("h100-80gb", 80, 989.4, 792.1, 66.9, 3350, _HOPPER, _5, _FLASH_HOPPER),
 )

@@ -172,13 +172,14 @@ def test_everything_on_ssd_reaches_the_plateau_later() -> None:
 
 def test_the_horizontal_plateau_is_lower_unless_its_micro_batches_are_large() -> None:
     """GreedySnake 3.3 and 6.2: more micro-batches do not help the horizontal schedule as they help the vertical one,
-    larger ones do. The paper's 1.96 and 2.53 are beyond what ours gives the perfectly overlapped schedule (papers.md).
+    larger ones do. With the compute of the paper's own GPU, GPT-65B, its 1.96 is beyond what ours gives the perfectly
+    overlapped schedule; with the catalogue's faster one, GPT-175B, its 2.53 is about what ours gives (papers.md).
     """
-    for name, stated in (("gpt-65b", 1.96), ("gpt-175b", 2.53)):
+    for name, within, hidden in (("gpt-65b", (1.0, 1.96), 0.97), ("gpt-175b", (2.53, 2.8), 1.05)):
         ratios = [over_horizontal(name, size) for size in (1, SMALL_ROWS, ROWS)]
         assert ratios == sorted(ratios, reverse=True)
-        assert 1.0 < ratios[1] < stated
-        assert ratios[2] == pytest.approx(0.98, abs=0.01)  # no GPU idles; eight rows use it a little better than two
+        assert within[0] < ratios[1] < within[1]
+        assert ratios[2] == pytest.approx(hidden, abs=0.01)  # eight rows hide all of it, or nearly
     assert over_horizontal("gpt-65b", SMALL_ROWS, 512) < over_horizontal("gpt-65b", SMALL_ROWS, 4)
 
 

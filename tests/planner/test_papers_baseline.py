@@ -21,8 +21,9 @@ from ssdplan.planner.baseline import (
     zero_infinity_memory,
 )
 from ssdplan.planner.catalogue import MODELS, find
+from ssdplan.planner.costs import Compute
 from ssdplan.planner.traffic import checkpoint_bytes
-from ssdplan.planner.whatif import Compute, estimate_model
+from ssdplan.planner.whatif import estimate_model
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.profile import Machine, Model
 from tests.planner.machines import machines, models
@@ -96,7 +97,7 @@ def test_no_habit_saves_memory(tensors: Tensors, tokens: int, on: tuple[bool, ..
 
 
 def test_a_models_tensors_are_its_shapes_or_smaller() -> None:
-    compute = Compute(1e12, 1e11)
+    compute = Compute(1e12, 1e11, 1e12, 0.0)
     for name in ("llama-3.1-8b", "gpt2", "qwen2.5-0.5b", "opt-30b"):
         shape = find("model", name, MODELS)
         model = estimate_model(shape, compute, precision="bf16", sequence_length=128, micro_batch_sizes=(1,))

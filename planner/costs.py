@@ -1,0 +1,158 @@
+"""Costs: the seconds and bytes of one micro-batch in a layer, by formula, on a device that nobody measured.
+
+Owns the formulas of docs/catalogue.md for a model's layers. It knows no catalogue but the shapes of models, and decides
+nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from ssdplan.plans.profile import ELEMENT_BYTES, Precision, Timing
+
+from .catalogue import Shape
+from .catalogue.models import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What a device reaches, FLOP/s and bytes/s."""
+
+    flops: float
+    """In the matrix products of layers, with all that stands between them."""
+    memory_bandwidth: float
+    attention_flops: float
+    """In fused causal attention, in rows without end; less in shorter ones."""
+    attention_tokens: float
+    """The row length at which attention reaches half of that."""
+
+    def seconds(self, products: float, attention: float, nbytes: float, length: int) -> float:
+        """What so many FLOP take in matrix products and in attention on rows of `length` tokens, one after the other,
+        or the bytes beside them if those take longer: the roofline."""
+        rate = self.attention_flops * length / (length + self.attention_tokens)
+        return max(products / self.flops + attention / rate, nbytes / self.memory_bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds and bytes of one micro-batch in each class of layer."""
+
+    shape: Shape
+    precision: Precision
+    rows: int
+    length: int
+    compute: Compute
+    head_chunk: int | None
+    margin: float
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def element(self) -> int:
+        return ELEMENT_BYTES[self.precision]
+
+    def block(self) -> Timing:
+        shape, e, tokens = self.shape, self.element, self.tokens
+        elements, matrices = _elements(shape.block()), _elements(t for t in shape.block() if len(t) == 2)
+        products = 2.0 * matrices * tokens
+        # Causal attention computes half of the scores: 2 of 4 x length^2 x width FLOP a row.
+        attention = 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
+        saved = self._saved()
+        forward = self._roofline(products, e * elements + 2 * saved, attention)
+        # Recomputes the forward, and computes two gradients for each product; fused attention makes its scores anew.
+        backward = self._roofline(3 * products, 3 * (e * elements + 2 * saved), 3.5 * attention)
+        gradients = e * max(prod(t) for t in shape.block())
+        h, i = shape.hidden, shape.intermediate
+        width = {"gpt2": 3 * h + 4 * i, "opt": h + 2 * i}.get(shape.family, 2 * h + 3 * i)
+        return self._timing(
+            forward,
+            backward + self._accumulation(elements),
+            forward_workspace=e * tokens * width,
+            backward_workspace=saved + e * tokens * (h + i) + max(gradients, e * tokens * i),
+            saved=saved,
+        )
+
+    def _saved(self) -> int:
+        """Bytes that autograd keeps of a block: norms, attention, MLP and, for rows with padding, the mask."""
+        shape, e = self.shape, self.element
+        h, i, wide = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
+        attention = 4 * e * wide + 4 * shape.heads + e * self.length
+        if shape.layer_norm:
+            norms = 3 * e * h + 4 * e
+            mlp = e * i * (5 if shape.family == "gpt2" else 1)  # GELU by its formula keeps every step
+        else:
+            upcast = 1 if self.precision == "fp32" else 2  # RMSNorm computes in fp32
+            norms = 4 * h * upcast + 4 * e * h + 8
+            mlp = 4 * e * i
+        return self.tokens * (norms + attention + mlp)
+
+    def embedding(self) -> Timing:
+        shape, e, tokens = self.shape, self.element, self.tokens
+        table = e * shape.vocab * shape.hidden
+        elements = _elements((*shape.embedding(), *shape.shared()))
+        output = 2 * e * tokens * shape.hidden
+        tables = 0 if shape.layer_norm else self.length * (18 * shape.head_dim + 8)  # rotary, in fp32 on the way
+        passes = 3 if shape.layer_norm else 1
+        # The masks of rows that several sequences share are made in steps; OPT is given a whole one.
+        masks = 1 if shape.family == "opt" else 3 if shape.layer_norm else 4
+        forward = tokens * passes * e * shape.hidden + max(tokens * self.length + tables, tokens * masks * self.length)
+        return self._timing(
+            self._roofline(0.0, output),
+            # The gradient is dense: a whole table of zeros, and rows added.
+            self._roofline(0.0, 2 * output) + self._accumulation(elements),
+            forward_workspace=forward,
+            backward_workspace=max(table + e * tokens * shape.hidden, forward),
+            saved=0,
+        )
+
+    def head(self) -> Timing:
+        shape, e, tokens = self.shape, self.element, self.tokens
+        elements = _elements((*shape.head(), *shape.shared()))
+        table = shape.vocab * shape.hidden
+        upcast = e if e < 4 else 0
+        norm = e * shape.hidden + 2 * e if shape.layer_norm else 8 * shape.hidden + 4
+        most = min(tokens, self.head_chunk or tokens)
+        chunks = [most] * (tokens // most) + ([tokens % most] if tokens % most else [])
+        # Logits are written, read and, in fp32, written again; the loss reads and writes them once more.
+        loss = self._roofline(0.0, tokens * shape.vocab * (2 * upcast + 12))
+        products = sum(self._roofline(2.0 * table * chunk, e * elements) for chunk in chunks)
+        gradients = sum(self._roofline(6.0 * table * chunk, 3 * e * elements) for chunk in chunks)
+        logits = most * shape.vocab
+        return self._timing(
+            products + loss,
+            gradients + 2 * loss + len(chunks) * self._accumulation(elements),
+            forward_workspace=8 * logits + 8 * most,
+            backward_workspace=max(12 * logits + most * norm, e * table + e * logits + 12 * most * shape.hidden),
+            saved=tokens * (4 * shape.vocab + norm),
+        )
+
+    def context_bytes(self) -> int:
+        """Token ids, labels, and mask or positions; what layers are called with: a mask, positions and rotary tables,
+        of each row where several sequences share one."""
+        rotary = 0 if self.shape.layer_norm else 2 * self.element * self.shape.head_dim
+        return self.tokens * (24 + self.length + 8 + rotary)
+
+    def _roofline(self, products: float, nbytes: float, attention: float = 0.0) -> float:
+        return self.compute.seconds(products, attention, nbytes, self.length)
+
+    def _accumulation(self, elements: int) -> float:
+        """Seconds to write a gradient, and to read it and add it to its fp32 sum."""
+        return elements * (2 * self.element + 8) / self.compute.memory_bandwidth
+
+    def _timing(
+        self, forward: float, backward: float, *, forward_workspace: int, backward_workspace: int, saved: int
+    ) -> Timing:
+        return Timing(
+            micro_batch_size=self.rows,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            forward_workspace_bytes=round(forward_workspace * (1 + self.margin)),
+            backward_workspace_bytes=round(backward_workspace * (1 + self.margin)),
+            saved_activation_bytes=saved,
+        )
+
+
+def _elements(tensors: Iterable[Tensor]) -> int:
+    return sum(prod(tensor) for tensor in tensors)
