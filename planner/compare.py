@@ -23,6 +23,8 @@ from .program import DIGITS, FixedChoices, Limits, solve_program
 from .shortened import step_seconds
 from .traffic import checkpoint_bytes
 
+NO_DELAY = "vertical, no delayed update"
+"""The row that says what delayed updates bring; why a plan delays them is told by the same figures."""
 NO_SUMS = "gradients add up on the device, so no buffer of them all"
 ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
 """Budgets that a decision can name and nothing exceeds."""
@@ -46,6 +48,9 @@ class _Comparison:
         self.all_first = needs_all_gradients(self.model.precision, self.fixed.clip_grad_norm)
         self.drain = {self.decision.schedule: prediction.step_seconds / chosen.program.seconds}
         """Schedule -> a simulated step over the program's."""
+        own = step_seconds(self.model, self.machine, self.decision, fitter.builder.schedule)
+        self.whole = prediction.step_seconds / own
+        """The plan's step over what shortened models say of it; they say of its neighbours as much too little."""
 
     def rows(self) -> tuple[Compared, ...]:
         schedule = self.decision.schedule
@@ -80,7 +85,7 @@ class _Comparison:
         )
 
     def _prompt(self) -> Compared:
-        name = "vertical, no delayed update"
+        name = NO_DELAY
         if self.all_first:
             return Compared(kind="schedule", name=name, fits=False, note=f"not possible: {self.all_first}")
         if self.decision.schedule == "vertical" and not self.decision.delay_ratio:
@@ -138,6 +143,8 @@ class _Comparison:
 
     def _sketched(self, name: str, fitter: Fitter, sketch: Sketch, *, fits: bool, note: str) -> Compared:
         seconds = step_seconds(self.model, self.machine, sketch.decision, fitter.builder.schedule)
+        if sketch.decision.schedule == self.decision.schedule:
+            seconds *= self.whole
         self.drain.setdefault(sketch.decision.schedule, seconds / sketch.program.seconds)
         return Compared(
             kind="schedule",

@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ssdplan.plans.homes import OPTIMIZER_BYTES
-from ssdplan.plans.plan import Alternative, Plan, Reason
+from ssdplan.plans.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
 from ssdplan.plans.profile import ELEMENT_BYTES
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.wear import TB, YEAR_DAYS, lifetime, wear
 
+from .compare import NO_DELAY
 from .critical import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
 from .fit import Fitter, Solved
 from .memory import checkpoint_layers, device_alone_bytes, trained_elements
@@ -176,13 +177,19 @@ def _delay_ratio(plan: Plan, evidence: Evidence) -> str:
     alpha, seconds = plan.decision.delay_ratio, plan.prediction.program_seconds
     if plan.decision.schedule == "horizontal":
         return "The horizontal schedule, which was asked for, runs every update in its own step."
+    share = "All of each update" if alpha == 1.0 else f"{alpha:.1%} of each update"
+    delays = f"{share} runs during the next step's forward"
+    if reason := needs_all_gradients(plan.decision.precision, plan.decision.clip_grad_norm):
+        return f"{delays}: {reason}."
     if "delay ratio" in evidence.given:
         return f"The delay ratio of {alpha:g} was asked for."
     if alpha == 0:
         if evidence.free is None or evidence.free.seconds < seconds * (1 - 2 * NOTHING):
             return "The budgets leave room for no delayed updates: of what fits, the leanest placement was taken."
         return "No delayed update would make the program's step faster, so every update runs in its own step."
-    delays = f"{alpha:.1%} of each update runs during the next step's forward"
+    rows = [row for row in plan.comparison if row.name == NO_DELAY]
+    if rows:
+        return f"{delays}{_beside(plan, rows[0])}."
     if evidence.prompt is None:
         return f"{delays}: without that, no placement keeps the budgets."
     longer = evidence.prompt.seconds / seconds - 1
@@ -190,8 +197,28 @@ def _delay_ratio(plan: Plan, evidence: Evidence) -> str:
         return f"{delays}: without that, the program's step would take {longer:.1%} longer."
     more = evidence.prompt.ssd_write_bytes - plan.prediction.ssd_write_bytes
     if more > NOTHING * plan.prediction.ssd_write_bytes:
-        return f"{delays}: without that, a step as fast would write {format_bytes(more)} more to the ssd."
+        return f"{delays}: without that, a program's step as fast would write {format_bytes(more)} more to the ssd."
     return f"{delays}, for next to nothing: without that, the program's step would take {max(longer, 0.0):.3%} longer."
+
+
+def _beside(plan: Plan, prompt: Compared) -> str:
+    """What a plan gains over the row of the comparison that delays no update, by that row's own figures."""
+    if not prompt.fits or prompt.step_seconds is None or prompt.ssd_write_bytes is None:
+        return ": without that, no placement was found that keeps the budgets"
+    longer = prompt.step_seconds / plan.prediction.step_seconds - 1
+    more = prompt.ssd_write_bytes - plan.prediction.ssd_write_bytes
+    writes = (
+        f"and write {format_bytes(more)} more to the ssd" if more > NOTHING * plan.prediction.ssd_write_bytes else ""
+    )
+    if longer >= NOTHING:
+        return f": without that, a step would take {longer:.2%} longer {writes}".rstrip()
+    if writes:
+        return f": without that, a step would take {_no_longer(longer)} {writes}"
+    return f", for next to nothing: without that, a step would take {_no_longer(longer)}"
+
+
+def _no_longer(longer: float) -> str:
+    return "as long" if longer > -NOTHING else f"{-longer:.2%} less, by an estimate that is good to a few percent,"
 
 
 def _ssd(plan: Plan, evidence: Evidence) -> str:
@@ -199,11 +226,16 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     states, checkpoints = _state_bytes(plan), _checkpoint_bytes(plan)
     budget, buffers = decision.host_budget_bytes, p.host_arena_bytes - evidence.resident_bytes
     what = f"{format_bytes(states)} of parameters and optimizer states and {format_bytes(checkpoints)} of checkpoints"
+    device = "none" if decision.unified_memory else _share_of(plan, "device")
     if not p.ssd_bytes:
         left = format_bytes(budget - p.peak_host_bytes)
-        return f"The ssd is not used: {what} fit in the host budget of {format_bytes(budget)}, and leave {left} of it."
-    if "residency" in evidence.given:
-        why = "What stays on host was asked for"
+        held = "" if device == "none" else f", with {device} of the parameters on the device"
+        room = f"the host budget of {format_bytes(budget)}"
+        return f"The ssd is not used: {what} fit in {room}{held}, and leave {left} of it."
+    asked = [words for kind, words in _ON_HOST.items() if plan.asked.residency.get(kind, 1.0) < 1.0]
+    if asked:
+        whole = "" if len(asked) == len(_ON_HOST) else f" of the {_listed(asked)}"
+        why = f"What stays on host{whole} was asked for"
     elif states + checkpoints > budget:
         why = f"{what} are more than the host budget of {format_bytes(budget)}"
     elif states + checkpoints + buffers > budget:
@@ -217,10 +249,11 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         f"{_percent(decision.checkpoint_host)} of the checkpoints",
     ]
     text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
-    device = _share_of(plan, "device")
-    return (
-        text if decision.unified_memory or device == "none" else f"{text} The device keeps {device} of the parameters."
-    )
+    return text if device == "none" else f"{text} The device keeps {device} of the parameters."
+
+
+_ON_HOST = {"parameters": "parameters", "optimizer": "optimizer states", "checkpoints": "checkpoints"}
+"""What can be asked to stay on host -> in words."""
 
 
 def _share_of(plan: Plan, what: str) -> str:
@@ -266,6 +299,8 @@ def _help(plan: Plan) -> str:
     if useful:
         useful[0] += " tokens/s"
     useless = [row.words for row in rows if row.throughput_gain < NOTHING]
+    if not rows:
+        return ""
     parts = useful + ([f"nothing from {_listed(useless, 'or')}"] if useless else [])
     return f"At this batch, {'; '.join(parts)}."
 

@@ -192,7 +192,7 @@ class _Search:
         ]
         low, high = -1, len(enough) - 1
         for step in range(FINALISTS):
-            if high - low < 2 and step:
+            if not enough or (high - low < 2 and step):  # none: a shortened model may be faster than every bound
                 break
             middle = 0 if step == 0 else (low + high) // 2
             if middle == high:
@@ -337,8 +337,9 @@ class _Search:
         """The budgets that would still do for the chosen batch."""
         found = self.fitter.least_beside(chosen.solved)
         tokens = self._tokens(chosen.solved.fitted.candidate)
+        own = chosen.solved.program.seconds  # by the same bound, which less of anything cannot beat
         return tuple(
-            Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / seconds)
+            Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / max(seconds, own))
             for room, (nbytes, seconds) in found.items()
         )
 

@@ -205,7 +205,7 @@ class Least(Part):
     least_bytes: Bytes
     """No less than the true least, and close to it: rounded up where no whole schedule was built."""
     tokens_per_second: Positive
-    """What the program reaches there: an upper bound, without fill and drain."""
+    """What the program reaches there: an upper bound, without fill and drain, and no more than the plan's own."""
 
 
 class Reason(Part):

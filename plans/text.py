@@ -65,6 +65,8 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
     found = blocks(schedule)
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
+    if not prediction.ssd_bytes:
+        bound += " The ssd is not used: all fits in memory, and ssdplan is for what does not."
     return page(
         title,
         [bound, *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
@@ -241,7 +243,14 @@ def _least(plan: Plan) -> list[str]:
         (row.budget, format_enough(row.least_bytes), f"at most {number(row.tokens_per_second)} tokens/s")
         for row in plan.least
     ]
-    return table([], rows, left=(0, 2))
+    if not rows:
+        return []
+    tokens = plan.decision.micro_batches * plan.decision.micro_batch_size * plan.decision.sequence_length
+    own = number(tokens / plan.prediction.program_seconds) if plan.prediction.program_seconds else "?"
+    return [
+        *table([], rows, left=(0, 2)),
+        f"  bounds without fill and drain; of this plan the same bound is {own} tokens/s",
+    ]
 
 
 def _busy(plan: Plan) -> list[str]:

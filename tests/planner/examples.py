@@ -34,6 +34,7 @@ def file_of(name: str) -> Path:
 def main() -> None:
     """Write every example again."""
     for name, options in EXAMPLES.items():
+        file_of(name).unlink(missing_ok=True)  # else it would be kept beside the new one
         code = cli.main(["solve", *options, "-o", str(file_of(name))])
         assert code == 0, f"{name}: exit {code}"
 

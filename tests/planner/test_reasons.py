@@ -121,7 +121,10 @@ def test_a_tight_host_memory_sends_states_to_the_ssd() -> None:
 def test_a_residency_that_was_asked_for_is_its_own_reason() -> None:
     request = SolveRequest(GIB, micro_batch_size=1, micro_batches=2, residency={"optimizer": 0.0})
     text = told(plan_for(made_machine(), request), "ssd")
-    assert text.startswith("What stays on host was asked for, so ") and "none of the optimizer states" in text
+    assert (
+        text.startswith("What stays on host of the optimizer states was asked for, so ")
+        and "none of the optimizer states" in text
+    )
 
 
 def test_offloading_when_the_device_holds_all_and_when_it_does_not() -> None:
