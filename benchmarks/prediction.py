@@ -237,7 +237,7 @@ class Bench:
         python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
                "--out", self.model)  # fmt: skip
         nbytes = VOLUME_BYTES * sum(file.stat().st_size for file in self.model.glob("*.safetensors"))
-        command("volume", "init", self.folder, "--size", nbytes)
+        command("volume", "init", self.folder, "--size", f"{nbytes}B")
         write_text(self.data)
 
     def profile(self) -> None:

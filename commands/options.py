@@ -115,6 +115,14 @@ def nbytes(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def nbytes_or_none(text: str) -> int:
+    """A size, which may be 0."""
+    try:
+        return parse_bytes(text, 0)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def sizes(text: str) -> tuple[int, ...]:
     return tuple(nbytes(part) for part in text.split(","))
 

@@ -73,7 +73,7 @@ def call(options: argparse.Namespace) -> int:
     from ssdplan.executor.model import open_model
     from ssdplan.executor.store.volumes import held_blank
     from ssdplan.executor.weights import Weights
-    from ssdplan.plans.profile_text import describe_profile
+    from ssdplan.plans.profile_text import describe_profile, suggested_host_memory
     from ssdplan.profiler.profile import ProfileLimits, profile
     from ssdplan.profiler.storage import SMALLEST_VOLUME
 
@@ -103,5 +103,6 @@ def call(options: argparse.Namespace) -> int:
         )
     measured.save(options.output)
     of.print_document(measured, describe_profile(measured), options.json)
-    line.note(f"written to {options.output}; next: ssdplan solve {options.output} --host-memory 8GiB")
+    budget = suggested_host_memory(measured)
+    line.note(f"written to {options.output}; next: ssdplan solve {options.output} --host-memory {budget}")
     return 0

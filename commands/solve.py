@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,10 @@ from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.units import format_bytes
 
 from . import options as of
+from .replaced import require_replaceable, save_plan
 
 if TYPE_CHECKING:
     from ssdplan.planner.request import SolveRequest
@@ -27,8 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host-memory",
         type=of.nbytes,
         metavar="SIZE",
-        help="most host memory beyond the process itself (process_bytes of the profile) [a half of what was free; "
-        "needed with --model]",
+        help="most host memory beyond the process itself (process_bytes of the profile), such as 64GiB or 64G, which "
+        "are the same; 64GB are a little less [a half of what was free; needed with --model]",
     )
     budgets.add_argument(
         "--device-memory",
@@ -37,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="most that the device may take [what was free]; "
         "without a GPU: a device emulated in that much DRAM, with copies to and from it [compute on host memory]",
     )
-    budgets.add_argument("--max-ssd-write-per-step", type=of.nbytes, metavar="SIZE", help="wear bound [none]")
+    budgets.add_argument("--max-ssd-write-per-step", type=of.nbytes_or_none, metavar="SIZE", help="wear bound [none]")
     numbers = parser.add_argument_group("what is computed, and changes numbers")
     numbers.add_argument("--global-batch", type=of.count, metavar="N", help="rows a step, exactly [the best]")
     numbers.add_argument(
@@ -74,7 +77,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     guess.add_argument("--model", metavar="NAME", help="a model's shape, such as llama-3.1-70b")
     guess.add_argument("--gpu", metavar="NAME", help="such as rtx-4090; none emulates a device in DRAM")
     guess.add_argument(
-        "--ssd", action="append", metavar="NAME[:SIZE][*K]", help="K drives, such as samsung-990-pro:4TB*2; repeatable"
+        "--ssd",
+        action="append",
+        metavar="NAME[:SIZE][*K]",
+        help="K drives, at most 16 in all, such as 'samsung-990-pro:4TB*2' (in quotes, for shells); repeatable",
     )
     guess.add_argument("--cpu", metavar="NAME", help="processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]")
     guess.add_argument("--link", metavar="NAME", help="between host and GPU, such as pcie-4.0-x16 [the GPU's own]")
@@ -93,7 +99,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--plots", type=of.path, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]")
     output.add_argument("--json", action="store_true", help="print the plan, or the sweep, as JSON")
     output.add_argument(
-        "-o", "--output", type=of.path, metavar="FILE", help="where to [plan.json; a sweep writes none]"
+        "-o",
+        "--output",
+        type=of.path,
+        metavar="FILE",
+        help="where to; a plan that is there is kept, plan.json as plan-0.json, then plan-1.json and so on "
+        "[plan.json; a what-if or a sweep writes none]",
     )
 
 
@@ -105,9 +116,10 @@ def call(options: argparse.Namespace) -> int:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
     if options.sweep is not None and options.output is not None:
         raise UsageError("-o: a sweep writes no plan; leave it out")
-    output = options.output or Path("plan.json")
-    if options.sweep is None:
+    output: Path | None = options.output or (None if options.profile is None or options.sweep else Path("plan.json"))
+    if output is not None:
         of.require_writable(output)
+        require_replaceable(output)
     source = _what_if(options)
     measured = estimate(source) if isinstance(source, WhatIf) else source
     request = SolveRequest(
@@ -131,22 +143,42 @@ def call(options: argparse.Namespace) -> int:
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B
 def _one_plan(
-    options: argparse.Namespace, output: Path, measured: Profile, request: "SolveRequest", *, what_if: bool
+    options: argparse.Namespace, output: Path | None, measured: Profile, request: "SolveRequest", *, what_if: bool
 ) -> int:
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.planner.whatif import describe_notes
     from ssdplan.plans.text import describe_plan
 
     plan, schedule = solve_and_build(measured, request)
-    plan.save(output)
+    replaced = save_plan(plan, output) if output else ""
     text = describe_plan(plan, schedule)
     of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
-    if what_if:
-        use = ": an estimate, which ssdplan show explains and no run takes"
+    line = ProgressLine("solve")
+    for note in (*_beyond(measured, request), replaced):
+        if note:
+            line.note(note)
+    if output is None:
+        line.note("nothing was written: it is an estimate; -o FILE keeps it for ssdplan show")
+    elif what_if:
+        line.note(f"written to {output}: an estimate, which ssdplan show explains and no run takes")
     else:
-        use = f"; next: ssdplan run {output} --data FILE --steps N"
-    ProgressLine("solve").note(f"written to {output}{use}")
+        line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N")
     return 0
+
+
+def _beyond(measured: Profile, request: "SolveRequest") -> list[str]:
+    """What a plan may take that the machine of its profile did not have: no error, for memory can be bought."""
+    there = measured.machine.host_memory_bytes
+    asked = request.host_memory_bytes
+    if measured.machine.compute_shares_cpu:
+        asked += request.device_memory_bytes or 0
+    if asked <= there:
+        return []
+    what = "host and device memory" if asked > request.host_memory_bytes else "host memory"
+    return [
+        f"{what} of {format_bytes(asked)} is more than the {format_bytes(there)} of the profiled machine, which will "
+        "not run this plan"
+    ]
 
 
 def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
@@ -183,8 +215,16 @@ def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
         precision=options.precision or "bf16",
         sequence_length=options.sequence_length or 1024,
         micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
-        figures=dict(options.figure or ()),
+        figures=_figures(options.figure or ()),
     )
+
+
+def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
+    figures = dict(given)
+    if len(figures) < len(given):
+        twice = next(name for name in figures if sum(name == each for each, _ in given) > 1)
+        raise UsageError(f"--figure {twice}: is given twice")
+    return figures
 
 
 def _sweep(options: argparse.Namespace, source: "WhatIf | Profile", request: "SolveRequest") -> int:

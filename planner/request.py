@@ -13,6 +13,7 @@ from ssdplan.plans.dealing import room
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import most_micro_batches, needs_all_gradients
 from ssdplan.plans.profile import Machine, Model, OptimizerStates
+from ssdplan.plans.units import format_bytes, format_enough
 
 from .needs import UNLIMITED, Candidate, Needs
 from .program import FixedChoices
@@ -48,7 +49,8 @@ class SolveRequest:
 
 
 def budget_of(machine: Machine, request: SolveRequest) -> Needs:
-    """What a plan may take. Raises UsageError for unified memory where the device has its own."""
+    """What a plan may take. Raises UsageError for unified memory where the device has its own, and for more of a
+    device's own memory than there is."""
     return Needs(
         host=request.host_memory_bytes,
         device=_device_budget(machine, request),
@@ -64,7 +66,13 @@ def _device_budget(machine: Machine, request: SolveRequest) -> int:
         if request.device_memory_bytes is not None:
             raise UsageError("unified memory: there is no device memory to limit")
         return 0
-    return machine.device_memory_bytes if request.device_memory_bytes is None else request.device_memory_bytes
+    asked, there = request.device_memory_bytes, machine.device_memory_bytes
+    if asked is not None and asked > there and not machine.compute_shares_cpu:
+        raise UsageError(
+            f"device memory of {format_enough(asked)}: {machine.device_name} has {format_bytes(there)} for a plan; ask "
+            "for less, or leave it out"
+        )
+    return there if asked is None else asked
 
 
 def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
@@ -147,17 +155,22 @@ def given_in(request: SolveRequest) -> set[str]:
 
 def candidates_of(model: Model, request: SolveRequest) -> list[Candidate]:
     """Every pair that the request allows, smallest batch first. Raises UsageError when there is none."""
-    measured = sorted(model.micro_batch_sizes)
-    names = ", ".join(map(str, measured))
-    sizes = measured if request.micro_batch_size is None else [request.micro_batch_size]
-    if not set(sizes) <= set(measured):
-        raise UsageError(f"micro-batch size {sizes[0]} was not profiled; the profile has {names}")
+    there = sorted(model.micro_batch_sizes)
+    names = ", ".join(map(str, there))
+    estimated = model.figures == "estimated"
+    sizes = there if request.micro_batch_size is None else [request.micro_batch_size]
+    if not set(sizes) <= set(there):
+        raise UsageError(
+            f"micro-batch size {sizes[0]} is not one of --micro-batch-sizes ({names})"
+            if estimated
+            else f"micro-batch size {sizes[0]} was not profiled; the profile has {names}"
+        )
     n = request.micro_batches
     most = most_micro_batches(model)
     if (least := n or (request.global_batch or 0) // max(sizes)) > most:
         raise UsageError(
             f"{least} micro-batches: {most} is the most for one step of {len(model.layers)} layers; take fewer, or "
-            "profile more rows a micro-batch"
+            f"{'more rows a micro-batch (--micro-batch-sizes)' if estimated else 'profile more rows a micro-batch'}"
         )
     if request.schedule == "single":
         if n not in (None, 1):
@@ -172,13 +185,25 @@ def candidates_of(model: Model, request: SolveRequest) -> list[Candidate]:
     pairs = [Candidate(b, batch // b) for b in sizes if batch % b == 0 and n in (None, batch // b)]
     pairs = [pair for pair in pairs if pair.micro_batches <= most]
     if not pairs:
-        wanted = f" with {n} micro-batch{'es' if n > 1 else ''}" if n else ""
-        possible = [batch // b for b in measured if batch % b == 0]
-        raise UsageError(
-            f"global batch {batch}{wanted} is not a multiple that the profiled micro-batch sizes ({names}) can make; "
-            + (f"{batch} can be made of {', '.join(map(str, possible))} micro-batches" if possible else "profile more")
-        )
+        raise _not_made(batch, n, sizes, there, most, estimated=estimated)
     return sorted(pairs, key=lambda candidate: candidate.order)
+
+
+def _not_made(
+    batch: int, n: int | None, sizes: Sequence[int], there: Sequence[int], most: int, *, estimated: bool
+) -> UsageError:
+    """Why no pair makes a global batch, and what would."""
+    asked = f"micro-batch size {sizes[0]}" if len(sizes) == 1 < len(there) else ""
+    whole = f" in {n} micro-batch{'es' if n > 1 else ''}" if n else ""
+    kind = f"{asked}, which was asked for," if asked else "any of the micro-batch sizes"
+    problem = f"global batch {batch}{whole} is not a multiple of {kind} ({', '.join(map(str, there))})"
+    possible = sorted({batch // b for b in there if batch % b == 0 and batch // b <= most})
+    if possible:
+        return UsageError(f"{problem}; it can be made of {', '.join(map(str, possible))} micro-batches")
+    if any(batch % b == 0 for b in there):
+        return UsageError(f"{problem} with at most {most} micro-batches, which one step can have")
+    more = "name one that divides it with --micro-batch-sizes" if estimated else "profile one that divides it"
+    return UsageError(f"{problem}; {more}, or take another batch")
 
 
 def smallest_of(candidates: Sequence[Candidate]) -> list[Candidate]:

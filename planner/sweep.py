@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.sweep import Sweep, SweepPoint, result_of
-from ssdplan.plans.units import format_bytes, parse_bytes
+from ssdplan.plans.units import format_bytes
 
 from .catalogue import nearest
 from .request import SolveRequest
 from .solve import solve
-from .whatif import WhatIf, estimate
+from .whatif import SIZES, WhatIf, estimate, parse_value
 
 MOST_POINTS = 32
 SSDS = "ssds"
-BUDGETS = ("host-memory", "device-memory")
 COUNTS = ("micro-batches", "micro-batch-size", "global-batch", SSDS)
 
 
@@ -31,22 +30,21 @@ class Range:
 
     def label(self, value: float) -> str:
         """A value as a person reads it."""
-        return (
-            format_bytes(value) if self.name in BUDGETS or self.name.endswith(("memory", "capacity")) else f"{value:g}"
-        )
+        return format_bytes(value) if self.name.endswith(SIZES) else f"{value:g}"
 
 
 def parse_range(text: str) -> Range:
     """`host-memory=32GiB..256GiB` doubles from the first to the last; `ssds=1..4:1` adds. Raises UsageError."""
     name, equals, values = text.partition("=")
+    name = name.strip().lower()
     first, dots, rest = values.partition("..")
     last, colon, step = rest.partition(":")
-    try:
-        if not (equals and dots):
-            raise UsageError("")
-        start, stop, by = _number(first), _number(last), _number(step) if colon else None
-    except UsageError:
-        raise UsageError(f"--sweep {text!r}: write NAME=FROM..TO, which doubles, or NAME=FROM..TO:STEP") from None
+    if not (equals and dots and first and last and (step or not colon)):
+        raise UsageError(f"--sweep {text!r}: write NAME=FROM..TO, which doubles, or NAME=FROM..TO:STEP")
+    start, stop = (parse_value(name, end, f"--sweep {text}") for end in (first, last))
+    by = parse_value(name, step, f"--sweep {text}") if colon else None
+    if name in COUNTS and any(number is not None and number != round(number) for number in (start, by)):
+        raise UsageError(f"--sweep {text}: {name} are whole numbers")
     if stop < start:
         raise UsageError(f"--sweep {text}: from {first} to {last} there is nothing")
     found = [start]
@@ -54,34 +52,30 @@ def parse_range(text: str) -> Range:
         found.append(following)
         if len(found) > MOST_POINTS:
             raise UsageError(f"--sweep {text}: more than {MOST_POINTS} points")
-    return Range(name.strip().lower(), tuple(found))
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        return float(parse_bytes(text))
-    if not 0 < value < 1e30:
-        raise UsageError(f"{text!r} is out of range")
-    return value
+    return Range(name, tuple(found))
 
 
 def sweep(
     source: WhatIf | Profile, request: SolveRequest, values: Range, progress: Callable[[float, str], None]
 ) -> Sweep:
-    """Solve at each value. Raises UsageError for a name that cannot be swept, and for values that mean nothing."""
+    """Solve at each value; where one cannot be meant, or nothing fits, the point says why. Raises UsageError for a name
+    that cannot be swept, and where no value can be meant."""
     profile = source if isinstance(source, Profile) else estimate(source)
-    points = []
+    points: list[SweepPoint] = []
+    unmeant: list[UsageError] = []
     for number, value in enumerate(values.values):
         progress(number / len(values.values), f"{values.name} {values.label(value)}")
         changed, asked = _at(source, request, values.name, value)
         try:
             plan = solve(changed if isinstance(changed, Profile) else estimate(changed), asked, compared=False)
-        except InfeasibleError as error:
+        except (InfeasibleError, UsageError) as error:
+            if isinstance(error, UsageError):
+                unmeant.append(error)
             points.append(SweepPoint(value=value, label=values.label(value), result=None, refusal=str(error)))
         else:
             points.append(SweepPoint(value=value, label=values.label(value), result=result_of(plan)))
+    if len(unmeant) == len(points):
+        raise unmeant[0]
     return Sweep(
         schema="ssdplan.sweep/1",
         name=values.name,
@@ -96,8 +90,6 @@ def _at(
 ) -> tuple[WhatIf | Profile, SolveRequest]:
     """Source and request with one thing changed."""
     whole = round(value)
-    if name in COUNTS and whole != value:
-        raise UsageError(f"--sweep {name}: {value:g} is not a whole number")
     requests: Mapping[str, Callable[[], SolveRequest]] = {
         "host-memory": lambda: replace(request, host_memory_bytes=whole),
         "device-memory": lambda: replace(request, device_memory_bytes=whole, unified_memory=False),
@@ -111,6 +103,8 @@ def _at(
         return source, requests[name]()
     if name == "host-memory":
         return replace(source, host_memory_bytes=whole), requests[name]()
+    if name == "micro-batch-size":
+        return replace(source, micro_batch_sizes=(whole,)), requests[name]()
     if name in requests:
         return source, requests[name]()
     if name == SSDS:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from textwrap import wrap
 
+from ssdplan.plans.dealing import CYCLE
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import (
     ELEMENT_BYTES,
@@ -53,7 +54,8 @@ from .costs import Compute, Costs
 NO_GPU = "none"
 WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
 """The processors that stand beside a GPU, and alone, when none is named."""
-MOST_DRIVES = 64
+MOST_TOKENS = 1 << 26
+"""Of a micro-batch; more than any device holds."""
 TEXT_COLUMNS = 100
 STATE_ALIGNMENT, TENSOR_ALIGNMENT = 2048, 64
 """Elements; the layout of executor/model.py."""
@@ -88,6 +90,8 @@ def estimate(what_if: WhatIf) -> Profile:
     shape = find("model", what_if.model, MODELS)
     _check(what_if, shape)
     drives = [drive for text in what_if.ssds for drive in _drives(text)]
+    if len(drives) > CYCLE:
+        raise UsageError(f"{len(drives)} SSDs: a store stripes over at most {CYCLE}")
     figures = _figures(what_if)
     machine = _machine(what_if, drives, figures)
     return Profile(
@@ -110,16 +114,35 @@ def estimate(what_if: WhatIf) -> Profile:
 def parse_figure(text: str) -> tuple[str, float]:
     """`gpu.flops=1.2e14` or `gpu.memory=20GiB` -> name and value. Raises UsageError."""
     name, _, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
+    name = name.strip().lower()
+    return name, parse_value(name, value, f"--figure {text}")
+
+
+def parse_value(name: str, text: str, where: str) -> float:
+    """The value of a figure: a size with its unit, what is counted in bytes a second also as a number of them, and all
+    else as a number. Raises UsageError, `where` saying what was written."""
+    if name.endswith(SIZES):
         try:
-            number = float(parse_bytes(value))
-        except UsageError:
-            raise UsageError(f"{text!r}: write NAME=NUMBER or NAME=SIZE, such as gpu.flops=1.2e14") from None
+            return float(parse_bytes(text))
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from None
+    try:
+        number = float(text)
+    except ValueError:
+        if not name.endswith(_RATES):
+            raise UsageError(f"{where}: write NAME=NUMBER, such as gpu.flops=1.2e14, or a size") from None
+        return parse_value(SIZES[0], text, where)
+    if name.endswith(_RATES) and 0 < number < 1e6:
+        raise UsageError(f"{where}: {text} bytes a second; write a unit, such as {text}GB")
     if not 0 < number < 1e30:
-        raise UsageError(f"{text!r}: {value} is out of range")
-    return name.strip().lower(), number
+        raise UsageError(f"{where}: {text} is out of range")
+    return number
+
+
+SIZES = ("memory", "reserve", "capacity", "endurance")
+"""How the names end of what is counted in bytes."""
+_RATES = ("bandwidth", "h2d", "d2h", ".read", ".write")
+"""Of what is counted in bytes a second."""
 
 
 def _check(what_if: WhatIf, shape: Shape) -> None:
@@ -132,6 +155,11 @@ def _check(what_if: WhatIf, shape: Shape) -> None:
     sizes = what_if.micro_batch_sizes
     if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
         raise UsageError(f"micro-batch sizes {list(sizes)}: must be one or more different positive numbers")
+    if (tokens := max(sizes) * what_if.sequence_length) > MOST_TOKENS:
+        raise UsageError(
+            f"{max(sizes):,} rows of {what_if.sequence_length:,} tokens are {tokens:,}: a micro-batch has at most "
+            f"{MOST_TOKENS:,}"
+        )
     if not what_if.ssds:
         raise UsageError("no SSD; name one or more (--ssd samsung-990-pro)")
 
@@ -148,8 +176,8 @@ class _Drive:
 def _drives(text: str) -> list[_Drive]:
     """`NAME[:SIZE][*COUNT]` -> that many drives."""
     named, star, count = text.partition("*")
-    if star and not (count.isdecimal() and 0 < int(count) <= MOST_DRIVES):
-        raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {MOST_DRIVES}")
+    if star and not (count.isdecimal() and len(count) < 3 and 0 < int(count) <= CYCLE):
+        raise UsageError(f"--ssd {text}: after * comes a number of drives, 1 to {CYCLE}")
     name, colon, capacity = named.partition(":")
     ssd = find("SSD", name.strip(), SSDS)
     size = ssd.sizes[0]

@@ -13,6 +13,20 @@ from .quantities import count, duration, estimated, number, percent, rate, times
 from .units import format_bytes
 
 
+def suggested_host_memory(profile: Profile) -> str:
+    """A budget to begin with, as `solve` takes it: what the training state and its gradients take, or a half of what
+    was free where that is less; in steps of a sixteenth to an eighth."""
+    element = ELEMENT_BYTES[profile.model.precision]
+    trained = sum(state.elements for state in profile.model.states if not state.frozen)
+    wanted = training_bytes(profile.model.states, element) + GRADIENT_BYTES * trained
+    budget = max(min(wanted, profile.machine.host_available_bytes // 2), _LEAST_BUDGET)
+    budget -= budget % (1 << (budget.bit_length() - 4))
+    return f"{budget / (1 << 30):g}GiB" if budget >= 1 << 30 else f"{budget >> 20}MiB"
+
+
+_LEAST_BUDGET = 64 << 20
+
+
 def describe_profile(profile: Profile) -> str:
     """What was measured of a machine and of a model."""
     model, machine = profile.model, profile.machine

@@ -1,31 +1,33 @@
 """Units as people write and read them: bytes, seconds."""
 
 import re
+from fractions import Fraction
 
 from .errors import UsageError
 
-_SCALE = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-}
+MOST_BYTES = 1 << 60
+"""No size is as large."""
+_DIGITS = 40
+"""Of a number; more than any size has."""
+_SCALE = {"b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _SCALE |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power, _letter: 1024**_power}
 
 
-def parse_bytes(text: str) -> int:
-    """`8GiB`, `2.5 GB`, `512MiB` or plain bytes -> bytes. Raises UsageError."""
+def parse_bytes(text: str, least: int = 1) -> int:
+    """`8GiB` or `8G`, `2.5 GB`, `512MiB`, `4096B` -> bytes. K, M, G and T alone are binary, as memory is counted; KB,
+    MB, GB and TB are powers of 1000, as drives are. A number without a unit is no size, but for 0 where `least` is 0.
+    Raises UsageError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    scale = _SCALE.get(match.group(2).lower()) if match else None
-    if match is None or scale is None:
-        raise UsageError(f"{text!r} is not a size; write bytes, MB, GB, MiB or GiB, such as 8GiB")
-    value = round(float(match.group(1)) * scale)
-    if not 0 < value < 1 << 60:
+    number, unit = match.groups() if match else ("", "?")
+    if least == 0 and not unit and not number.strip("0."):
+        return 0
+    if not unit:
+        raise UsageError(f"{text!r} has no unit; write {number}GiB, {number}MB or, in bytes, {number}B")
+    if unit.lower() not in _SCALE:
+        raise UsageError(f"{text!r} is not a size; write a number and a unit: 8GiB (or 8G), 512MiB, 2.5GB, 4096B")
+    value = round(Fraction(number) * _SCALE[unit.lower()]) if len(number) <= _DIGITS else MOST_BYTES
+    if not least <= value < MOST_BYTES:
         raise UsageError(f"{text!r} is out of range for a size")
     return value
 

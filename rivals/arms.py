@@ -163,9 +163,9 @@ def profile_command(model: Path, volume: Path, batch: Batch, output: Path) -> li
 
 
 def solve_command(profile: Path, arm: Arm, batch: Batch, device_memory: int | None, output: Path) -> list[str]:
-    budget: tuple[object, ...] = ("--host-memory", arm.budget) if arm.budget else ()
+    budget: tuple[object, ...] = ("--host-memory", f"{arm.budget}B") if arm.budget else ()
     if device_memory is not None:
-        budget += ("--device-memory", device_memory)
+        budget += ("--device-memory", f"{device_memory}B")
     return ours(
         *("solve", profile, *budget, "--micro-batch-size", batch.micro_batch_size),
         *("--micro-batches", batch.micro_batches, "-o", output),

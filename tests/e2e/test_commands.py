@@ -165,7 +165,7 @@ def test_a_machine_unlike_its_profile_is_told_and_replanned(home, tmp_path):
     plan = tmp_path / "plan.json"
     solve = ["solve", tmp_path / "profile.json", "--micro-batches", 2, "--micro-batch-size", 2, "-o", plan]
     least = refused(*solve, "--host-memory", "64KiB", cwd=home, code=3).rsplit("would do is ", 1)[1]
-    ssdplan(*solve, "--host-memory", int(1.2 * parse_bytes(least)), cwd=home)
+    ssdplan(*solve, "--host-memory", f"{int(1.2 * parse_bytes(least))}B", cwd=home)
     run = ["run", plan, "--data", "text.txt", "--steps", 6, "--lr", "3e-3", "--out"]
     stayed = ssdplan(*run, tmp_path / "stayed", cwd=home).stderr
     replanned = ssdplan(*run, tmp_path / "replanned", "--replan", cwd=home).stderr

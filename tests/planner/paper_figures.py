@@ -225,7 +225,8 @@ figure("GreedySnake", "1", "vertical, any M: gradients moved, in model sizes", 2
        "the tied table's come from both ends, and the head's return to be added")  # fmt: skip
 figure("GreedySnake", "6.4", "GPT-65B, a micro-batch on an A100: seconds of compute", COMPUTE_SECONDS,
        lambda: compute_seconds(gpt("gpt-65b").model, SMALL_ROWS), "{:.1f}", 0.36,
-       "the catalogue has what a layer can reach on this GPU, the paper's system 0.5 of its products; rows are assumed")  # fmt: skip
+       "the catalogue has what a layer can reach on this GPU, the paper's system 0.5 of its products; rows are "
+       "assumed")  # fmt: skip
 figure("GreedySnake", "6.3", "plateau without delayed updates over that with (\"the same\")", 1,
        lambda: plateau(FixedChoices(delay_ratio=0.0)) / plateau(), "{:.3f}")  # fmt: skip
 figure("GreedySnake", "6.4", "plateau with everything on ssd over the best (\"similar\")", 1,
@@ -238,7 +239,8 @@ figure("GreedySnake", "6.2", "GPT-65B, an A100: plateau over ZeRO-Infinity's", 1
        lambda: over_horizontal("gpt-65b", SMALL_ROWS), "{:.2f}", 0.15, _IDEAL)  # fmt: skip
 figure("GreedySnake", "6.2", "GPT-175B, an A100: plateau over ZeRO-Infinity's", 2.53,
        lambda: over_horizontal("gpt-175b", SMALL_ROWS), "{:.2f}", 0.1,
-       "as above; and compute is the catalogue's, faster than the paper's system, so that more of the I/O is seen")  # fmt: skip
+       "as above; and compute is the catalogue's, faster than the paper's system, so that more of the I/O is "
+       "seen")  # fmt: skip
 
 
 # MemAscend.

@@ -333,7 +333,11 @@ def test_figures_can_be_given_and_the_notes_say_which_were() -> None:
         ({"gpu": "rtx4090"}, r"did you mean rtx-4090\?"),
         ({"ssds": ["samsung-990"]}, r"did you mean samsung-990-pro\?"),
         ({"ssds": ["samsung-990-pro:3TB"]}, "comes with 1TB, 2TB, 4TB"),
-        ({"ssds": ["samsung-990-pro*0"]}, "a number of drives"),
+        ({"ssds": ["samsung-990-pro*0"]}, "a number of drives, 1 to 16"),
+        ({"ssds": ["samsung-990-pro*17"]}, "a number of drives, 1 to 16"),
+        ({"ssds": ["samsung-990-pro*" + "9" * 5000]}, "a number of drives, 1 to 16"),
+        ({"ssds": ["samsung-990-pro*9", "wd-sn850x*8"]}, "17 SSDs: a store stripes over at most 16"),
+        ({"micro_batch_sizes": (1 << 30,)}, "a micro-batch has at most 67,108,864"),
         ({"ssds": ["samsung-990-pro*"]}, "a number of drives"),
         ({"ssds": []}, "no SSD"),
         ({"cpu": "ryzen"}, "no processor"),
@@ -358,9 +362,14 @@ def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], why: str) -> N
 def test_figures_are_numbers_or_sizes() -> None:
     assert parse_figure("gpu.flops=1.2e14") == ("gpu.flops", 1.2e14)
     assert parse_figure("GPU.memory=20GiB") == ("gpu.memory", 20 * GIB)
-    for wrong in ("gpu.flops", "gpu.flops=fast", "gpu.flops=0", "gpu.flops=-1", "gpu.flops=nan"):
+    assert parse_figure("link.h2d=25GB") == ("link.h2d", 25e9) and parse_figure("ssd.read=7e9") == ("ssd.read", 7e9)
+    assert parse_figure("gpu.memory-bandwidth=1e12") == ("gpu.memory-bandwidth", 1e12)
+    for wrong in ("gpu.flops", "gpu.flops=fast", "gpu.flops=0", "gpu.flops=-1", "gpu.flops=nan", "gpu.flops=20GiB"):
         with pytest.raises(UsageError):
             parse_figure(wrong)
+    for bare in ("gpu.memory=20", "gpu.memory=2e10", "ssd.capacity=4", "link.h2d=25", "gpu.memory-bandwidth=900"):
+        with pytest.raises(UsageError, match=r"unit|not a size"):
+            parse_figure(bare)
 
 
 @pytest.mark.parametrize("name", [shape.name for shape in MODELS])
@@ -379,8 +388,12 @@ def test_ranges_double_or_step() -> None:
     assert parse_range("host-memory=32GiB..256GiB").values == (32 * GIB, 64 * GIB, 128 * GIB, 256 * GIB)
     assert parse_range("SSDs=1..4:1").values == (1, 2, 3, 4)
     assert parse_range("gpu.flops=1e14..3e14").values == (1e14, 2e14)
-    for wrong in ("ssds", "ssds=2", "ssds=4..1", "ssds=1..x", "ssds=1..1000:1", "ssds=0..4", "ssds=1..2:0"):
+    for wrong in ("ssds", "ssds=2", "ssds=4..1", "ssds=1..x", "ssds=1..1000:1", "ssds=0..4", "ssds=1..2:0", "ssds=1..",
+                  "ssds=nan..4", "ssds=1..inf", "ssds=1..4:", "ssds=1..4:0.5", "micro-batches=1.5..3"):  # fmt: skip
         with pytest.raises(UsageError):
+            parse_range(wrong)
+    for wrong in ("host-memory=32..256", "host-memory=32GiB..256", "device-memory=1..2", "gpu.memory=1..2"):
+        with pytest.raises(UsageError, match="has no unit"):
             parse_range(wrong)
 
 
@@ -397,6 +410,38 @@ def test_a_sweep_solves_each_point() -> None:
     assert rates == sorted(rates) and rates[-1] > rates[0]
     whole = solve(estimate(what_if(**SMALL)), SMALL_REQUEST)
     assert results[-1] and results[-1].tokens_per_second == whole.prediction.tokens_per_second
+
+
+def test_a_sweep_shows_what_can_be_shown() -> None:
+    """A value that cannot be meant loses its own row and no other; where none can be meant, that is the error."""
+    profile = estimate(what_if(**(SMALL | {"micro_batch_sizes": (1, 2)})))
+    profile = profile.model_copy(update={"model": profile.model.model_copy(update={"figures": "measured"})})
+    request = SolveRequest(host_memory_bytes=GIB, micro_batches=2)
+    found = sweep(profile, request, parse_range("micro-batch-size=1..4"), lambda part, what: None)
+    assert [point.result is not None for point in found.points] == [True, True, False]
+    assert found.points[2].refusal == "micro-batch size 4 was not profiled; the profile has 1, 2"
+    with pytest.raises(UsageError, match="3 was not profiled"):
+        sweep(profile, request, parse_range("micro-batch-size=3..3"), lambda part, what: None)
+    # A what-if can be of any size, and the card ends what a device may take.
+    found = sweep(what_if(**SMALL), request, parse_range("micro-batch-size=2..4"), lambda part, what: None)
+    assert [point.result and point.result.micro_batch_size for point in found.points] == [2, 4]
+    found = sweep(what_if(**SMALL), request, parse_range("device-memory=16GiB..32GiB"), lambda part, what: None)
+    assert found.points[0].result and "rtx-4090 has 23 GiB" in found.points[1].refusal
+
+
+def test_a_what_if_is_told_of_its_own_sizes() -> None:
+    """There is no profile that could have more."""
+    profile = estimate(what_if(**(SMALL | {"micro_batch_sizes": (4,)})))
+    for request, why in (
+        (
+            SolveRequest(GIB, global_batch=7),
+            r"7 is not a multiple .* \(4\); name one that divides it with --micro-",
+        ),
+        (SolveRequest(GIB, micro_batch_size=2), r"2 is not one of --micro-batch-sizes \(4\)"),
+        (SolveRequest(GIB, device_memory_bytes=128 * GIB), "128.000 GiB: rtx-4090 has 23 GiB for a plan; ask for less"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            solve(profile, request)
 
 
 def test_what_can_be_swept() -> None:
@@ -424,15 +469,18 @@ def test_the_command_writes_a_plan_that_show_explains(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(COMMAND) == 0
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
+    assert "nothing was written" in said and not list(tmp_path.iterdir())
+    assert cli.main([*COMMAND, "-o", "what-if.json"]) == 0
+    assert capsys.readouterr().out == shown
     assert "nothing was measured" in shown and "samsung-990-pro:2TB = 1.5e+09" in shown
     assert "gpu.fragmentation = 0.18 fraction: assumed: GMLake" in " ".join(shown.split())
     (extra,) = re.findall(r"for compute itself .*: ([0-9.]+) MiB", shown)
     (margin,) = re.findall(r"of which margin for the allocator's fragmentation, assumed: ([0-9.]+) MiB", shown)
     assert 0.1 * float(extra) < float(margin) <= float(extra) * 0.18 / 1.18 + 0.1
-    plan = Plan.load(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "what-if.json")
     assert plan.machine.figures == plan.model.figures == "estimated" and len(plan.machine.volumes) == 2
-    assert cli.main(["show", "plan.json"]) == 0
+    assert cli.main(["show", "what-if.json"]) == 0
     assert "nothing was measured" in capsys.readouterr().out
 
 
@@ -455,7 +503,7 @@ def test_no_run_takes_a_what_if(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main([part if part != "rtx-4090" else "none" for part in COMMAND]) == 0
+    assert cli.main([*(part if part != "rtx-4090" else "none" for part in COMMAND), "-o", "plan.json"]) == 0
     make_tokenizer(make_model("llama", tmp_path / "model"))
     (tmp_path / "text.txt").write_text("a text")
     run = ["run", "plan.json", "--model", "model", "--data", "text.txt", "--steps", "1", "--out", "run"]
@@ -480,6 +528,9 @@ def test_the_document_explains_a_sweep() -> None:
         (["solve", "--model", "gpt2"], "also needs --gpu, --ssd, --host-memory"),
         ([*COMMAND, "--plots", "plots"], "--plots is of a --sweep"),
         ([*COMMAND, "--sweep", "ssds=1..2", "-o", "x.json"], "a sweep writes no plan"),
+        ([*COMMAND, "--figure", "gpu.flops=1e14", "--figure", "GPU.flops=2e14"], "gpu.flops: is given twice"),
+        ([*COMMAND, "--device-memory", "128GiB"], "rtx-4090 has 23 GiB for a plan"),
+        ([*COMMAND[:-1], "7", "--global-batch", "3"], "3 in 7 micro-batches is not a multiple"),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(

@@ -49,17 +49,35 @@ def test_what_is_no_document_is_refused(tmp_path, text):
         Plan.load(path)
 
 
+SIZES = {
+    "8GiB": 8 << 30,
+    "64G": 68_719_476_736,
+    "64g": 68_719_476_736,
+    "64 GiB": 68_719_476_736,
+    "64GB": 64_000_000_000,
+    " 64 gb ": 64_000_000_000,
+    "2.5 GB": 2_500_000_000,
+    "1.5T": 1_649_267_441_664,
+    "2TB": 2_000_000_000_000,
+    "512MiB": 512 << 20,
+    "512M": 512 << 20,
+    "7K": 7168,
+    "1kb": 1000,
+    "4096B": 4096,
+    "9007199254740993B": 9_007_199_254_740_993,
+}
+
+
 def test_sizes_are_read_and_written():
-    assert [parse_bytes(text) for text in ("8GiB", "2.5 GB", "4096", "512MiB", "1kb")] == [
-        8 << 30,
-        2_500_000_000,
-        4096,
-        512 << 20,
-        1000,
-    ]
-    for bad in ("", "GiB", "-1GiB", "8Gig", "1e9", "0"):
+    assert {text: parse_bytes(text) for text in SIZES} == SIZES
+    for bad in ("", "GiB", "-1GiB", "8Gig", "8 G B", "1e9", "1e9B", "nanGiB", "infGiB", "٣GiB", "0", "0GiB", "0.1B",
+                "1048576TiB", "9" * 5000 + "GiB", "8GiB,8GiB"):  # fmt: skip
         with pytest.raises(UsageError):
             parse_bytes(bad)
+    for bare in ("64", "4096", "1.5", "68719476736"):
+        with pytest.raises(UsageError, match=f"'{bare}' has no unit; write {bare}GiB, .* in bytes, {bare}B"):
+            parse_bytes(bare)
+    assert [parse_bytes(nothing, 0) for nothing in ("0", "0.0", "0B", "0GiB")] == [0] * 4
     assert [format_bytes(n) for n in (0, 4096, 3 << 29, 900 << 20)] == ["0 B", "4 KiB", "1.5 GiB", "900 MiB"]
     assert [format_seconds(s) for s in (0.25, 12.34, 245, 3723)] == ["250 ms", "12.3 s", "4:05", "1:02:03"]
 

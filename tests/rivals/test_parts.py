@@ -266,7 +266,7 @@ def test_on_a_gpu_commands_environment_and_text_say_so(monkeypatch, tmp_path):
     profile = profile_command(tmp_path / "model", tmp_path, batch, tmp_path / "profile.json")
     assert profile[profile.index("--device") + 1] == "cuda"
     solve = solve_command(tmp_path / "profile.json", ours, batch, 24 << 30, tmp_path / "plan.json")
-    assert solve[solve.index("--device-memory") + 1] == str(24 << 30)
+    assert solve[solve.index("--device-memory") + 1] == f"{24 << 30}B"
     assert "--device-memory" not in solve_command(tmp_path / "profile.json", ours, batch, None, tmp_path / "plan.json")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert environment(device="cuda")["CUDA_VISIBLE_DEVICES"] == "3" and environment()["CUDA_VISIBLE_DEVICES"] == ""

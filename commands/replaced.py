@@ -1,0 +1,68 @@
+"""The plan in whose place another is written: it is kept beside it under a number, and named.
+
+Owns what may be replaced, and where it goes. What is written is the command's business.
+"""
+
+from pathlib import Path
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.units import format_bytes
+
+MOST_KEPT = 10_000
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuse to write a plan over what is none, before the work. Raises UsageError."""
+    if path.is_file() and not _is_plan(path):
+        raise UsageError(f"{path}: is there, and no plan; name another file with -o")
+
+
+def save_plan(plan: Plan, path: Path) -> str:
+    """Write a plan; one that was there is kept first, as NAME-0, NAME-1 and so on, the first that is free.
+
+    Returns what became of it, in words, or nothing. Raises UsageError where either cannot be written.
+    """
+    before = path.read_bytes() if path.is_file() else b""
+    if not before or before == plan.text().encode():
+        plan.save(path)
+        return ""
+    kept = _keep(before, path)
+    plan.save(path)
+    return f"replaced {path} ({_words(kept)}); the one before is {kept}"
+
+
+def _is_plan(path: Path) -> bool:
+    """By what it begins with; a plan of another version, or that was edited wrongly, is one too, and a file without a
+    byte can be replaced by anything."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"{path}: is there and cannot be read: {error.strerror}") from error
+    return not start or b'"ssdplan.plan/' in start
+
+
+def _keep(content: bytes, path: Path) -> Path:
+    for number in range(MOST_KEPT):
+        kept = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        try:
+            with kept.open("xb") as file:
+                file.write(content)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"{kept}: cannot keep the plan that was {path}: {error.strerror}") from error
+        return kept
+    raise UsageError(f"{path}: {MOST_KEPT} plans were kept beside it; remove some, or name another file with -o")
+
+
+def _words(kept: Path) -> str:
+    """What a plan was asked for, as far as it can still be read."""
+    try:
+        plan = Plan.load(kept)
+    except UsageError:
+        return "of another version, or edited"
+    decision = plan.decision
+    batch = decision.micro_batch_size * decision.micro_batches
+    return f"{plan.model.name}, {format_bytes(decision.host_budget_bytes)}, batch {batch}"

@@ -1,0 +1,138 @@
+"""What `ssdplan solve` writes, and what becomes of a plan that was there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ssdplan import cli
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.plan import Plan
+from ssdplan.plans.profile import Profile
+from ssdplan.plans.profile_text import suggested_host_memory
+from ssdplan.plans.units import parse_bytes
+from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, with_frozen
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "profile.json"
+    made_profile(blocks=2, micro_batch_sizes=(1,)).save(path)
+    return path
+
+
+def solve(*arguments: object) -> int:
+    return cli.main(["solve", "profile.json", *map(str, arguments)])
+
+
+def test_a_plan_that_is_replaced_is_named_and_kept(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = profile.parent
+    assert solve("--host-memory", "512MiB", "--global-batch", 8) == 0
+    assert "replaced" not in capsys.readouterr().err
+    first = (here / "plan.json").read_bytes()
+    assert solve("--host-memory", "512MiB", "--global-batch", 8) == 0
+    assert "replaced" not in capsys.readouterr().err, "the same plan again"
+    assert solve("--host-memory", "1GiB", "--global-batch", 4) == 0
+    said = "solve: replaced plan.json (made, 512 MiB, batch 8); the one before is plan-0.json\n"
+    assert said in capsys.readouterr().err
+    second = (here / "plan.json").read_bytes()
+    assert (here / "plan-0.json").read_bytes() == first != second
+    assert solve("--host-memory", "256MiB", "--global-batch", 2) == 0
+    assert "replaced plan.json (made, 1 GiB, batch 4); the one before is plan-1.json" in capsys.readouterr().err
+    assert (here / "plan-1.json").read_bytes() == second and (here / "plan-0.json").read_bytes() == first
+    decision = Plan.load(here / "plan.json").decision
+    assert decision.micro_batch_size * decision.micro_batches == 2
+
+
+def test_other_names_are_numbered_before_their_suffix(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, kept in (("tight.plan.json", "tight.plan-0.json"), ("plan", "plan-0")):
+        assert solve("--host-memory", "512MiB", "--global-batch", 8, "-o", name) == 0
+        before = Path(name).read_bytes()
+        assert solve("--host-memory", "512MiB", "--global-batch", 2, "-o", name) == 0
+        assert Path(kept).read_bytes() == before
+        assert f"the one before is {kept}" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_version_is_kept_and_what_is_none_is_refused(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("plan.json").write_text('{"schema": "ssdplan.plan/0"}')
+    assert solve("--host-memory", "512MiB", "--global-batch", 2) == 0
+    assert "replaced plan.json (of another version, or edited)" in capsys.readouterr().err
+    assert Path("plan-0.json").read_text() == '{"schema": "ssdplan.plan/0"}'
+    whole = profile.read_bytes()
+    Path("notes.txt").write_text("mine")
+    for name in ("profile.json", "notes.txt"):
+        assert solve("--host-memory", "512MiB", "-o", name) == UsageError.exit_code
+        assert f"{name}: is there, and no plan" in capsys.readouterr().err
+    assert profile.read_bytes() == whole and Path("notes.txt").read_text() == "mine"
+    Path("empty.json").touch()
+    assert solve("--host-memory", "512MiB", "--global-batch", 2, "-o", "empty.json") == 0
+    assert Plan.load(Path("empty.json")) and not Path("empty-0.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--host-memory", "64"), "'64' has no unit; write 64GiB"),
+        (("--host-memory", "0"), "'0' has no unit"),
+        (("--host-memory", "nan"), "not a size|has no unit"),
+        (("--host-memory", "-1GiB"), "not a size|expected one argument"),
+        (("--host-memory", ""), "has no unit|not a size"),
+        (("--host-memory", "9" * 400 + "GiB"), "out of range"),
+        (("--device-memory", "128GiB"), "made GPU has 24 GiB"),
+        (("--clip-grad-norm", "inf"), "out of range"),
+        (("--delay-ratio", "nan"), "out of range"),
+        (("--residency", "optimizer=1,optimizer=0"), "write "),
+        (("--global-batch", "0"), "not a whole number"),
+        (("--sweep", "host-memory=1..4"), "has no unit"),
+    ],
+)
+def test_sizes_and_numbers_that_mean_nothing_are_refused(
+    arguments: tuple[str, ...], why: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = solve(*arguments)
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == UsageError.exit_code
+    assert re.search(why, capsys.readouterr().err)
+    assert not Path("plan.json").exists()
+
+
+def test_suffixes_mean_the_same_and_nothing_may_be_written_to_the_drive(profile: Path) -> None:
+    budgets = []
+    for size in ("1GiB", "1G", "1g", "1 GiB", "1024M", "1048576k"):
+        assert solve("--host-memory", size, "--global-batch", 2, "-o", "one.json") == 0
+        budgets.append(Plan.load(Path("one.json")).decision.host_budget_bytes)
+    assert budgets == [GIB] * 6
+    assert solve("--host-memory", "1GB", "--global-batch", 2, "--max-ssd-write-per-step", "0", "-o", "two.json") == 0
+    plan = Plan.load(Path("two.json"))
+    assert (plan.decision.host_budget_bytes, plan.prediction.ssd_write_bytes) == (10**9, 0)
+    assert plan.asked.max_ssd_write_bytes == 0
+
+
+def test_more_memory_than_the_machine_has_is_said(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert solve("--host-memory", "128GiB", "--global-batch", 2) == 0
+    assert "host memory of 128 GiB is more than the 64 GiB of the profiled machine" in capsys.readouterr().err
+    assert solve("--host-memory", "64GiB", "--global-batch", 2) == 0
+    assert "is more than" not in capsys.readouterr().err
+
+
+def test_the_first_budget_that_a_profile_names_fits_model_and_machine() -> None:
+    """14 bytes an element of training state in bf16 and 4 of gradient, within an eighth; or a half of what is free."""
+
+    def suggested(profile: Profile) -> int:
+        return parse_bytes(suggested_host_memory(profile))
+
+    model = made_model(blocks=12, hidden=2048, vocab=32000)
+    elements = sum(state.elements for state in model.states)
+    wanted = 18 * elements
+    assert 7 / 8 * wanted <= suggested(made_profile(model=model)) <= wanted
+    small = made_machine(host_memory=8 * GIB)
+    assert suggested(made_profile(model=model, machine=small)) == 4 * GIB
+    frozen = with_frozen(model, [1.0] * 8 + [0.0] * 6)
+    assert suggested(made_profile(model=frozen)) < 0.7 * wanted
+    assert suggested(made_profile()) == 64 * MIB, "the least that is named"
+    assert suggested_host_memory(made_profile(model=model, machine=small)) == "4GiB"
