@@ -24,6 +24,8 @@ OLD_KERNEL, URING_KERNEL = (5, 13), (5, 6)
 """From the one on io_uring keeps buffers and files registered; from the other it has the reads that are used."""
 SLOW_PRODUCTS = 2.0
 """Times fp32's. A format of half the bytes is meant to be the quicker one."""
+DEFAULT_PRECISION: Precision = "bf16"
+"""What `ssdplan profile` computes in unless told otherwise."""
 NATIVE_BF16 = (8, 0)
 """The compute capability from which an NVIDIA GPU computes in bf16 itself."""
 
@@ -173,16 +175,16 @@ def _packages(facts: Facts) -> Iterator[Finding]:
 
 
 def _gpu(facts: Facts) -> Iterator[Finding]:
-    unused = "Compute works on host memory, on the processor."
+    unused, uses = "Compute works on host memory, on the processor.", "ssdplan profile --device cuda"
     for gpu in facts.gpus:
         major, minor = gpu.capability
         found = f"{gpu.name}, {format_bytes(gpu.nbytes)}, compute capability {major}.{minor}"
         found += f", driver {facts.driver}" if facts.driver else ""
         found += f", CUDA {facts.torch_cuda}" if facts.torch_cuda else ""
         if gpu.capability < NATIVE_BF16:
-            yield Finding("GPU", "warn", found, "It emulates bf16, slowly.", "ssdplan profile --precision fp16")
+            yield Finding("GPU", "warn", found, "It emulates bf16, slowly.", f"{uses} --precision fp16")
         else:
-            yield Finding("GPU", "ok", found)
+            yield Finding("GPU", "ok", f"{found}; {uses} uses it")
     if facts.gpus or facts.torch_problem:
         return
     if facts.driver and not facts.torch_cuda:
@@ -196,18 +198,39 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"none. {unused}")
 
 
-def slow_products(costs: Mapping[Precision, float]) -> str:
-    """Of the formats whose products are slow what they take, in words, as multiples of fp32; empty: none is."""
-    return " and ".join(f"{cost:.0f} times as long in {name}" for name, cost in costs.items() if cost >= SLOW_PRODUCTS)
+def faster_precision(precision: Precision, costs: Mapping[Precision, float]) -> Precision | None:
+    """What to compute in instead of `precision`, whose products of matrices are slow on this processor: the faster one
+    of bf16 and fp32. None where `precision` is not slow, or no cost of it is known. `costs` are multiples of fp32's."""
+    if costs.get(precision, 0.0) < SLOW_PRODUCTS:
+        return None
+    return "bf16" if precision != "bf16" and costs.get("bf16", SLOW_PRODUCTS) <= 1.0 else "fp32"
+
+
+def slow_precision(precision: Precision, costs: Mapping[Precision, float]) -> list[str]:
+    """What a profile in `precision` says of it: a note where it is slow on this processor, and what is faster."""
+    better = faster_precision(precision, costs)
+    if better is None:
+        return []
+    note = f"{precision} is slow on this processor: products of matrices take {times_of_fp32(costs[precision])} as long"
+    return [f"{note} as in fp32; --precision {better} is faster here"]
+
+
+def times_of_fp32(cost: float) -> str:
+    """What a format's products take, beside fp32's."""
+    return f"{cost:.0f} times" if cost >= 10 else f"{cost:.2g} times"
 
 
 def _products(facts: Facts) -> Iterator[Finding]:
+    """Advice on the format that `profile` uses unless told otherwise; of the other, only whether to leave it alone."""
     if facts.gpus or not facts.products:
         return  # the processor does not compute
-    slow = slow_products(facts.products)
-    if slow:
-        found = f"products of matrices take {slow} as in fp32"
-        means = "Layers compute on the processor here, which lacks instructions for them."
-        yield Finding("precision", "warn", found, means, "ssdplan profile --precision fp32")
-    else:
-        yield Finding("precision", "ok", "the processor computes in bf16 and fp16 no slower than in fp32")
+    costs = facts.products
+    took = ", ".join(f"{name} {times_of_fp32(cost)}" for name, cost in costs.items())
+    found = f"products of matrices take this long on this processor, beside fp32: {took}"
+    if better := faster_precision(DEFAULT_PRECISION, costs):
+        means = f"It lacks instructions for {DEFAULT_PRECISION}, which ssdplan profile uses unless told otherwise."
+        yield Finding("precision", "warn", found, means, f"ssdplan profile --precision {better}")
+        return
+    slow = [name for name, cost in costs.items() if cost >= SLOW_PRODUCTS]
+    keep = f"; {' and '.join(slow)} is slow here, so keep {DEFAULT_PRECISION}" if slow else ""
+    yield Finding("precision", "ok", f"{found}{keep}")

@@ -21,7 +21,7 @@ from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.homes import training_bytes
 from ssdplan.profiler.contention import Work, measure_beside_updates, measure_contention
-from ssdplan.profiler.doctor import slow_products
+from ssdplan.profiler.doctor import DEFAULT_PRECISION, slow_precision
 from ssdplan.profiler.machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
 from ssdplan.profiler.measure import FEWEST, Limits, Progress, portion
 from ssdplan.profiler.model import measure_model
@@ -112,11 +112,9 @@ def profile(
         rating = endurance[index if len(endurance) > 1 else 0] if endurance else None
         measured_volumes.append(volume.model_copy(update={"endurance_bytes": rating}))
         notes += remarks
-    if device.kind == "cpu" and precision != "fp32" and (slow := slow_products(product_costs((precision,)))):
-        notes.append(
-            f"products of matrices take {slow} as in fp32 on this processor, which lacks instructions for it: consider "
-            "--precision fp32"
-        )
+    if device.kind == "cpu" and precision != "fp32":
+        costs = product_costs(tuple(dict.fromkeys((precision, DEFAULT_PRECISION))))
+        notes += slow_precision(precision, costs)
     for one, other in combinations(volumes, 2):
         if _drive(one) == _drive(other):
             notes.append(f"{one} and {other} are on one file system: together they are no faster than one")

@@ -1,13 +1,15 @@
 """Facts in, findings out: what is well is said to be, and each thing that is not is named with what mends it."""
 
+import argparse
 import errno
 import json
 from dataclasses import replace
 
 import pytest
 
+from ssdplan.commands import profile as profile_command
 from ssdplan.native.process import Memory
-from ssdplan.profiler.doctor import judge
+from ssdplan.profiler.doctor import DEFAULT_PRECISION, judge, slow_precision
 from ssdplan.profiler.drives import Drive, Mount
 from ssdplan.profiler.facts import Facts, Gpu, Locking, Package, Pages, Place, Uring, gather
 from ssdplan.profiler.findings import Finding, describe
@@ -108,10 +110,10 @@ WARNED = [
     (healthy(media_errors=3), "health", "smartctl"),
     (healthy(celsius=88), "health", "heat sink"),
     (healthy(critical_warning=2), "health", "heat sink"),
-    (replace(WELL, gpus=(Gpu("Old GPU", 24 * GIB, (7, 5)),)), "GPU", "--precision fp16"),
+    (replace(WELL, gpus=(Gpu("Old GPU", 24 * GIB, (7, 5)),)), "GPU", "--device cuda --precision fp16"),
     (replace(WELL, gpus=(), torch_cuda=""), "GPU", "pip install"),
     (replace(WELL, gpus=()), "GPU", "CUDA_VISIBLE_DEVICES"),
-    (replace(WELL, gpus=(), driver="", products={"bf16": 1.4, "fp16": 27.3}), "precision", "--precision fp32"),
+    (replace(WELL, gpus=(), driver="", products={"bf16": 22.4, "fp16": 27.3}), "precision", "--precision fp32"),
 ]
 NO_TORCH = Package("torch", ">=2.6", "", False)
 REFUSED = [
@@ -208,11 +210,39 @@ def test_gpus_are_seen_as_torch_sees_them() -> None:
 
 
 def test_formats_are_judged_only_where_the_processor_computes() -> None:
-    slow = {"bf16": 22.4, "fp16": 27.3}
-    (finding,) = findings(replace(WELL, gpus=(), products=slow), "precision")
-    assert "take 22 times as long in bf16 and 27 times as long in fp16 as in fp32" in finding.found
-    (finding,) = findings(replace(WELL, gpus=(), driver="", products={"bf16": 0.6, "fp16": 3.0}), "precision")
-    assert finding.status == "warn" and "bf16" not in finding.found
-    (finding,) = findings(replace(WELL, gpus=(), driver="", products={"bf16": 0.6, "fp16": 1.9}), "precision")
-    assert finding.status == "ok"
-    assert not findings(replace(WELL, products=slow), "precision")
+    assert not findings(replace(WELL, products={"bf16": 22.4, "fp16": 27.3}), "precision")
+    assert "--device cuda uses it" in findings(WELL, "GPU")[0].found
+
+
+@pytest.mark.parametrize(
+    ("bf16", "fp16", "advice"),
+    [
+        (0.46, 10.2, ""),  # an EPYC with AVX512_BF16: fp32 17.0 ms, bf16 7.9, fp16 174
+        (0.6, 1.9, ""),
+        (1.4, 27.3, ""),  # a little slower, in half of the bytes
+        (22.4, 27.3, "ssdplan profile --precision fp32"),
+        (22.4, 0.5, "ssdplan profile --precision fp32"),
+    ],
+)
+def test_advice_is_about_the_precision_that_a_profile_would_use(bf16: float, fp16: float, advice: str) -> None:
+    (finding,) = findings(replace(WELL, gpus=(), products={"bf16": bf16, "fp16": fp16}), "precision")
+    assert (finding.status, finding.mend) == ("warn" if advice else "ok", advice)
+    assert ("fp16 is slow here, so keep bf16" in finding.found) == (not advice and fp16 > 2)
+    assert f"bf16 {bf16:.2g} times, fp16 {fp16:.2g} times" in finding.found
+
+
+def test_a_profile_advises_what_is_faster_than_what_it_uses() -> None:
+    assert slow_precision("bf16", {"bf16": 0.46}) == slow_precision("bf16", {"bf16": 1.9}) == []
+    (note,) = slow_precision("bf16", {"bf16": 22.4})
+    assert "bf16 is slow" in note and "22 times as long as in fp32" in note and "--precision fp32" in note
+    (note,) = slow_precision("fp16", {"fp16": 10.2, "bf16": 0.46})
+    assert "fp16 is slow" in note and "--precision bf16" in note and "fp32;" in note
+    (note,) = slow_precision("fp16", {"fp16": 27.3, "bf16": 22.4})
+    assert "--precision fp32" in note
+    assert slow_precision("fp16", {"fp16": 0.5, "bf16": 22.4}) == []
+
+
+def test_the_doctor_knows_what_a_profile_uses() -> None:
+    parser = argparse.ArgumentParser()
+    profile_command.add_options(parser)
+    assert parser.parse_args(["--model", "m"]).precision == DEFAULT_PRECISION
