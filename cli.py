@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NoReturn
 
 from ssdplan import __version__
 from ssdplan.commands import bench, compare, completion, data, doctor, export, profile, run, show, solve, volume
 from ssdplan.commands.options import Help
+from ssdplan.commands.suggestions import hint, long_names
 from ssdplan.plans.errors import (
     DiskFullError,
     IoFailure,
@@ -92,19 +92,31 @@ class _Listing(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors as the other commands' errors: one line, exit code 2; for an unknown option the nearest is named."""
+    """Errors as the other commands' errors: one line, exit code 2; of an unknown option it says what may be meant."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            near = [flag for word in unknown for flag in get_close_matches(word.split("=")[0], known, 1)]
-            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {near[0]}?" if near else ""))
+            known = _long_names(_parser())
+            command = self.prog.removeprefix("ssdplan").strip()
+            flags = [word.partition("=")[0].removeprefix("--") for word in unknown if word.startswith("--")]
+            hints = list(dict.fromkeys(filter(None, (hint(flag, command, known) for flag in flags))))
+            self.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(UsageError.exit_code)
+
+
+def _long_names(parser: argparse.ArgumentParser, command: str = "") -> dict[str, list[str]]:
+    """The long options of every command and action below `parser`, without dashes."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    names = {} if below else {command: long_names(parser)}
+    for action in below:
+        for name, its in action.choices.items():
+            names |= _long_names(its, f"{command} {name}".strip())
+    return names
 
 
 def _parser() -> argparse.ArgumentParser:

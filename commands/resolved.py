@@ -11,13 +11,13 @@ import os
 import shlex
 import textwrap
 from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from ssdplan.plans.errors import UsageError
 
 from .options import Default
+from .suggestions import hint, long_names
 
 OptionValue = bool | str | tuple[str, ...]
 AddOptions = Callable[[argparse.ArgumentParser], None]
@@ -128,9 +128,7 @@ def checked(
     positional: list[str] = []
     for name, value in values.items():
         if name not in actions:
-            near = get_close_matches(name, actions, 1)
-            hint = f"; did you mean {near[0]}?" if near else "; ssdplan run --help has all options"
-            raise UsageError(f"{where(name)}: unknown key{hint}")
+            raise UsageError(f"{where(name)}: unknown key; {_meant(name, list(actions))}")
         action = actions[name]
         (arguments if action.option_strings else positional).extend(_arguments(action, value, where(name)))
     try:
@@ -144,6 +142,18 @@ def checked(
         if value is False:  # said as clearly as true, though there may be no flag to say it
             setattr(options, actions[name].dest, False)
     return {name: value for name, value in given(options).items() if name in {actions[key].dest for key in values}}
+
+
+def _meant(name: str, keys: Collection[str]) -> str:
+    """What to say of a key of `ssdplan run`'s options that is not among `keys`."""
+    from . import profile, solve
+
+    written = {key.replace("_", "-"): key for key in keys}
+    options = {"run": list(written)}
+    for command, module in (("solve", solve), ("profile", profile)):
+        options[command] = long_names(_parser(module.add_options))
+    told = name.removeprefix("no-") if name.removeprefix("no-") in written else name
+    return hint(told, "run", options, written.__getitem__) or "ssdplan run --help has all options"
 
 
 def flag_of(name: str) -> str:

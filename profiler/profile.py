@@ -113,8 +113,7 @@ def profile(
         measured_volumes.append(volume.model_copy(update={"endurance_bytes": rating}))
         notes += remarks
     if device.kind == "cpu" and precision != "fp32":
-        costs = product_costs(tuple(dict.fromkeys((precision, DEFAULT_PRECISION))))
-        notes += slow_precision(precision, costs)
+        notes += slow_precision(precision, product_costs(tuple(dict.fromkeys((precision, DEFAULT_PRECISION)))))
     for one, other in combinations(volumes, 2):
         if _drive(one) == _drive(other):
             notes.append(f"{one} and {other} are on one file system: together they are no faster than one")

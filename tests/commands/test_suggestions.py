@@ -1,0 +1,65 @@
+"""An option that a command does not have: named is only what means the same, in this command or in the one that has
+it."""
+
+import pytest
+
+from ssdplan import cli
+from ssdplan.commands.suggestions import ELSEWHERE, SAME
+
+PROFILE = "that is an option of ssdplan profile"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        # What looked like another option and is none of it.
+        ("run --epochs 3", "--epochs; a run counts steps, not epochs: --steps of ssdplan run (see"),
+        ("run --num_train_epochs=3", "a run counts steps, not epochs"),
+        ("run --lora", "--lora; adapters and quantised weights are not trained; --freeze of ssdplan profile trains"),
+        ("run --host-memory 8GiB", "that is an option of ssdplan solve or ssdplan compare (see"),
+        ("run --batch-size 4", "that is --global-batch of ssdplan solve (see"),
+        ("run --freeze x", f"--freeze; {PROFILE} (see"),
+        ("run --clip-grad-norm 1", "that is an option of ssdplan solve (see"),
+        # What users of transformers and TRL know.
+        ("run --learning-rate 1e-5", "did you mean --lr?"),
+        ("run --learning_rate=1e-5", "did you mean --lr?"),
+        ("run --output-dir out", "did you mean --out?"),
+        ("run --save-steps 5", "did you mean --snapshot-every?"),
+        ("run --eval_every 5", "did you mean --eval-every?"),
+        ("run --gradient-accumulation-steps 4", "that is --micro-batches of ssdplan solve (see"),
+        ("run --per-device-train-batch-size 4", "that is --micro-batch-size of ssdplan solve (see"),
+        ("run --max-grad-norm 1", "that is --clip-grad-norm of ssdplan solve (see"),
+        ("run --max-length 4", "that is --sequence-length of ssdplan profile (see"),
+        ("solve --gradient-accumulation-steps 4", "did you mean --micro-batches?"),
+        ("solve --batch-size 4", "did you mean --global-batch?"),
+        ("profile --max-seq-length 4 --model m", "did you mean --sequence-length?"),
+        ("export r --to d --output-dir out", "that is --out of ssdplan run (see"),
+        # Slips.
+        ("run --sed 3", "did you mean --seed?"),
+        ("run --beta 3", "did you mean --beta1 or --beta2?"),
+        ("run --warmup 3", "did you mean --warmup-steps?"),
+        ("solve --host-memry 3", "did you mean --host-memory?"),
+        ("run --host-memry 3", "did you mean --host-memory of ssdplan solve?"),
+        ("run --learning-rate 1 --epochs 2", "did you mean --lr?; a run counts steps"),
+    ],
+)
+def test_what_is_named_means_the_same(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments.split())
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and says in said.err and len(said.err.splitlines()) == 1 and not said.out
+
+
+@pytest.mark.parametrize("word", ["--eps2ilon", "--figures-of-merit", "--frozen", "--lru", "--rank", "--zero-stage"])
+def test_nothing_is_named_where_nothing_is_near(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", word])
+    assert f"unrecognized arguments: {word} (see ssdplan run --help)" in capsys.readouterr().err
+
+
+def test_the_tables_name_options_that_there_are() -> None:
+    names = cli._long_names(cli._parser())
+    assert all(called in names[command] for command, called in SAME.values())
+    here = {name for its in names.values() for name in its}
+    assert not here & ELSEWHERE.keys()
+    assert all(name not in names[command] for name, (command, _) in SAME.items())
