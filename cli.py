@@ -4,17 +4,18 @@ Results go to standard output, progress to standard error; an error is one line 
 """
 
 import argparse
-import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
 from ssdplan import __version__
 from ssdplan.commands import bench, compare, completion, data, doctor, export, profile, run, show, solve, volume
 from ssdplan.commands.options import Help
+from ssdplan.commands.streams import is_of_results, settle_streams
 from ssdplan.commands.suggestions import hint, long_names
 from ssdplan.plans.errors import (
     DiskFullError,
@@ -22,9 +23,11 @@ from ssdplan.plans.errors import (
     MemoryBudgetError,
     SsdplanError,
     StallError,
+    StoppedWithSnapshot,
     UsageError,
     first_line,
 )
+from ssdplan.plans.room import no_room
 
 INTERRUPTED = 130
 NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc", "can't start new thread")
@@ -47,29 +50,36 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    settle_streams()
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         code: int = options.command(options)
+        sys.stdout.flush()  # else a disk that is full ends Python itself, with a code of its own
         return code
     except StallError as error:
         _fail(str(error), error.exit_code)
-        sys.stdout.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
         os._exit(error.exit_code)  # an orderly end would wait for what hangs
     except SsdplanError as error:
         return _fail(str(error), error.exit_code)
+    except StoppedWithSnapshot:
+        return INTERRUPTED  # the run has said what it keeps
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
             raise
         return _fail(f"the process may take no more memory: {first_line(error)}", MemoryBudgetError.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
-        code = DiskFullError.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else IoFailure.exit_code
-        return _fail(str(error), code)
+        results = is_of_results(error)
+        if results and isinstance(error, BrokenPipeError):
+            return 0  # who reads the results, as `head`, has enough of them
+        told = f"standard output: {no_room(error) or error.strerror}" if results else str(error)
+        return _fail(told, DiskFullError.exit_code if no_room(error) else IoFailure.exit_code)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

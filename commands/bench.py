@@ -33,6 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
+    if not options.only or "engine" in options.only:
+        of.require_engine()
     from ssdplan.profiler.bench import GROUPS, bench
     from ssdplan.profiler.bench_report import describe_bench
 

@@ -75,6 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
+    of.require_engine()
     from ssdplan.rivals.arms import Batch
     from ssdplan.rivals.compare import Request, compare
     from ssdplan.rivals.comparison import describe_comparison

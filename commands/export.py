@@ -20,6 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
+    of.require_engine()
     of.settle_process()
     from ssdplan.executor.export_run import export_run
     from ssdplan.executor.hub import find_model

@@ -47,6 +47,15 @@ def settle_process() -> None:
     settle_heap()
 
 
+def require_engine() -> None:
+    """Refuse a choice of the I/O engine that is none, before anything is done. Raises UsageError."""
+    from ssdplan.native.engines import ENGINE_VARIABLE, ENGINES
+
+    asked = os.environ.get(ENGINE_VARIABLE, "")
+    if asked and asked not in ENGINES:
+        raise UsageError(f"{ENGINE_VARIABLE}={asked}: is no I/O engine; unset it, or choose of {', '.join(ENGINES)}")
+
+
 def add_data_options(parser: argparse._ActionsContainer) -> None:
     """What all commands that read data are told about them; to a parser, or a group of its options."""
     from ssdplan.executor.data.formats import FORMATS

@@ -65,6 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
+    of.require_engine()
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.device import open_device

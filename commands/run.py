@@ -180,6 +180,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
+    of.require_engine()
     said = _said(options)
     _take(options, said)
     if options.resume is None:
@@ -329,6 +330,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
             loss=metrics.loss,
             skipped=metrics.skipped,
             tokens_per_second=metrics.tokens_per_second,
+            learnt_share=metrics.tokens / metrics.computed_tokens,
             left_seconds=pace.left(metrics.step, metrics.step_seconds),
             written_bytes=metrics.ssd_written_bytes,
             machine=rated,

@@ -6,13 +6,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
+from ssdplan.plans.units import format_bytes
 
 from . import options as of
 
 if TYPE_CHECKING:
+    from ssdplan.executor.run_directory import Run
     from ssdplan.plans.curves import Curves
     from ssdplan.plans.curves_text import Standing
     from ssdplan.plans.overlay import Overlay
@@ -83,7 +85,25 @@ def _standing(run: Path, curves: "Curves") -> "Standing":
     steps = kept.options.get("steps")
     asked = int(steps) if isinstance(steps, str) and steps.isdecimal() and len(steps) < 20 else curves.last
     done = curves.last >= asked > 0 and (run / MODEL).is_dir()
-    return Standing(str(run), max(asked, curves.last), done, kept.snapshots, time.time())
+    return Standing(
+        str(run), max(asked, curves.last), done, kept.snapshots, time.time(), _store(run, kept), kept.dropped
+    )
+
+
+def _store(run: Path, kept: "Run") -> str:
+    """What there is of a run's store, in words; empty: nothing."""
+    from ssdplan.executor.store import inspect
+
+    places = [place for place in map(Path, kept.volumes or (run,)) if place.exists()]
+    try:
+        volumes = [info for info in inspect(places) if info.superblock and info.superblock.store.hex() in kept.stores]
+    except (IoFailure, StoreError) as error:
+        return f"Its store cannot be looked at: {error}"
+    if not volumes:
+        return ""
+    nbytes = sum(info.capacity_bytes for info in volumes)
+    words = "the states of its last snapshots" if kept.snapshots else "of use only while it runs"
+    return f"Its store takes {format_bytes(nbytes)} in {' '.join(str(info.path) for info in volumes)}: {words}"
 
 
 def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None":

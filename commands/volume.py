@@ -1,9 +1,11 @@
-"""`ssdplan volume`: volumes made, described and verified."""
+"""`ssdplan volume`: volumes made, described, verified, and those of a run that is done removed."""
 
 import argparse
+import json
 
 from ssdplan.plans.errors import StoreError
 from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.units import format_bytes
 
 from . import options as of
 
@@ -30,9 +32,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action(name, about).add_argument(
             "places", type=of.path, nargs="+", metavar="PATH", help="volumes, or directories that hold them"
         )
+    drop = action("drop", "remove the store of a run, with its snapshots: after that the run cannot go on")
+    drop.add_argument("run", type=of.path, metavar="RUN", help="a run's directory")
+    drop.add_argument("--yes", action="store_true", help="do so; else it is only told what would go")
+    drop.add_argument("--without-model", action="store_true", help="even if the run did not finish with a model")
+    drop.add_argument(
+        "--volume", type=of.path, action="append", metavar="PATH", help="where the store lies, if it moved; repeatable"
+    )
 
 
 def call(options: argparse.Namespace) -> int:
+    of.require_engine()
+    if options.action == "drop":
+        return _drop(options)
     from ssdplan.executor.store import check, describe, initialise, inspect
 
     if options.action == "init":
@@ -50,3 +62,19 @@ def call(options: argparse.Namespace) -> int:
         line.done()
     print(describe.checked_json(checked) if options.json else describe.checked(checked))
     return StoreError.exit_code if checked.damaged else 0
+
+
+def _drop(options: argparse.Namespace) -> int:
+    of.settle_process()
+    from ssdplan.executor.drop import drop_store
+
+    gone = drop_store(options.run, sure=options.yes, without_model=options.without_model, volumes=options.volume or ())
+    if options.json:
+        parts = {"removed": list(map(str, gone.removed)), "blank": list(map(str, gone.blank))}
+        print(json.dumps({**parts, "bytes": gone.nbytes, "step": gone.step}))
+        return 0
+    if gone.removed:
+        print(f"removed {' '.join(map(str, gone.removed))}: {format_bytes(gone.nbytes)} are free again")
+    if gone.blank:
+        print(f"blank again: {' '.join(map(str, gone.blank))}")
+    return 0

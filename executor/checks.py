@@ -14,11 +14,13 @@ from ssdplan.native import process
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.room import file_size_limit
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.verify import verify
 
 from .device import Device
+from .export import MAX_SHARD_BYTES
 from .model import StreamedModel
 from .recipe import Watch
 
@@ -95,7 +97,14 @@ def look_ahead(
 ) -> None:
     """What would only come to light at the end of the run: no space for the model, another drive than the plan's."""
     element = DTYPES[plan.decision.precision].itemsize
-    needed = element * sum(tensor.elements for state in model.states for tensor in state.tensors)
+    sizes = [element * tensor.elements for state in model.states for tensor in state.tensors]
+    needed = sum(sizes)
+    limit, file_bytes = file_size_limit(), max(min(needed, MAX_SHARD_BYTES), *sizes)
+    if limit is not None and limit < file_bytes:
+        raise DiskFullError(
+            f"{run}: the model needs files of {format_bytes(file_bytes)}, and a file's size is limited to "
+            f"{format_bytes(limit)} (ulimit -f); raise that limit"
+        )
     if not volumes:
         needed += store_bytes
     usage = shutil.disk_usage(run)

@@ -5,7 +5,6 @@ a tensor that it is given, and it never leaves a half-written model where a whol
 into a temporary directory beside the destination, flushed, and renamed.
 """
 
-import errno
 import json
 import os
 import secrets
@@ -22,6 +21,7 @@ import torch
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.files import PRIVATE_FOLDER, create_new, make_folder, open_regular
+from ssdplan.plans.room import no_room
 
 from .data.tokens import VOCABULARY_FILES
 
@@ -310,6 +310,6 @@ def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"{path}: no space left for the model; free some or export elsewhere") from error
+        if room := no_room(error):
+            raise DiskFullError(f"{path}: the model cannot be written here: {room}") from error
         raise IoFailure(f"{error.filename or path}: {error.strerror} (while exporting)") from error

@@ -36,17 +36,18 @@ def export_run(
     """Write the model of `run` to the new directory `to`, as a run writes its own when it ends. `model`: the directory
     of the one that was trained, if it moved; `volumes`: where else the run's store may be.
 
-    Returns the step that it is the model of, None for the model of a run that kept no snapshots. Raises as
+    Returns the step that it is the model of, None for the model of a run that keeps no snapshots, or of which the store
+    was dropped. Raises as
     `resume.reopened` and `export.export_model`, UsageError when there is nothing to export or when the model of a run
     without snapshots is to be made otherwise, MismatchError when `model` is another model.
     """
     with RunDirectory.open(run) as directory:
-        if not directory.run.snapshots:
+        if not directory.run.snapshots or directory.run.dropped is not None:
             if not (run / MODEL).is_dir():
                 raise UsageError(f"{run}: has neither a snapshot nor a finished model")
             if model or volumes:
                 raise UsageError(
-                    f"{run}: kept no snapshots, so its finished model is copied as it is; leave out --model and "
+                    f"{run}: keeps no snapshots, so its finished model is copied as it is; leave out --model and "
                     "--volume"
                 )
             copy_model(to, run / MODEL)

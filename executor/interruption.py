@@ -1,6 +1,6 @@
 """Interruptions of a run that keeps snapshots: the first signal asks it to stop with one, the second stops it at once.
 
-Owns the handlers of SIGINT and SIGTERM while such a run trains. What stopping takes is the run's business.
+Owns the handlers of SIGINT, SIGTERM and SIGHUP while such a run trains. What stopping takes is the run's business.
 """
 
 import signal
@@ -9,12 +9,13 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for the end; the last one when a terminal or a connection closes."""
 
 
 class Interruption:
-    """While it is entered in the main thread, SIGINT and SIGTERM set `asked` and tell so; once it is set they do what
-    they did before. One that is ignored stays ignored."""
+    """While it is entered in the main thread, SIGINT, SIGTERM and SIGHUP set `asked` and tell so; once it is set they
+    do what they did before. One that is ignored stays ignored, as SIGHUP is under nohup."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self.asked = False
@@ -23,7 +24,7 @@ class Interruption:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in ENDS:
                 before = signal.getsignal(number)
                 if callable(before) or before == signal.SIG_DFL:
                     self._before[number] = before

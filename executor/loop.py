@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ssdplan.native import process
-from ssdplan.plans.errors import NumericalError
+from ssdplan.plans.errors import NumericalError, StoppedWithSnapshot
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_seconds
@@ -65,7 +65,7 @@ class Loop:
 
     def run(self) -> None:
         """All steps that are left, and a last evaluation and snapshot. Raises NumericalError for a loss or a gradient
-        that is not finite, and KeyboardInterrupt after a snapshot when the end was asked for."""
+        that is not finite, and StoppedWithSnapshot after a snapshot when the end was asked for."""
         recipe, begun = self.recipe, len(self.history.losses)
         if self.keeper:
             self.keeper.scaling = self.scaling
@@ -82,6 +82,7 @@ class Loop:
         except _StoppedError:
             if self.keeper and self.history.losses:
                 self.keeper.take(self.session, len(self.history.losses))
+                raise StoppedWithSnapshot from None
             raise KeyboardInterrupt from None
         if self.keeper:
             self.keeper.take(self.session, recipe.steps)
@@ -99,6 +100,7 @@ class Loop:
         if not (overflow or math.isfinite(loss)):
             raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr, or train with --precision fp32")
         now_read, now_written = session.traffic()
+        computed = sum(batch.input_ids.size for batch in batches)
         metrics = StepMetrics(
             step=step + 1,
             loss=loss,
@@ -106,7 +108,7 @@ class Loop:
             lr=optimizer.lr,
             tokens=tokens,
             step_seconds=seconds,
-            tokens_per_second=sum(batch.input_ids.size for batch in batches) / seconds,
+            tokens_per_second=computed / seconds,
             ssd_read_bytes=now_read - read,
             ssd_write_bytes=now_written - written,
             host_peak_bytes=session.peak_bytes("host", self.plan),
@@ -116,6 +118,8 @@ class Loop:
             skipped=bool(overflow),
             ssd_written_bytes=self.written_before + now_written,
             stolen_seconds=process.stolen_seconds() - stolen,
+            computed_tokens=computed,
+            learnt_tokens_per_second=tokens / seconds,
         )
         self.history.losses.append(loss)
         better = self.calibrator.take(self.timeline) if self.calibrator and not self._after_flush else None

@@ -4,7 +4,6 @@ Owns the two formats. Every prediction of the plan stands beside its measurement
 """
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO, Self
 from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
 from ssdplan.plans.files import Folder
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.room import no_room
 
 METRICS = "metrics.jsonl"
 REPORT = "report.json"
@@ -38,8 +38,12 @@ class StepMetrics:
     grad_norm: float
     lr: float
     tokens: int
+    """Those that are learnt: what the loss is the mean of."""
+    computed_tokens: int
+    """All positions of the step's rows, prompts and padding too. `tokens_per_second` is of these, as a plan's is."""
     step_seconds: float
     tokens_per_second: float
+    learnt_tokens_per_second: float
     ssd_read_bytes: int
     ssd_write_bytes: int
     host_peak_bytes: int
@@ -126,9 +130,9 @@ class History:
 
 
 _GROUPS = {
-    "train": ("loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens"),
+    "train": ("loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens", "computed_tokens"),
     "held_out": ("eval_loss",),
-    "speed": ("tokens_per_second", "step_seconds", "stolen_seconds"),
+    "speed": ("tokens_per_second", "learnt_tokens_per_second", "step_seconds", "stolen_seconds"),
     "ssd": ("ssd_read_bytes", "ssd_write_bytes", "ssd_written_bytes"),
     "memory": ("host_peak_bytes", "device_peak_bytes", "process_peak_bytes"),
     "snapshot": ("snapshot_seconds", "snapshot_bytes", "flush_seconds"),
@@ -211,8 +215,8 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"{path}: no space left for a line; free some") from error
+        if room := no_room(error):
+            raise DiskFullError(f"{path}: cannot take another line: {room}") from error
         raise IoFailure(f"{path}: {error.strerror}") from error
 
 

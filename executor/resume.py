@@ -55,14 +55,7 @@ class Kept:
         for lying in self.others:
             where = " ".join(map(str, lying.paths))
             tell(f"clears away the store {lying.store[:8]} on {where}, which a move or a crash left")
-            made = lying.metadata.get("made")  # nothing says so in a store without a snapshot
-            discard(
-                lying,
-                [
-                    bool(made[number]) if made and number < len(made) else _holds(self.directory.path, path)
-                    for number, path in zip(lying.numbers, lying.paths, strict=True)
-                ],
-            )
+            clear(lying, self.directory)
         sweep(self.directory.path)
         for partial in self.directory.path.glob(f".{MODEL}.partial-*"):
             shutil.rmtree(partial)
@@ -119,6 +112,57 @@ class Kept:
             anyway(f"goes on as another run than the one that was stopped: {'; '.join(differences)}")
 
 
+def files_of(lying: Lying, directory: RunDirectory) -> list[bool]:
+    """For each volume of a run's store whether it is a file that was made for it."""
+    made = lying.metadata.get("made")  # nothing says so in a store without a snapshot
+    return [
+        bool(made[number]) if made and number < len(made) else _holds(directory.path, path)
+        for number, path in zip(lying.numbers, lying.paths, strict=True)
+    ]
+
+
+def clear(lying: Lying, directory: RunDirectory) -> None:
+    """Delete the files that were made for a run's store, and leave its other volumes blank."""
+    discard(lying, files_of(lying, directory))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a run's stores may lie, and those that do."""
+
+    places: tuple[Path, ...]
+    stores: tuple[Lying, ...]
+    clearable: tuple[Lying, ...]
+    """Those that may be cleared away: of a run that this user did not begin where it is, only what lies in its own
+    directory, in files that have no other name."""
+
+
+def stores_of(directory: RunDirectory, volumes: Sequence[Path], *, confirm: str) -> Found:
+    """The stores of a run, in its directory, at `volumes`, which were named, and, where this user began the run there,
+    at the places that its run.json says. `confirm`: the option, if any, by which the user says that a store at a place
+    that was named is the run's.
+
+    Raises UsageError for a run that was begun elsewhere, whose places outside of its directory must be named.
+    """
+    path, told = directory.path, (*directory.volumes, *directory.left)
+    outside = [] if directory.known else [place for place in told if not _in(path, place)]
+    if outside and not volumes:
+        raise UsageError(
+            f"{path}: was begun elsewhere or by somebody else, and its {RUN} has its store outside of it, in "
+            f"{' '.join(map(str, outside))}; if that is so, say where it is and that it is this run's: "
+            f"--volume PLACE {confirm}".rstrip()
+        )
+    believed = [place for place in told if place not in outside]
+    places = tuple(dict.fromkeys(place.absolute() for place in (*volumes, *believed, path)))
+    stores = tuple(lying for lying in survey(places) if lying.store in directory.run.stores)
+    own = tuple(
+        lying
+        for lying in stores
+        if directory.known or all(_in(path, each) and each.lstat().st_nlink == 1 for each in lying.paths)
+    )
+    return Found(places, stores, own)
+
+
 @contextlib.contextmanager
 def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, reading: bool = False) -> Iterator[Kept]:
     """The stopped run in directory `path`, locked. `volumes`: where else its store may be now.
@@ -135,21 +179,8 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
                 f"{path}: kept no snapshots, so it cannot go on; start it again with --snapshot-every or "
                 "--snapshot-minutes"
             )
-        told_places = (*directory.volumes, *directory.left)
-        outside = [] if directory.known else [place for place in told_places if not _in(path, place)]
-        if outside and not volumes:
-            raise UsageError(
-                f"{path}: was begun elsewhere or by somebody else, and its {RUN} says that its store lies outside of "
-                f"it, in {' '.join(map(str, outside))}; if that is so, say where it is and that it is this run's: "
-                f"--volume PLACE{'' if reading else ' --adopt'}"
-            )
-        places = list(
-            dict.fromkeys(
-                place.absolute() for place in (*volumes, *(each for each in told_places if each not in outside), path)
-            )
-        )
-        ours = [lying for lying in survey(places) if lying.store in directory.run.stores]
-        clearable = _clearable(directory, ours)
+        found = stores_of(directory, volumes, confirm="" if reading else "--adopt")
+        ours, places = found.stores, found.places
         if not directory.known and not reading:
             foreign = [str(place) for lying in ours for place in lying.paths if not _in(path, place)]
             if foreign and not adopt:
@@ -164,9 +195,15 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
         )
         told = _last_told(directory.folder)
         whole = [lying for lying in ours if lying.generation and not lying.refused]
+        if not whole and directory.run.dropped is not None:
+            raise StoreError(
+                f"{path}: its store was dropped (ssdplan volume drop), and with it the states after step "
+                f"{directory.run.dropped}, so it cannot go on; a model that it finished with is in {path / MODEL}, and "
+                "a new run may train that further, with new optimizer states"
+            )
         if not whole:
             _require_unused(directory, ours, places)
-            yield Kept(directory, directory.current_plan(), None, (), clearable, unseen, told)
+            yield Kept(directory, directory.current_plan(), None, (), found.clearable, unseen, told)
             return
         snapshots = {lying.store: Snapshot.read(lying.metadata, str(lying.paths[0])) for lying in whole}
         last = max(whole, key=lambda lying: (snapshots[lying.store].step, directory.run.stores.index(lying.store)))
@@ -186,7 +223,7 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
                 f"{path}: none of the plans here is that of the store on {' '.join(map(str, last.paths))} (sha256 "
                 f"{last.plan_sha256[:8]}); bring the run's own back"
             )
-        others = tuple(lying for lying in clearable if lying is not last)
+        others = tuple(lying for lying in found.clearable if lying is not last)
         yield Kept(directory, plan, snapshots[last.store], last.paths, others, unseen, max(step, told))
 
 
@@ -210,18 +247,6 @@ def _last_told(folder: Folder) -> int:
             for line in lines(folder):
                 told = operator.index(line["step"]) if "snapshot_seconds" in line else told
     return told
-
-
-def _clearable(directory: RunDirectory, stores: Sequence[Lying]) -> tuple[Lying, ...]:
-    """Those that may be cleared away: of a run that came from elsewhere, only what lies in its own directory, in files
-    that have no other name."""
-    if directory.known:
-        return tuple(stores)
-    return tuple(
-        lying
-        for lying in stores
-        if all(_in(directory.path, path) and path.lstat().st_nlink == 1 for path in lying.paths)
-    )
 
 
 def _in(directory: Path, place: Path) -> bool:

@@ -6,7 +6,6 @@ later is known.
 """
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import secrets
@@ -21,6 +20,7 @@ from ssdplan.plans.documents import MAX_DOCUMENT_BYTES, Document, Name
 from ssdplan.plans.errors import DiskFullError, UsageError
 from ssdplan.plans.files import Folder, make_folder
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.room import no_room
 
 from .claims import Claims
 from .metrics import METRICS
@@ -60,6 +60,8 @@ class Run(Document):
     """The identities of the stores that it may have made, the latest last: others on a volume are not its own."""
     wandb: str | None = None
     """Which run it is at Weights & Biases; None as long as it is none."""
+    dropped: int | None = None
+    """After how many steps its states were when its store was dropped; None: it was not."""
 
 
 class RunDirectory:
@@ -168,6 +170,7 @@ class RunDirectory:
         left: Sequence[Path] | None = None,
         stores: Sequence[str] | None = None,
         wandb: str | None = None,
+        dropped: int | None = None,
     ) -> None:
         """Write run.json with other values of these fields."""
         changed: dict[str, object] = {}
@@ -183,8 +186,16 @@ class RunDirectory:
             changed["stores"] = tuple(stores)
         if wandb is not None:
             changed["wandb"] = wandb
+        if dropped is not None:
+            changed["dropped"] = dropped
         self.run = self.run.model_copy(update=changed)
         self._save(self.run, RUN)
+
+    def keep_store(self) -> None:
+        """The run goes on with its store, should a drop of that have been cut off."""
+        if self.run.dropped is not None:
+            self.run = self.run.model_copy(update={"dropped": None})
+            self._save(self.run, RUN)
 
     def keep_configuration(self, text: str) -> None:
         """Let config.yaml be `text`. Raises DiskFullError, UsageError where it cannot be written otherwise."""
@@ -223,8 +234,8 @@ class RunDirectory:
         try:
             self.folder.write(name, text, durable=True)
         except OSError as error:
-            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
-            raise kind(f"{self.path / name}: cannot write: {error.strerror}") from error
+            kind = DiskFullError if no_room(error) else UsageError
+            raise kind(f"{self.path / name}: cannot write: {no_room(error) or error.strerror}") from error
 
     def _remove_own(self, *, directory: bool) -> None:
         """What a run leaves here before its first step, and with `directory` that, if nothing else is in it. Its store

@@ -18,6 +18,8 @@ from typing import Protocol
 from ssdplan.plans.schedule import RESOURCES, Graph, Resource
 from ssdplan.plans.timeline import Timeline
 
+from .interruption import ENDS
+
 Action = Callable[[], None]
 Lane = Callable[[Resource], AbstractContextManager[None]]
 
@@ -123,7 +125,7 @@ class OverlappedRunner:
             worker.thread.start()
 
     def run(self, graph: Graph, actions: Sequence[Action]) -> Timeline:
-        """Not reentrant: one graph at a time. An interruption (SIGINT, SIGTERM) is raised once what runs has ended."""
+        """Not reentrant: one graph at a time. An interruption (`ENDS`) is raised once what runs has ended."""
         assert len(actions) == len(graph.ops) and self._run is None
         program = self._programs.get(id(graph))
         if program is None:
@@ -282,8 +284,8 @@ class OverlappedRunner:
 
 @contextlib.contextmanager
 def _interruptions() -> Iterator[list[BaseException]]:
-    """What handlers of SIGINT and SIGTERM raise within it is noted, not raised: it would reach the caller's thread
-    between any two of its steps."""
+    """What handlers of SIGINT, SIGTERM and SIGHUP raise within it is noted, not raised: it would reach the caller's
+    thread between any two of its steps."""
     noted: list[BaseException] = []
 
     def noting(handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
@@ -296,7 +298,7 @@ def _interruptions() -> Iterator[list[BaseException]]:
         return note
 
     mine = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if mine else {}
+    handlers = {number: signal.getsignal(number) for number in ENDS} if mine else {}
     for number, handler in handlers.items():
         if callable(handler):
             signal.signal(number, noting(handler))

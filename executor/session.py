@@ -309,8 +309,14 @@ class Sessions:
                 self._watch.note(f"no snapshot was taken yet; {again} begins again")
             return
         step, places = store.metadata["step"], " ".join(map(str, store.paths))
-        more = "" if error is not None else f" --steps N, N above {step}; without them it stays as it is"
-        self._watch.note(f"the states after step {step}, the last snapshot, are in {places}; go on with {again}{more}")
+        kept = f"the states after step {step}, the last snapshot, are in {places}"
+        if error is not None:
+            self._watch.note(f"{kept}; go on with {again}")
+            return
+        self._watch.note(
+            f"{kept}, {format_bytes(store.nbytes)}: {again} --steps N trains on from them, N above {step}, and ssdplan "
+            f"volume drop {self._directory.path} removes them"
+        )
 
 
 @contextlib.contextmanager

@@ -92,11 +92,19 @@ class Origin(Part):
         numerics = (self.numerics, now.numerics) if self.numerics else ({}, {})
         for before, after in ((self.batch, now.batch), (self.recipe, now.recipe), numerics):
             found += [
-                f"{name} was {_told(before, name)} and is {_told(after, name)}"
+                f"{name} was {_told(before, name)} and is {_told(after, name)}{_WHY.get(name, '')}"
                 for name in sorted({*before, *after})
                 if before.get(name) != after.get(name) or (name in before) != (name in after)
             ]
         return found
+
+
+_WHY = {
+    "learning_rate.steps": " (a schedule is made for --steps, which may grow only with --lr-schedule constant)",
+    "learning_rate.warmup_steps": " (a share of --steps grows with them; a number of steps stays)",
+    "learning_rate.decay_steps": " (a share of --steps grows with them)",
+}
+"""What of a recipe follows from an option of another name."""
 
 
 class Scaling(Part):

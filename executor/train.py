@@ -6,8 +6,8 @@ Owns the order of a run's life and what it leaves in its directory. The steps ar
 import contextlib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,9 @@ from ssdplan.native import process
 from ssdplan.plans.calibration import Advisor
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.trace import trace_of
+from ssdplan.plans.units import format_bytes
 
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
@@ -75,8 +77,8 @@ def train(
     goes on in its own directory `out`, to the same bits under any plan, as long as model, data, recipe and batch are
     the same; `anyway`: even if they are not. `volumes` are then where its store is, or is to be.
     Raises MismatchError when plan and model do not belong together or the run is another, and the errors of data,
-    memory and store; what was made before the first step of a new run is removed then. KeyboardInterrupt after a
-    snapshot, if the run takes any, when SIGINT or SIGTERM asked for the end.
+    memory and store; what was made before the first step of a new run is removed then. StoppedWithSnapshot after a
+    snapshot, if the run takes any, when SIGINT, SIGTERM or SIGHUP asked for the end.
     """
     watch = watch or Watch()
     recipe.require_sense()
@@ -96,6 +98,7 @@ def train(
         if resume:
             run = resume.directory
             run.change(options=options)
+            run.keep_store()
         else:
             named = tuple(str(place.absolute()) for place in volumes)
             document = Run(schema=SCHEMA, options=dict(options or {}), volumes=named, snapshots=recipe.snapshots)
@@ -137,6 +140,8 @@ def train(
             stack.enter_context(interruption)
         calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor else None
         assert calibrator or not recipe.replan
+        if not keeper:
+            watch.note(_unkept(schedule, records, recipe))
         loading_peak = process.peak_resident_bytes()
         process.forget_peak()
         loop = Loop(
@@ -158,8 +163,18 @@ def train(
             return _finish(loop, run, model, loading_peak)
         except KeyboardInterrupt:
             if not keeper:
-                watch.note("nothing is kept, since the run took no snapshots (--snapshot-every, --snapshot-minutes)")
+                watch.note("nothing is kept of its steps, since the run took no snapshots (--snapshot-every N)")
             raise
+
+
+def _unkept(schedule: Schedule, records: Records, recipe: Recipe) -> str:
+    """What an end before the last step costs a run without snapshots, and what they would take."""
+    durable = store_bytes_of(Records.of(schedule, snapshots=True), replace(recipe, snapshot_every=1))
+    now = store_bytes_of(records, recipe)
+    return (
+        "no snapshots are taken: if this run is stopped, by Ctrl-C too, all its steps are lost; --snapshot-every N "
+        f"keeps them, with a store of {format_bytes(durable)} instead of {format_bytes(now)}"
+    )
 
 
 def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int) -> Result:
@@ -182,9 +197,16 @@ def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: i
             "loading_process_peak_bytes": loading_peak,
             "device_allocated_peak_bytes": taken.allocated if (taken := session.device.taken()) else None,
             "stolen_share": stolen_share(measured, loop.plan.machine.cores),
-            "median_step_seconds": statistics.median(m.step_seconds for m in measured) if measured else None,
+            "learnt_tokens_per_second": _median(m.learnt_tokens_per_second for m in measured),
+            "learnt_share": _median(m.tokens / m.computed_tokens for m in measured),
+            "median_step_seconds": _median(m.step_seconds for m in measured),
         },
     )
     destination = run.path / MODEL
     export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.tensors())
     return Result(history.losses, history.eval_losses, compared, destination)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None

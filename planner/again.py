@@ -39,7 +39,8 @@ def request_of(plan: Plan) -> SolveRequest:
 def main() -> int:
     """Standard input is a JSON list of two texts, a plan and a profile. Standard output is the plan found, without
     comparisons; where nothing fits any more, standard error says why, and the exit code is an InfeasibleError's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who wants the run to end tells the run, which waits for this
+    for asked in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(asked, signal.SIG_IGN)  # who wants the run to end tells the run, which waits for this
     with suppress(OSError):  # where memory ends, it is this process that goes, and not the run
         Path("/proc/self/oom_score_adj").write_text("1000")
     plan, profile = json.load(sys.stdin)

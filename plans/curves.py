@@ -23,7 +23,7 @@ from .files import open_regular
 MAX_BYTES = 1 << 30
 """Of a metrics.jsonl: some two million steps."""
 MAX_LINE_BYTES = 1 << 16
-_OF_STEPS = ("loss", "grad_norm", "lr", "tokens_per_second", "step_seconds", "loss_scale")
+_OF_STEPS = ("loss", "grad_norm", "lr", "tokens_per_second", "step_seconds", "loss_scale", "tokens")
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class Curves:
 
     step: "array[int]" = field(default_factory=lambda: array("q"))
     columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in _OF_STEPS})
-    """Of each step: `loss`, `grad_norm`, `lr`, `tokens_per_second`, `step_seconds`, `loss_scale`."""
+    """Of each step: `loss`, `grad_norm`, `lr`, `tokens_per_second`, `step_seconds`, `loss_scale`, `tokens`."""
     written: "array[float]" = field(default_factory=lambda: array("d"))
     """Bytes of states written to ssd by the run until then."""
     skipped: list[int] = field(default_factory=list)
@@ -62,6 +62,12 @@ class Curves:
     def of(self, name: str) -> Floats:
         """A column as numbers [steps]."""
         return np.frombuffer(self.columns[name], dtype=np.float64) if len(self) else np.empty(0)
+
+    @property
+    def learnt_per_second(self) -> Floats:
+        """Tokens that a step's loss is the mean of, a second [steps]; `tokens_per_second` counts all positions."""
+        seconds = self.of("step_seconds")
+        return np.divide(self.of("tokens"), seconds, out=np.full(len(seconds), np.nan), where=seconds > 0)
 
     @property
     def steps(self) -> npt.NDArray[np.int64]:

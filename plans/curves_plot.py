@@ -44,7 +44,7 @@ def draw_curves(curves: Curves, plan: Plan) -> Figure:
     predicted = plan.prediction.tokens_per_second
     words = f"predicted, {number(predicted)}"
     speed.axhline(predicted, color=_HELD_OUT, linewidth=1.2, linestyle="--", label=words)
-    speed.set_ylabel("tokens/s")
+    speed.set_ylabel("tokens/s, of all positions")
     speed.set_ylim(bottom=0.0)
     _line(norm, thinned(curves.steps, curves.of("grad_norm"), POINTS), "gradient norm")
     norm.set_ylabel("gradient norm")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .curves import Curves, Floats, thinned
-from .layout import COLUMNS, facts, page
+from .layout import COLUMNS, facts, page, wrapped
 from .plan import Plan
 from .quantities import decimal, duration, loss_figure, number, percent, times
 from .units import format_bytes
@@ -38,6 +38,10 @@ class Standing:
     """Whether it could go on after a kill."""
     now: float
     """Seconds since 1970."""
+    store: str = ""
+    """What of its store there is, in words; empty: nothing."""
+    dropped: int | None = None
+    """After how many steps its states were when its store was dropped; None: it was not."""
 
 
 def describe_curves(curves: Curves, plan: Plan, standing: Standing) -> str:
@@ -71,10 +75,14 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
     speed, seconds = _finite(curves.of("tokens_per_second")), _finite(curves.of("step_seconds"))
     if len(speed):
         predicted = number(plan.prediction.tokens_per_second)
-        pairs.append(("tokens a second", f"{number(float(np.median(speed)))} median, {predicted} predicted"))
+        every = f"median of all {times(len(curves), 'step')}"
+        pairs.append(("tokens a second", f"{number(float(np.median(speed)))} {every}; {predicted} predicted"))
+        if len(learnt := _finite(curves.learnt_per_second)):
+            words = f"{number(float(np.median(learnt)))} of them learnt, not prompts or padding"
+            pairs.append(("", f"of all positions of the rows; {words}"))
     if len(seconds):
         low, middle, high = (duration(float(value)) for value in np.percentile(seconds, (10, 50, 90)))
-        pairs.append(("a step", f"{middle} median; four of five take {low} to {high}"))
+        pairs.append(("a step", f"{middle} median of all {len(curves):,}; four of five take {low} to {high}"))
         pairs.append(("all steps", duration(float(seconds.sum()))))
     norm = curves.of("grad_norm")
     if np.isfinite(norm).any():
@@ -105,7 +113,17 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
 
 
 def _progress(curves: Curves, standing: Standing) -> list[str]:
-    """How far it is, and whether it goes on."""
+    """How far it is, whether it goes on, and what it keeps."""
+    words = _how_far(curves, standing)
+    if standing.store:
+        removes = f"ssdplan volume drop {standing.directory} removes it, once the run is done."
+        words += wrapped(f"{standing.store}. {removes}")
+    elif standing.dropped is not None:
+        words += wrapped(f"Its store was dropped with the states after step {standing.dropped}; it cannot go on.")
+    return words
+
+
+def _how_far(curves: Curves, standing: Standing) -> list[str]:
     far = f"{curves.last:,} of {standing.steps:,} steps"
     if standing.done:
         return [f"{far}; it is done."]
@@ -116,6 +134,8 @@ def _progress(curves: Curves, standing: Standing) -> list[str]:
     steps = curves.of("step_seconds")
     usual = float(np.nanmedian(steps)) if np.isfinite(steps).any() else 0.0
     if silent < max(_SILENT_SECONDS, 5 * usual):
+        return [words]
+    if standing.dropped is not None:
         return [words]
     if not standing.snapshots:
         return [words, "If it was stopped, it kept no snapshot to go on from."]

@@ -64,6 +64,10 @@ class NumericalError(SsdplanError):
     """A loss or gradient that is not finite: training cannot go on."""
 
 
+class StoppedWithSnapshot(KeyboardInterrupt):
+    """A run that was asked to end, and has: with a snapshot, and having said how it goes on. No error."""
+
+
 def error_of(exit_code: int, message: str) -> SsdplanError:
     """The error that another of our processes ended with, said again here."""
     kinds = (UsageError, InfeasibleError, MemoryBudgetError, DiskFullError, IoFailure, StoreError, MismatchError)

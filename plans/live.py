@@ -14,6 +14,9 @@ from .units import format_seconds
 from .wear import share_of_rating
 
 RECENT_STEPS = 25
+MOSTLY_LEARNT = 0.95
+"""Of all positions: a long text whose rows are full has only the first of each that is not learnt."""
+MOST_COLUMNS = 100 - len("run: ")
 FIRST_STEPS = 10
 """Steps that a log has a line of each of; later ones have one now and then."""
 
@@ -50,21 +53,27 @@ def live_line(
     loss: float,
     skipped: bool,
     tokens_per_second: float,
+    learnt_share: float,
     left_seconds: float,
     written_bytes: int,
     machine: Machine | None,
 ) -> str:
-    """The line after a step, of at most 100 columns with the title `run`. `machine`: whose drives were written to, worn
-    as far as their rating is used up; None when they are not those that its profile is of."""
+    """The line after a step, of at most 100 columns with the title `run`. `tokens_per_second` counts all positions of
+    its rows, of which `learnt_share` are learnt; that is told where prompts and padding are many. `machine`: whose
+    drives were written to, worn as far as their rating is used up; None when they are not those that its profile is
+    of."""
     parts = [
         f"step {step}/{steps}",
         "skipped" if skipped else f"loss {loss_figure(loss)}",
-        f"{number(tokens_per_second)} tokens/s",
+        f"{number(tokens_per_second)} tokens/s"
+        + (f", {percent(learnt_share)} learnt" if learnt_share < MOSTLY_LEARNT else ""),
     ]
     if left_seconds:
         parts.append(f"{format_seconds(left_seconds)} left")
     if written_bytes:
         share = share_of_rating(machine, written_bytes) if machine else None
+        parts.append(f"{decimal(written_bytes)} to ssd")
         worn = "" if share is None else f", {percent(share)} worn"
-        parts.append(f"{decimal(written_bytes)} to ssd{worn}")
+        if len("  ".join(parts)) + len(worn) <= MOST_COLUMNS:  # else `ssdplan show RUN` has it
+            parts[-1] += worn
     return "  ".join(parts)

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from .documents import MAX_DOCUMENT_BYTES
 from .errors import UsageError
 from .files import read_bounded
 from .overlay import Overlay
+from .quantities import percent
 from .units import format_bytes, format_seconds
 
 WORTH_TELLING = 0.01
@@ -29,6 +31,7 @@ def describe_report(path: Path) -> str:
         if report["predictions"]:
             lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
             lines += [_row(row) for row in report["predictions"]]
+            lines += ["", *_counted(report["steady_steps"], report.get("learnt_share"))]
         if (share := report.get("stolen_share", 0.0)) >= WORTH_TELLING:
             lines += [
                 "",
@@ -47,6 +50,16 @@ def describe_report(path: Path) -> str:
         return "\n".join(lines)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not a run's report: {error}") from error
+
+
+def _counted(steady: int, learnt: float | None) -> list[str]:
+    """What the measured column is of. `learnt`: the share of positions; None in reports of earlier versions."""
+    which = "the one steady step" if steady == 1 else f"the median of {steady} steady steps, of peaks their most"
+    share = "" if learnt is None else f", of which {percent(learnt)} are learnt"
+    words = (
+        f"measured is {which}: none comes right after loading, a snapshot or an evaluation. tokens per second counts"
+    )
+    return wrap(f"{words} all positions of the rows{share}", 98, initial_indent="  ", subsequent_indent="  ")
 
 
 def _read(path: Path) -> dict[str, Any]:

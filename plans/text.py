@@ -42,7 +42,7 @@ from .quantities import (
 )
 from .schedule import RESOURCES, Region, Schedule, Tier
 from .units import format_bytes, format_enough
-from .usage import label, reserved
+from .usage import label, reserved, snapshot_store_bytes
 from .wear import Wear, lifetime, wear
 
 LIVES: tuple[Tier, Tier] = ("host", "ssd")
@@ -73,7 +73,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         ("Why", _reasons(plan.reasons)),
         ("What it decides", [*_decision(plan.decision), *_frozen(model)]),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
-        ("What it predicts of a steady step", _prediction(plan)),
+        ("What it predicts of a steady step", _prediction(plan, schedule)),
         ("The least budgets that this batch would still fit, each alone", _least(plan)),
         ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
         ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),
@@ -196,7 +196,7 @@ def _shares(p: Placement, *, unified: bool) -> list[tuple[str, str, tuple[float,
     ]
 
 
-def _prediction(plan: Plan) -> list[str]:
+def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
     p, d = plan.prediction, plan.decision
     lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
     free = room(plan.machine.volumes)
@@ -221,13 +221,16 @@ def _prediction(plan: Plan) -> list[str]:
         *([] if d.unified_memory else [device]),
         ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
     ]
-    return figures + aligned(
+    two, one = (format_bytes(snapshot_store_bytes(schedule, keep=keep)) for keep in (2, 1))
+    kept = f"the store takes {two} (run --snapshot-every N), or {one} (and --keep 1)"
+    bars = aligned(
         [
             (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")
             for name, used, most, words in budgets
         ],
         least=20,
     )
+    return [*figures, *bars, *facts(("with snapshots", kept))]
 
 
 def _wear(found: Wear) -> str:

@@ -187,3 +187,13 @@ def _across_boundary(accesses: Sequence[_Access], timeline: Timeline, end: float
     if spans and not was_read:
         spans[-1] = (spans[-1][0], end)
     return spans
+
+
+def snapshot_store_bytes(schedule: Schedule, *, keep: int = 2) -> int:
+    """What a store takes that holds `keep` snapshots, but for its tables, of some hundred KiB: each optimizer state has
+    a place for each of them and one more, wherever it lives between its uses, and all else on ssd one."""
+    states = sum(
+        buffer.nbytes for buffer in schedule.buffers if buffer.role == "optimizer" and buffer.tier in ("ssd", "host")
+    )
+    others = sum(buffer.nbytes for buffer in schedule.buffers if buffer.role != "optimizer" and buffer.tier == "ssd")
+    return (keep + 1) * states + others

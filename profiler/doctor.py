@@ -7,11 +7,12 @@ Owns these judgements and their words. It asks nothing of the machine: facts in,
 import re
 from collections.abc import Iterator, Mapping
 
+from ssdplan.native.engines import ENGINE_VARIABLE, ENGINES
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
 from ssdplan.plans.profile import Precision
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.doctor_storage import judge_place
-from ssdplan.profiler.facts import ENGINE_VARIABLE, Facts
+from ssdplan.profiler.facts import Facts
 from ssdplan.profiler.findings import Finding, Report
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -131,7 +132,7 @@ def _pages(facts: Facts) -> Iterator[Finding]:
 def _uring(facts: Facts) -> Iterator[Finding]:
     uring = facts.uring
     threads = "A pool of threads reads and writes instead, which takes more processor time."
-    if uring.asked_for not in ("", "auto", "io_uring", "threads"):
+    if uring.asked_for not in ("", *ENGINES):
         found = f"{ENGINE_VARIABLE}={uring.asked_for} is no engine"
         yield Finding("io_uring", "bad", found, "", f"unset {ENGINE_VARIABLE}", UsageError.exit_code)
     elif uring.asked_for == "io_uring" and not uring.description:

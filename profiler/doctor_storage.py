@@ -88,6 +88,9 @@ def _direct_io(place: Place) -> Finding:
     if place.errno == errno.EROFS:
         mend = f"sudo mount -o remount,rw {place.mount.point}" if place.mount else ""
         return Finding(what, "bad", place.problem, "It is mounted for reading only.", mend, code)
+    if place.errno == errno.EFBIG:
+        means = "A file may not be as large as that here: its size is limited for this process, or by the file system."
+        return Finding(what, "bad", place.problem, means, "ulimit -f unlimited", DiskFullError.exit_code)
     if place.errno in (errno.ENOSPC, errno.EDQUOT):
         mend = f"df -h {place.path}   # and make room"
         return Finding(what, "bad", place.problem, "", mend, DiskFullError.exit_code)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdplan.native import Arena, Engine, isa
+from ssdplan.native.engines import ENGINE_VARIABLE
 from ssdplan.native.process import (
     Memory,
     host_memory,
@@ -35,7 +36,6 @@ from ssdplan.profiler.processor import cores, cpu_name
 MIB = 1 << 20
 TRIED_BYTES = 8 * MIB
 """Of memory that is locked, and of the file that is written and read back."""
-ENGINE_VARIABLE = "SSDPLAN_IO_ENGINE"
 _CAP_IPC_LOCK = 14
 """Of linux/capability.h: may lock any memory."""
 

@@ -25,6 +25,7 @@ import torch
 from ssdplan.native import Arena, Engine, IoError, checksum
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
 from ssdplan.plans.profile import MixedBandwidth, Volume
+from ssdplan.plans.room import no_room
 from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Progress, portion, repeat
 from ssdplan.profiler.parts import Blank
@@ -181,8 +182,8 @@ def efficiency(point: tuple[float, float], read: float, write: float) -> float:
 
 def explained(error: IoError, directory: Path) -> SsdplanError:
     """What an I/O error means for someone who chose `directory` as a volume."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(f"{directory}: no space left for the file that measures it ({error.strerror})")
+    if room := no_room(error):
+        return DiskFullError(f"{directory}: the file that measures it cannot be made: {room} ({error.strerror})")
     if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
         return IoFailure(
             f"{directory}: no direct I/O on this file system ({error.strerror}); "

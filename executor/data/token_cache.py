@@ -3,7 +3,6 @@
 Owns the file's format, its atomic writing and its checks; no data set is ever whole in memory.
 """
 
-import errno
 import hashlib
 import os
 import re
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssdplan.plans.errors import DiskFullError, IoFailure
+from ssdplan.plans.room import no_room
 
 from .documents import Document
 
@@ -113,9 +113,9 @@ def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]
             os.fsync(stream.fileno())
         partial.rename(file)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if room := no_room(error):
             raise DiskFullError(
-                f"{file.parent}: no space for the tokenised text; free some, 4 bytes a token"
+                f"{file.parent}: the tokenised text cannot be kept here, 4 bytes a token: {room}"
             ) from error
         raise IoFailure(f"{error.filename or file}: {error.strerror} (while tokenising)") from error
     finally:

@@ -31,6 +31,8 @@ from .tokens import load_tokenizer, token_pieces, tokenizer_identity
 Progress = Callable[[int, int], None]
 """Called with the bytes done and in all."""
 _PROGRESS_SECONDS = 0.1
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for the end."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,9 @@ def tokenise_apart(work: Work, tokenizer: Any, file: Path, progress: Progress | 
 def main() -> int:
     """Standard input is JSON: the work, the model's directory and the cache's file. Standard output is JSON lines:
     bytes `done` of `total`, and the `message` of an error, whose exit code is the process's."""
-    for asked in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(asked, _leave)
+    for asked in _ENDS:
+        if asked != signal.SIGHUP or signal.getsignal(asked) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(asked, _leave)
     try:
         with contextlib.suppress(OSError):  # where memory ends, it is this process that goes, and not the run
             Path("/proc/self/oom_score_adj").write_text("1000")
@@ -152,7 +155,7 @@ def main() -> int:
 
 def _leave(*_: object) -> NoReturn:
     """End, once, with nothing half made left behind."""
-    for asked in (signal.SIGINT, signal.SIGTERM):
+    for asked in _ENDS:
         signal.signal(asked, signal.SIG_IGN)
     raise KeyboardInterrupt
 

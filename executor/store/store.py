@@ -213,6 +213,11 @@ class Store:
         return tuple(volume.path for volume in self._volumes)
 
     @property
+    def nbytes(self) -> int:
+        """What its volumes take, on all drives together."""
+        return sum(volume.capacity_bytes for volume in self._volumes)
+
+    @property
     def generation(self) -> int:
         """The last durable one; 0 holds nothing."""
         return self._superblock.generation

@@ -19,6 +19,7 @@ from typing import Protocol
 from ssdplan import native
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
 from ssdplan.plans.files import make_folder
+from ssdplan.plans.room import no_room
 from ssdplan.plans.schedule import PAGE
 from ssdplan.plans.units import format_bytes
 
@@ -375,8 +376,8 @@ def translated(path: Path | None = None) -> Iterator[None]:
         raise
     except OSError as error:
         name = error.filename or path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DiskFullError(f"{name}: no space left on this volume ({error})") from error
+        if room := no_room(error):
+            raise DiskFullError(f"{name}: {room} ({error})") from error
         if error.errno == errno.EEXIST:
             raise StoreError(f"{name}: exists already; it belongs to another run, so it is left alone") from error
         if error.errno == errno.EBUSY:

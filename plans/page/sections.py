@@ -48,7 +48,7 @@ def opening(plan: Plan, overlay: Overlay | None) -> Markup:
     if overlay:
         seconds = overlay.measured.seconds
         error = f"{seconds / p.step_seconds - 1:+.1%}"
-        beside = (f"measured {duration(seconds)} ({error})", f"measured {number(tokens / seconds)}")
+        beside = (f"last step: {duration(seconds)} ({error})", f"last step: {number(tokens / seconds)}")
     tiles = [
         _tile("a step", duration(p.step_seconds), beside[0] or f"bound by {p.bound_by}"),
         _tile("tokens a second", number(p.tokens_per_second), beside[1] or f"{tokens:,} tokens a step"),

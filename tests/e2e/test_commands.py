@@ -358,7 +358,7 @@ def test_the_command_line_is_this():
         "--loss-scale-growth --resume --resume-anyway --adopt --snapshot-every --snapshot-minutes --keep "
         "--attend-across --data-format --token-cache --eval-split --eval-samples --tensorboard --wandb",
         "export": "--to --model --volume",
-        "volume": "init info check",
+        "volume": "init info check drop",
         "data": "preview",
         "doctor": "--json",
         "completion": "bash zsh fish",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.curves import Curves, read_curves, thinned
 from ssdplan.plans.curves_plot import draw_curves, write_curves_plot
-from ssdplan.plans.curves_text import Standing, describe_curves
+from ssdplan.plans.curves_text import Standing, describe_curves, figures
 from ssdplan.plans.errors import UsageError
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
@@ -216,3 +216,29 @@ def test_a_long_run_is_quick(tmp_path):
     text = describe_curves(read_curves(curves), PLAN, standing(steps=50_000))
     assert time.process_time() - start < 5
     assert len(text.splitlines()) < 60
+
+
+def test_the_speed_of_a_run_says_that_it_is_of_all_steps_and_counts_all_positions(tmp_path):
+    """Four steps of 1,024 positions, of which 238 are learnt: 2, 4, 5 and 10 s. Medians 4.5 s, and between 1,024 / 5
+    and 1,024 / 4."""
+    seconds = (2.0, 4.0, 5.0, 10.0)
+    lines = [
+        {"step": n, "loss": 2.0, "tokens": 238, "step_seconds": s, "tokens_per_second": 1024 / s}
+        for n, s in enumerate(seconds, 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = figures(read_curves(tmp_path / "metrics.jsonl"), PLAN)
+    at = [name for name, _ in found].index("tokens a second")
+    assert found[at][1].startswith(f"{(1024 / 5 + 1024 / 4) / 2:.0f} median of all 4 steps; ")
+    learnt = f"{(238 / 5 + 238 / 4) / 2:.1f} of them learnt"
+    assert found[at + 1][1] == f"of all positions of the rows; {learnt}, not prompts or padding"
+    assert dict(found)["a step"].startswith("4.5 s median of all 4; ")
+
+
+def test_a_run_tells_of_its_store(tmp_path):
+    curves = read_curves(written(tmp_path / "metrics.jsonl", [step_line(1, 2.0)]))
+    words = "Its store takes 4.75 GiB in run/volume-0.ssdplan: the states of its last snapshots"
+    text = " ".join(describe_curves(curves, PLAN, standing(done=True, store=words)).split())
+    assert f"{words}. ssdplan volume drop run removes it" in text
+    text = describe_curves(curves, PLAN, standing(now=curves.written_at + 1e6, dropped=1))
+    assert "dropped with the states after step 1; it cannot go on" in text and "--resume" not in text

@@ -33,8 +33,8 @@ def test_what_is_left_is_what_it_then_takes(begun):
 
 def _line(**more: object) -> str:
     figures = {
-        "step": 7, "steps": 90, "loss": 2.5, "skipped": False, "tokens_per_second": 1234.5, "left_seconds": 83.0,
-        "written_bytes": 0, "machine": None,
+        "step": 7, "steps": 90, "loss": 2.5, "skipped": False, "tokens_per_second": 1234.5, "learnt_share": 0.97,
+        "left_seconds": 83.0, "written_bytes": 0, "machine": None,
     }  # fmt: skip
     return live_line(**{**figures, **more})  # type: ignore[arg-type]
 
@@ -53,6 +53,17 @@ def test_the_line_says_what_is_known_and_fits():
     )  # fmt: skip
     assert len(f"run: {longest}") <= 100
     assert "loss 1e+30" in _line(loss=1e30)
+
+
+def test_the_line_says_what_of_its_tokens_is_learnt():
+    """238 tokens of the 1,024 positions of a step of chats."""
+    assert _line(learnt_share=238 / 1024) == "step 7/90  loss 2.5000  1,234 tokens/s, 23.2% learnt  1:23 left"
+    rated = made_volume().model_copy(update={"endurance_bytes": 600 * 10**12})
+    longest = _line(
+        step=99_999, steps=100_000, loss=12.3456, tokens_per_second=12345.0, left_seconds=9e5, learnt_share=0.2324,
+        written_bytes=123 * 10**12, machine=made_machine(volumes=(rated,)),
+    )  # fmt: skip
+    assert len(f"run: {longest}") <= 100 and longest.endswith("123 TB to ssd") and "23.2% learnt" in longest
 
 
 def test_the_share_of_a_rating_is_that_of_the_drive_that_is_worn_most():

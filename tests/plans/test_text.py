@@ -500,3 +500,17 @@ def test_a_report_tells_what_the_host_gave_to_others(tmp_path):
         assert ("the host gave 13% of the processors' time to others (steal), among them" in text) == told
     (tmp_path / "report.json").write_text(json.dumps({**report, "predictions": [row]}))  # of an older version
     assert "steal" not in describe_report(tmp_path / "report.json")
+
+
+def test_a_report_says_which_steps_its_speed_is_of_and_what_it_counts(tmp_path):
+    row = {"quantity": "step_seconds", "unit": "s", "predicted": 2.0, "measured": 3.0, "relative_error": 0.5}
+    report = {"steps": 9, "model": "made", "losses": [], "eval_losses": {}, "predictions": [row]}
+    for steady, share, words in (
+        (6, 238 / 1024, "measured is the median of 6 steady steps"),
+        (1, None, "measured is the one steady step"),
+    ):
+        (tmp_path / "report.json").write_text(json.dumps({**report, "steady_steps": steady, "learnt_share": share}))
+        text = describe_report(tmp_path / "report.json")
+        assert words in text and max(map(len, text.splitlines())) <= 100
+        assert ("of which 23.2% are learnt" in " ".join(text.split())) == (share is not None)
+        assert "counts all positions" in text
