@@ -33,11 +33,12 @@ def call(options: argparse.Namespace) -> int:
         from ssdplan.executor.device import cuda_of_torch, visible_gpus
         from ssdplan.profiler.products import product_costs
 
+    except (ImportError, OSError) as error:  # torch's own libraries missing are one or the other
+        torch_problem = " ".join(str(error).split())
+    else:
         torch_cuda = cuda_of_torch()
         gpus = tuple(Gpu(name, nbytes, capability) for name, nbytes, capability in visible_gpus())
         products = {} if gpus else product_costs()
-    except (ImportError, OSError) as error:  # torch's own libraries missing are one or the other
-        torch_problem = " ".join(str(error).split())
     report = judge(gather(options.directory, gpus, torch_problem, torch_cuda, products))
     print(report.json() if options.json else describe(report), end="" if options.json else "\n")
     return report.exit_code

@@ -22,6 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     of.require_engine()
     of.settle_process()
+    from ssdplan.executor.run_directory import require_run
+
+    require_run(options.run)  # before torch is loaded, which takes seconds
     from ssdplan.executor.export_run import export_run
     from ssdplan.executor.hub import find_model
 

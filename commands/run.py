@@ -195,6 +195,9 @@ def call(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
+    from ssdplan.executor.run_directory import require_run
+
+    require_run(options.resume)  # before torch is loaded, which takes seconds
     from ssdplan.executor.resume import reopened
 
     with reopened(options.resume, options.volume or (), adopt=options.adopt is True) as kept:
@@ -246,16 +249,16 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
+    model = _looked_for(options, plan, kept)
     from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.data.text_data import HoldOut
     from ssdplan.executor.device import open_device
-    from ssdplan.executor.hub import find_model
     from ssdplan.executor.learning_rate import DECAY_SHARE, LearningRate, steps_of
     from ssdplan.executor.model import open_model
     from ssdplan.executor.optimizer import AdamW
     from ssdplan.executor.recipe import Recipe, Watch
     from ssdplan.executor.reporting import Reports
-    from ssdplan.executor.run_directory import PLAN
+    from ssdplan.executor.run_directory import PLAN, on_planned_drives
     from ssdplan.executor.scaling import LossScale
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
@@ -268,9 +271,6 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     reports.require_packages()
     from .configuration import configuration
 
-    if not (options.model or plan.model.path):
-        raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
-    model = find_model(options.model or plan.model.path)
     options.model = str(model.absolute())
     out = kept.directory.path if kept else options.out
     line = ProgressLine("run")
@@ -321,7 +321,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     named = options.volume or (list(map(Path, kept.directory.run.volumes)) if kept else [])
     places = named or [out]
     # Of other drives than those that were profiled no rating is known.
-    rated = plan.machine if len(places) == len(plan.machine.volumes) else None
+    rated = plan.machine if on_planned_drives(plan, places) else None
 
     def step(metrics: "StepMetrics") -> None:
         words = live_line(
@@ -372,6 +372,22 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     print(report.read_text(encoding="utf-8") if options.json else describe_report(report))
     line.note(f"the model is in {result.model_directory}")
     return 0
+
+
+def _looked_for(options: argparse.Namespace, plan: Plan, kept: "Kept | None") -> Path:
+    """The model's directory. Raises UsageError where that, the data or the place of a new run is not as it must be,
+    before torch is loaded, which takes seconds."""
+    from ssdplan.executor.data.documents import data_files
+    from ssdplan.executor.hub import find_model
+    from ssdplan.executor.run_directory import require_new
+
+    if kept is None:
+        require_new(options.out)
+    for path in filter(None, (options.data, options.eval_data)):
+        data_files(path)
+    if not (options.model or plan.model.path):
+        raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
+    return find_model(options.model or plan.model.path)
 
 
 def _in_full(options: argparse.Namespace, plan: Path, said: Collection[str]) -> str:

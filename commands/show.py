@@ -53,7 +53,7 @@ def call(options: argparse.Namespace) -> int:
     schedule = build_schedule(document.model, document.decision)
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
-    curves = _curves(path) if path.is_dir() else None
+    curves = _curves(path, document) if path.is_dir() else None
     if report and options.json:
         print(report_json(report, overlay))
     else:
@@ -67,14 +67,18 @@ def call(options: argparse.Namespace) -> int:
     return 0
 
 
-def _curves(run: Path) -> "Curves | None":
+def _curves(run: Path, plan: Plan) -> "Curves | None":
     """What the run's metrics say so far; None where it has none, or is none that is known by its run.json."""
     from ssdplan.plans.curves import Curves, read_curves
 
     if not (run / "run.json").exists():
         return None
-    metrics = run / "metrics.jsonl"
-    return read_curves(metrics) if metrics.exists() else Curves()
+    from ssdplan.executor.run_directory import METRICS, RUN, Run, on_planned_drives
+
+    metrics = run / METRICS
+    curves = read_curves(metrics) if metrics.exists() else Curves()
+    curves.rated = on_planned_drives(plan, [Path(place) for place in Run.load(run / RUN).volumes] or [run])
+    return curves
 
 
 def _standing(run: Path, curves: "Curves") -> "Standing":

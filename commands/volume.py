@@ -66,6 +66,9 @@ def call(options: argparse.Namespace) -> int:
 
 def _drop(options: argparse.Namespace) -> int:
     of.settle_process()
+    from ssdplan.executor.run_directory import require_run
+
+    require_run(options.run)  # before torch is loaded, which takes seconds
     from ssdplan.executor.drop import drop_store
 
     gone = drop_store(options.run, sure=options.yes, without_model=options.without_model, volumes=options.volume or ())

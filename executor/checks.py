@@ -23,6 +23,7 @@ from .device import Device
 from .export import MAX_SHARD_BYTES
 from .model import StreamedModel
 from .recipe import Watch
+from .run_directory import on_planned_drives
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -113,19 +114,9 @@ def look_ahead(
             f"{run}: the run needs {format_bytes(needed)} here, {format_bytes(usage.free)} are free; free some space, "
             "choose another --out, or put the store elsewhere with --volume"
         )
-    planned = [Path(volume.path) for volume in plan.machine.volumes]
-    used = [_drive(path) for path in volumes or [run]]
-    if store_bytes and used != [_drive(path) for path in planned]:
-        names = " ".join(f"--volume {path}" for path in planned)
+    if store_bytes and not on_planned_drives(plan, volumes or [run]):
+        names = " ".join(f"--volume {volume.path}" for volume in plan.machine.volumes)
         watch.note(f"the store is not on the drive that was measured, so times may differ; the plan is for {names}")
-
-
-def _drive(path: Path) -> int | None:
-    """The file system of a directory, or of the nearest one above that exists."""
-    for folder in (path.absolute(), *path.absolute().parents):
-        if folder.exists():
-            return folder.stat().st_dev
-    return None
 
 
 def compact() -> None:

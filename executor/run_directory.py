@@ -64,6 +64,34 @@ class Run(Document):
     """After how many steps its states were when its store was dropped; None: it was not."""
 
 
+def require_new(path: Path) -> None:
+    """Raise UsageError where no new run's directory can be made, because something lies there."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(
+            f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
+            + (f", or go on with it: ssdplan run --resume {path}" if (path / RUN).exists() else "")
+        )
+
+
+def require_run(path: Path) -> None:
+    """Raise UsageError where no run is."""
+    if not (path / RUN).is_file():
+        raise UsageError(f"{path}: no run that could go on: it has no {RUN}")
+
+
+def on_planned_drives(plan: Plan, places: Sequence[Path]) -> bool:
+    """Whether a store at `places` lies on the drives that the plan's profile measured, as many and in their order."""
+    return [_drive(path) for path in places] == [_drive(Path(volume.path)) for volume in plan.machine.volumes]
+
+
+def _drive(path: Path) -> int | None:
+    """The file system of a directory, or of the nearest one above that exists."""
+    for folder in (path.absolute(), *path.absolute().parents):
+        if folder.exists():
+            return folder.stat().st_dev
+    return None
+
+
 class RunDirectory:
     """A run's directory, locked for as long as it is open."""
 
@@ -83,11 +111,7 @@ class RunDirectory:
         is an empty directory. Raises UsageError where it cannot be made or is not empty, StoreError when another run
         has it.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(
-                f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
-                + (f", or go on with it: ssdplan run --resume {path}" if (path / RUN).exists() else "")
-            )
+        require_new(path)
         try:
             made = not path.exists()
             make_folder(path)
@@ -111,8 +135,7 @@ class RunDirectory:
     def open(cls, path: Path) -> Iterator[Self]:
         """That of a run that ended or was stopped. Raises UsageError for what is none or belongs to another user,
         StoreError when it goes on."""
-        if not (path / RUN).exists():
-            raise UsageError(f"{path}: no run that could go on: it has no {RUN}")
+        require_run(path)
         with _locked(path) as folder:
             folder.require_own()
             run = Run.parse(folder.read(RUN, MAX_DOCUMENT_BYTES, "run"), path / RUN)

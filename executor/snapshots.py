@@ -6,6 +6,7 @@ which goes on is known to be the one that was stopped. The states themselves are
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,6 +20,7 @@ from .checkpoint import weight_files
 from .model import StreamedModel
 from .numerics import of_this_process
 from .recipe import Recipe, Scalar
+from .scaling import LossScale
 
 SCHEMA: Literal["ssdplan.snapshot/1"] = "ssdplan.snapshot/1"
 _SAMPLES = 256
@@ -130,6 +132,16 @@ class Snapshot(Part):
     """In fp16; None in the other precisions, which have none."""
     made: tuple[bool, ...]
     """For each volume whether it is a file that the run made, and may delete."""
+
+    def loss_scale(self, asked: LossScale) -> LossScale | None:
+        """The loss scale of the next step; None in precisions that have none. Where `asked` is another than the run was
+        started with, which makes another run of it, that counts from here on."""
+        if self.scaling is None:
+            return None
+        scaling, before = LossScale(**self.scaling.model_dump()), self.origin.recipe
+        if before.get("loss_scale.scale") != asked.scale:
+            scaling = replace(scaling, scale=asked.scale, good_steps=0)
+        return replace(scaling, growth_interval=asked.growth_interval)
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any], store: str) -> Self:

@@ -35,7 +35,6 @@ from .records import Records
 from .reporting import Reports
 from .resume import Kept
 from .run_directory import MODEL, SCHEMA, OptionValue, Run, RunDirectory
-from .scaling import LossScale
 from .session import Sessions, store_bytes_of
 from .snapshots import Origin
 from .texts import Texts
@@ -131,7 +130,7 @@ def train(
             metrics_file.write_resumed(resume.step, time.perf_counter() - began)
         scaling = recipe.loss_scale if plan.decision.precision == "fp16" else None
         if scaling and resume and resume.snapshot and resume.snapshot.scaling:
-            scaling = LossScale(**resume.snapshot.scaling.model_dump())
+            scaling = resume.snapshot.loss_scale(recipe.loss_scale)
         keeper = Keeper(origin, plan, recipe, metrics_file, watch, resume.step if resume else 0) if origin else None
         interruption = Interruption(
             lambda: watch.note("stops with a snapshot when this step ends; a second signal stops it now")

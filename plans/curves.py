@@ -53,6 +53,8 @@ class Curves:
     snapshots: list[SnapshotLine] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     """After how many steps the run went on."""
+    rated: bool = True
+    """Whether it wrote to the drives that its plan's profile is of, so that their rating is theirs."""
     written_at: float = 0.0
     """When the file was written to last, in seconds since 1970."""
 

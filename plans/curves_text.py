@@ -106,7 +106,7 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
         pairs.append(("went on", f"{times(len(curves.resumed), 'time')}, after step {more}{after}"))
     written = curves.written[-1]
     if written > 0:
-        share = share_of_rating(plan.machine, written)
+        share = share_of_rating(plan.machine, written) if curves.rated else None
         rated = "" if share is None else f", {percent(share)} of what the drive is rated for"
         pairs.append(("written to ssd", f"{decimal(written)}{rated}"))
     return pairs

@@ -56,7 +56,7 @@ def test_a_stopped_run_goes_on_from_anywhere_with_no_option_repeated(rows, tmp_p
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    assert process.returncode == 130 and "error:" not in said and "Traceback" not in said
     assert f"go on with ssdplan run --resume {out}" in said and "stops with a snapshot" in said
     step = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     again = ["run", "--resume", out]
@@ -96,6 +96,32 @@ def test_what_is_another_run_is_named(rows, tmp_path):
     done = ssdplan(*again, "--lr", "1e-5", "--resume-anyway", cwd=rows)
     assert "goes on as another run" in done.stderr
     assert json.loads((out / "run.json").read_text())["options"]["lr"] == "1e-05"
+
+
+def test_a_run_whose_log_is_full_ends_as_ever_and_its_store_goes_when_told(rows, tmp_path):
+    """Standard error on a full disk; a closed terminal says the same by another number."""
+    out = tmp_path / "run"
+    run = ["run", "plan.json", *TRAIN, "--steps", 2, "--snapshot-every", 1, "--out", out]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *map(str, run)], cwd=rows, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=full, timeout=300
+        )
+    assert done.returncode == 0 and b"predicted" in done.stdout
+    assert (out / "report.json").exists() and (out / "model" / "model.safetensors").exists()
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2]
+    for line in lines:
+        if "loss" in line:
+            assert line["computed_tokens"] == 4 * 32 > line["tokens"]  # four rows of 32, and no row is all text
+            assert line["tokens_per_second"] * line["step_seconds"] == pytest.approx(line["computed_tokens"])
+            assert line["learnt_tokens_per_second"] * line["step_seconds"] == pytest.approx(line["tokens"])
+    shown = " ".join(ssdplan("show", out, cwd=rows).stdout.split())
+    assert "volume-0.ssdplan: the states of its last snapshots" in shown and f"ssdplan volume drop {out}" in shown
+    assert "give --yes" in refused("volume", "drop", out, cwd=rows, code=2)
+    ssdplan("volume", "drop", out, "--yes", cwd=rows)
+    assert not list(out.glob("*.ssdplan"))
+    assert "was dropped" in refused("run", "--resume", out, "--steps", 3, cwd=rows, code=7)
+    assert "was dropped with the states after step 2" in " ".join(ssdplan("show", out, cwd=rows).stdout.split())
 
 
 def test_a_run_is_exported(rows, tmp_path):

@@ -17,7 +17,7 @@ from ssdplan.plans.curves import Curves, read_curves, thinned
 from ssdplan.plans.curves_plot import draw_curves, write_curves_plot
 from ssdplan.plans.curves_text import Standing, describe_curves, figures
 from ssdplan.plans.errors import UsageError
-from tests.planner.made import made_machine, made_model
+from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.planned import planned
 
@@ -242,3 +242,12 @@ def test_a_run_tells_of_its_store(tmp_path):
     assert f"{words}. ssdplan volume drop run removes it" in text
     text = describe_curves(curves, PLAN, standing(now=curves.written_at + 1e6, dropped=1))
     assert "dropped with the states after step 1; it cannot go on" in text and "--resume" not in text
+
+
+def test_no_share_of_a_rating_is_told_of_drives_that_were_not_profiled(tmp_path):
+    rated = made_volume().model_copy(update={"endurance_bytes": 1_000_000})
+    plan = planned(MODEL, made_machine(volumes=(rated,)), DECISION, SCHEDULE)
+    curves = read_curves(written(tmp_path / "metrics.jsonl", [step_line(10, 2.0)]))
+    assert dict(figures(curves, plan))["written to ssd"] == "10 kB, 1% of what the drive is rated for"
+    curves.rated = False
+    assert dict(figures(curves, plan))["written to ssd"] == "10 kB"
