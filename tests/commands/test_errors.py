@@ -34,3 +34,18 @@ def test_what_nobody_foresaw_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(doctor, "call", call)
     with pytest.raises(RuntimeError, match="a defect"):
         cli.main(["doctor"])
+
+
+def test_a_doctor_that_cannot_measure_does_not_blame_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ssdplan.profiler import products
+
+    def broken() -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(products, "product_costs", broken)
+    monkeypatch.setattr("ssdplan.executor.device.visible_gpus", tuple)
+    assert cli.main(["doctor"]) == 6
+    said = capsys.readouterr()
+    assert "Input/output error" in said.err and "reinstall" not in said.out
