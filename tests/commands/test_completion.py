@@ -33,7 +33,7 @@ CASES = [
     ("ssdplan run --pack pla", {"plan.json"}),
     ("ssdplan run plan.json --data te", {"text.txt", "texts"}),
     ("ssdplan run plan.json --out te", {"texts"}),
-    ("ssdplan volume ", {"init", "info", "check"}),
+    ("ssdplan volume ", {"init", "info", "check", "drop"}),
     ("ssdplan data preview --sam", {"--samples"}),
 ]
 
