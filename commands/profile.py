@@ -30,6 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="do not train the parameters whose names match, such as 'model.layers.[0-3].*' or '*.mlp.*'; repeatable "
         "[all are trained]",
     )
+    what.add_argument(
+        "--allow-unused-weights",
+        action="store_true",
+        help="leave tensors of the model's files out that the model has no place for, instead of refusing them",
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--device",
@@ -80,7 +85,12 @@ def call(options: argparse.Namespace) -> int:
 
     of.require_writable(options.output)
     device = open_device(options.device)
-    model = open_model(find_model(options.model), DTYPES[options.precision], freeze=options.freeze)
+    model = open_model(
+        find_model(options.model),
+        DTYPES[options.precision],
+        freeze=options.freeze,
+        allow_unused_weights=options.allow_unused_weights,
+    )
     volumes = options.volume or [Path()]
     line = ProgressLine("profile")
     weights = Weights(model)

@@ -349,7 +349,12 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     try:
         result = train(
             plan,
-            open_model(model, DTYPES[plan.decision.precision], freeze=plan.model.freeze),
+            open_model(
+                model,
+                DTYPES[plan.decision.precision],
+                freeze=plan.model.freeze,
+                allow_unused_weights=plan.model.allow_unused_weights,
+            ),
             open_device(plan.machine.device, plan.machine.device_index),
             data=options.data,
             out=out,

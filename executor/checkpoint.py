@@ -1,15 +1,15 @@
 """Reads a model directory's safetensors shards, in pieces of a few MiB.
 
-Owns file names, shard headers and their errors. It holds one piece at a time, maps no file's data (mapped pages would
-count as this process's memory) and never opens a pickle.
+Owns shard headers, tensors' names and their errors. It holds one piece at a time and maps no file's data, as mapped
+pages would count as this process's memory.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.executor.readable import require_readable
+from ssdplan.executor.weight_files import weight_files
+from ssdplan.plans.errors import MismatchError
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 PIECE_ELEMENTS = 1 << 20
 """Of a tensor that are read at a time: all that reading holds, twice where two tensors are compared."""
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -52,61 +52,63 @@ class Entry:
         return math.prod(self.shape)
 
 
-def weight_files(path: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model directory; UsageError where there are none, MismatchError on a bad index."""
-    index_file = path / INDEX_FILE
-    if index_file.is_file():
-        try:
-            names = sorted(set(map(os.fspath, json.loads(index_file.read_text())["weight_map"].values())))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MismatchError(f"{index_file}: not an index of safetensors shards ({error})") from error
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise MismatchError(f"{index_file}: names a shard outside of its directory: {outside[0]}")
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise MismatchError(f"{index_file}: names shards that are not there: {', '.join(missing)}")
-        return tuple(path / name for name in names)
-    if (path / SINGLE_FILE).is_file():
-        return (path / SINGLE_FILE,)
-    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
-    if pickles:
-        raise UsageError(
-            f"{path}: {pickles[0]} is a pickle, which is never opened; convert to safetensors "
-            f"(looked for {SINGLE_FILE} and {INDEX_FILE})"
-        )
-    raise UsageError(f"{path}: no weights; looked for {SINGLE_FILE} and {INDEX_FILE}")
-
-
 class Checkpoint:
     """All tensors of a model directory, by the names that the model has for them. Opening reads the headers only.
 
     Some families' checkpoints have other names than the model (GPT-NeoX stores `embed_out` for `lm_head`): the
     library's own table of renamings is applied, as from_pretrained does. Tensors that it would merge or split keep
-    their stored names, and so are missed by whoever looks for the result.
+    their stored names, and so are missed by whoever looks for the result. Errors: those of `weight_files`; UsageError
+    where a file cannot be read, MismatchError where it is no whole safetensors file.
     """
 
     def __init__(self, path: Path, module: PreTrainedModel) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, list[Entry]] = {}
+        """By name; of one name there are several where shards hold the tensor twice, or two stored names mean it."""
         self._prefix = f"{module.base_model_prefix}." if module.base_model_prefix else ""
+        self._own = frozenset(module.state_dict(keep_vars=True))
         renamings = [t for t in get_model_conversion_mapping(module) if isinstance(t, WeightRenaming)]
         for file in weight_files(path):
             for stored, (shape, dtype, start) in _header(file).items():
                 name = stored
                 for renaming in renamings:
                     name, _ = renaming.rename_source_key(name)
-                self.entries[name] = Entry(file, stored, shape, dtype, start)
+                self.entries.setdefault(name, []).append(Entry(file, stored, shape, dtype, start))
 
-    def find(self, names: tuple[str, ...]) -> list[Entry]:
+    def find(self, names: Iterable[str]) -> list[Entry]:
         """The entries under any of `names`, with or without the base model's prefix."""
-        prefix = self._prefix
-        found: dict[str, Entry] = {}
+        found: dict[Entry, None] = {}
         for name in names:
-            for candidate in (name, name.removeprefix(prefix), prefix + name):
-                if candidate in self.entries:
-                    found[candidate] = self.entries[candidate]
-                    break
-        return list(found.values())
+            for spelled in self._spellings(name):
+                found |= dict.fromkeys(self.entries.get(spelled, ()))
+        return list(found)
+
+    def _spellings(self, name: str) -> tuple[str, ...]:
+        """The name of one of the model's tensors, and those with which a checkpoint may have it instead."""
+        others = (name.removeprefix(self._prefix), self._prefix + name)
+        return (name, *(other for other in others if other not in self._own))
+
+    def without_place(self, module: PreTrainedModel) -> tuple[str, ...]:
+        """Names of tensors that the model has no place for, sorted; but for those that transformers leaves out without
+        a warning, as the model's class names them, those of buffers that the model computes itself, and causal masks,
+        which old versions of transformers saved."""
+        owned = {name for own in self._own for name in self._spellings(own)}
+        computed = {name for name, _ in module.named_buffers()} - self._own
+        owned |= {name for own in computed for name in self._spellings(own)}
+        ignored = {r"\.masked_bias$", *(module._keys_to_ignore_on_load_unexpected or ())}
+        # Buffers that were of each layer, and of the checkpoint; these two patterns are from_pretrained's own.
+        if any(name.endswith("rotary_emb.inv_freq") for name in computed):
+            ignored.add(r"rotary_emb\.inv_freq")
+        if any(name.endswith("position_ids") for name in computed):
+            ignored.add(r"(^|\.)position_ids$")
+        return tuple(
+            sorted(
+                entry.name
+                for name, entries in self.entries.items()
+                if name not in owned and not any(re.search(pattern, name) for pattern in ignored)
+                for entry in entries
+                if not _is_causal_mask(entry)
+            )
+        )
 
     def read(self, entry: Entry, out: torch.Tensor, first: int = 0) -> None:
         """Copies elements [first, first + out.numel()) of an entry, in row-major order, into `out`, converting.
@@ -119,14 +121,24 @@ class Checkpoint:
             place[done : done + len(piece)].copy_(piece)
             done += len(piece)
 
-    def require_equal(self, one: Entry, other: Entry) -> None:
-        """MismatchError unless two entries of one shape hold the same bits."""
+    def require_equal(self, one: Entry, other: Entry, *, tied: bool) -> None:
+        """MismatchError unless two entries of one shape hold the same bits. `tied`: the configuration ties them."""
         pieces = zip(_pieces(one, 0, one.elements), _pieces(other, 0, other.elements), strict=True)
-        if one.dtype != other.dtype or not all(torch.equal(left, right) for left, right in pieces):
+        if one.dtype == other.dtype and all(torch.equal(left, right) for left, right in pieces):
+            return
+        if tied:
             raise MismatchError(
                 f"{other.file}: {other.name} differs from {one.name}, to which the configuration ties it; "
                 "set tie_word_embeddings to false in config.json"
             )
+        raise MismatchError(
+            f"{other.file}: {other.name} differs from {one.name} of {one.file.name}, and both are one tensor of the "
+            "model; remove the one that is not meant"
+        )
+
+
+def _is_causal_mask(entry: Entry) -> bool:
+    return entry.dtype in ("BOOL", "U8") and len(entry.shape) == 4 and entry.shape[:2] == (1, 1)
 
 
 def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
@@ -135,6 +147,7 @@ def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
     The safetensors library says whether the file is whole; it tells no places, so these are read from the header: eight
     bytes of its length, little-endian, then as much JSON, then the data that the places are counted from.
     """
+    require_readable(file)
     try:
         with safe_open(file, framework="pt", device="cpu"):
             pass

@@ -71,7 +71,8 @@ def _source(kept: Kept) -> Path:
 
 def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
     dtype = DTYPES[kept.plan.decision.precision]
-    model = open_model(source, dtype, freeze=kept.plan.model.freeze)
+    trained = kept.plan.model
+    model = open_model(source, dtype, freeze=trained.freeze, allow_unused_weights=trained.allow_unused_weights)
     if model.fingerprint != kept.plan.model.fingerprint:
         raise MismatchError(f"{source}: is another model than {kept.plan.model.name}, which the run trained")
     assert kept.snapshot is not None

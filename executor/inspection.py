@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from ssdplan.executor.heads import is_position_wise
+from ssdplan.executor.heads import head_kind
 from ssdplan.executor.isolation import Isolation, isolation
+from ssdplan.executor.reach import Reach, reach
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.executor.tensors import tensors_in
 from ssdplan.plans.errors import MismatchError
@@ -47,6 +48,7 @@ class Anatomy:
     position_rows: int | None  # longest sequence that the model's learned position table has rows for
     head_is_position_wise: bool  # whether a position's logits depend on that position's hidden state alone
     isolation: Isolation  # what sequences that share a row, or padding, do to each other
+    reach: Reach | None  # how long rows may be before their length decides; None where it is not known
 
 
 class _Meta(TorchFunctionMode):
@@ -140,8 +142,7 @@ def inspect(module: PreTrainedModel) -> Anatomy:
     assert isinstance(blocks, nn.ModuleList)
     module.train(False)
     generator = torch.Generator().manual_seed(0)
-    table = module.get_input_embeddings().weight
-    assert isinstance(table, torch.Tensor)
+    table = _embedding(module, refuse)
     limit = min(table.shape[0], 1000)
     ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
     other_ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
@@ -194,6 +195,22 @@ def inspect(module: PreTrainedModel) -> Anatomy:
         for (index, table), (again, _) in zip(whole.positions, other.positions, strict=True)
         if _counts_up(index) and torch.equal(index, again)
     ]
+    head = head_kind(
+        module,
+        blocks,
+        after=whole.after,
+        returned=returned,
+        hidden_size=whole.hidden_size,
+        vocab_size=whole.logits.shape[-1],
+    )
+    apart = isolation(module, blocks, returned=returned, hidden_size=whole.hidden_size)
+    if apart.looks_ahead or head == "looks ahead":
+        way_out = (
+            "; set is_decoder to true in config.json" if getattr(module.config, "is_decoder", True) is False else ""
+        )
+        refuse(f"a token sees those behind it, and would learn to repeat them{way_out}")
+    if apart.padding_shows:
+        refuse("what it makes of a row depends on the padding behind it, although a mask tells what is padding")
     return Anatomy(
         blocks_path=blocks_path,
         hidden_size=whole.hidden_size,
@@ -204,15 +221,9 @@ def inspect(module: PreTrainedModel) -> Anatomy:
         returned=whole.returned,
         calls_depend_on_ids=not _same(whole.calls, other.calls),
         position_rows=min(rows, default=None),
-        head_is_position_wise=is_position_wise(
-            module,
-            blocks,
-            after=whole.after,
-            returned=returned,
-            hidden_size=whole.hidden_size,
-            vocab_size=whole.logits.shape[-1],
-        ),
-        isolation=isolation(module, blocks, returned=returned, hidden_size=whole.hidden_size),
+        head_is_position_wise=head == "position-wise",
+        isolation=apart,
+        reach=reach(module, blocks, returned=returned, hidden_size=whole.hidden_size),
     )
 
 
@@ -231,9 +242,23 @@ class Refusal:
         raise MismatchError(f"{self.name} cannot be streamed exactly: {why}")
 
 
+def _embedding(module: PreTrainedModel, refuse: Refusal) -> torch.Tensor:
+    """The table of token embeddings."""
+    try:
+        table = getattr(module.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # how transformers says that it has none
+        table = None
+    if not isinstance(table, torch.Tensor) or table.dim() != 2:
+        refuse("it has no table of token embeddings")
+    assert isinstance(table, torch.Tensor)
+    return table
+
+
 def _find_blocks(module: PreTrainedModel, refuse: Refusal) -> str:
     """The path of the ModuleList of decoder layers: as many as the configuration's num_hidden_layers."""
-    layers = module.config.get_text_config(decoder=True).num_hidden_layers
+    layers = getattr(module.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if layers is None:
+        refuse("its configuration tells no number of layers (num_hidden_layers)")
     paths: list[str] = []
     for path, child in module.named_modules():
         if not isinstance(child, nn.ModuleList) or len(child) != layers or any(path.startswith(f"{p}.") for p in paths):

@@ -159,6 +159,8 @@ class Layers:
             self._model.require_apart(ids.shape[1])
         if micro_batch.attention_mask is not None:
             assert (micro_batch.labels[micro_batch.attention_mask == 0] == IGNORED_LABEL).all(), "padding is no target"
+            if int(micro_batch.attention_mask.sum(-1).min()) < self._model.least_row(ids.shape[1]):
+                self._model.require_alike(ids.shape[1])
         embedding: Any = self._model.module.get_input_embeddings()
         rows = embedding.weight.shape[0]
         low, high = int(ids.min()), int(ids.max())

@@ -21,9 +21,12 @@ from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from ssdplan.executor.checkpoint import Checkpoint, weight_files
+from ssdplan.executor.checkpoint import Checkpoint
 from ssdplan.executor.freezing import frozen_parameters
 from ssdplan.executor.inspection import Anatomy, Refusal, inspect
+from ssdplan.executor.loaded import Zeroed, in_fp32, initialise
+from ssdplan.executor.readable import require_readable
+from ssdplan.executor.weight_files import weight_files
 from ssdplan.plans.errors import MismatchError, UsageError
 
 STATE_ALIGNMENT = 2048  # elements; state lengths are multiples of it
@@ -107,7 +110,8 @@ class StreamedModel:
 
     `layers` are the embedding, block.0 to block.L-1 and the head. `module` has its parameters on the meta device and
     its buffers real. `max_sequence_length` is the longest sequence that the model computes exactly, None if any.
-    `freeze` are the patterns that it was opened with.
+    `freeze` are the patterns that it was opened with. `zeroed` are ranges of parameters that from_pretrained sets to
+    zero whatever is stored. `allow_unused_weights`: stored tensors that the model has no place for may be left out.
     """
 
     path: Path
@@ -124,6 +128,8 @@ class StreamedModel:
     anatomy: Anatomy
     max_sequence_length: int | None
     freeze: tuple[str, ...] = ()
+    zeroed: tuple[Zeroed, ...] = ()
+    allow_unused_weights: bool = False
 
     @property
     def frozen_states(self) -> tuple[int, ...]:
@@ -153,9 +159,33 @@ class StreamedModel:
 
     def keeps_apart(self, sequence_length: int) -> bool:
         """Whether sequences that share a row of `sequence_length` tokens are computed as if each had its own."""
-        longest = _longrope_limit(self.module)
         exact = self.anatomy.isolation.keeps_apart is not None and self.head_is_position_wise
-        return exact and (longest is None or sequence_length <= longest)
+        return exact and self.least_row(sequence_length) == 1
+
+    def least_row(self, width: int) -> int:
+        """How many tokens each row of a micro-batch of `width` tokens a row must have, lest one is computed otherwise
+        than alone; padding counts in the width. 1 but for models to which the longest row is an input."""
+        reach = self.anatomy.reach
+        return 1 if reach is None or reach.alike is None or width <= reach.alike else reach.alike + 1
+
+    def remarks(self, sequence_length: int) -> tuple[str, ...]:
+        """What is to be known, a line each, of training with rows of so many tokens."""
+        if (least := self.least_row(sequence_length)) == 1:
+            return ()
+        return (
+            f"{self.name} computes rows of {least} tokens and more otherwise than shorter ones: plans for "
+            f"{sequence_length} train on text with --attend-across alone, whose rows are all full",
+        )
+
+    def require_alike(self, sequence_length: int) -> None:
+        """MismatchError unless rows of fewer tokens may stand beside rows of `sequence_length`."""
+        if (least := self.least_row(sequence_length)) > 1:
+            raise MismatchError(
+                f"{self.name}: {self.architecture} computes rows of {least} tokens and more otherwise than shorter "
+                f"ones, so one that shares a row of {sequence_length} tokens, or is padded to it, would not get what "
+                f"it gets alone; profile with --sequence-length {least - 1}, or train on text with --attend-across, "
+                "whose rows are all full"
+            )
 
     @property
     def padding_needs_no_mask(self) -> bool:
@@ -176,21 +206,24 @@ class StreamedModel:
         return _persistent_buffers(self.module)
 
 
-def open_model(path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = ()) -> StreamedModel:
+def open_model(
+    path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = (), allow_unused_weights: bool = False
+) -> StreamedModel:
     """Opens a model directory (config.json and safetensors) without memory for weights.
 
     Parameters whose names match one of the patterns `freeze` (`freezing.frozen_parameters`) are not to be trained.
+    `allow_unused_weights`: `Weights` of it may leave out stored tensors that the model has no place for.
     Errors: UsageError where the directory is not a model's, a pattern matches nothing or all is frozen; MismatchError
     where the model cannot be streamed exactly.
     """
     path = Path(path)
     config = _read_config(path)
     weight_files(path)
-    module = _build(path, config, dtype)
+    module, zeroed = _build(path, config, dtype)
     _refuse_experts(module)
     _refuse_layerdrop(module)
     anatomy = inspect(module)
-    _load_persistent_buffers(module, path)
+    _load_persistent_buffers(module, path, dtype)
     layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
     return StreamedModel(
         path=path,
@@ -205,8 +238,10 @@ def open_model(path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = ()) ->
         fingerprint=_fingerprint(module, states),
         module=module,
         anatomy=anatomy,
-        max_sequence_length=_max_sequence_length(module, anatomy),
+        max_sequence_length=_max_sequence_length(anatomy),
         freeze=tuple(freeze),
+        zeroed=zeroed,
+        allow_unused_weights=allow_unused_weights,
     )
 
 
@@ -215,7 +250,12 @@ def _read_config(path: Path) -> PretrainedConfig:
         raise UsageError(f"{path}: not a directory; a model is a directory with config.json and {'*.safetensors'}")
     file = path / "config.json"
     if not file.is_file():
+        if (path / "adapter_config.json").is_file():
+            raise UsageError(
+                f"{path}: holds an adapter and no model; merge it into its model (merge_and_unload of peft)"
+            )
         raise UsageError(f"{path}: no config.json, so this is not a Hugging Face model directory")
+    require_readable(file)
     try:
         raw = json.loads(file.read_text())
         model_type = raw.get("model_type")
@@ -238,8 +278,9 @@ def _read_config(path: Path) -> PretrainedConfig:
     return config
 
 
-def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The Hugging Face model with parameters on meta, buffers real, weights tied."""
+def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[Zeroed, ...]]:
+    """The Hugging Face model with parameters on meta, buffers real, weights tied; and what is zero of its parameters
+    whatever is stored."""
     saved_as = config.architectures[0] if config.architectures else None
     # Where a model has no sdpa, or sdpa would leave something out (soft-capping), the library itself refuses it.
     mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -252,25 +293,18 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrain
             module = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
-    except Exception as error:
+    except Exception as error:  # any code of any model may be in there
         line = (str(error).strip().splitlines() or [""])[0]
         raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
     # from_pretrained initialises the buffers when fp32 is the default again: in bf16 GPT-J's position table has values
     # of other precision than those that its constructor computes. As there, parameters are said to have their values.
-    parameters: Iterable[Any] = module.parameters()
-    for parameter in parameters:
-        parameter._is_hf_initialized = True
-    for child in module.modules():
-        child._is_hf_initialized = False
-    module.initialize_weights()
-    module.tie_weights()
+    zeroed = initialise(module)
     module.config.use_cache = False
-    in_fp32 = set(module._keep_in_fp32_modules_strict or ())
-    if dtype == torch.float16:
-        in_fp32 |= set(module._keep_in_fp32_modules or ())
-    if dtype != torch.float32 and in_fp32:
-        Refusal(module)(f"it keeps {', '.join(sorted(in_fp32))} in fp32, so its parameters are not all {dtype}")
-    return module
+    kept = sorted(in_fp32(module, (name for name, _ in module.named_parameters()), dtype))
+    if kept:
+        more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+        Refusal(module)(f"it keeps {kept[0]}{more} in fp32, so its parameters are not all {dtype}")
+    return module, zeroed
 
 
 def _refuse_experts(module: PreTrainedModel) -> None:
@@ -292,21 +326,28 @@ def _persistent_buffers(module: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {n: t for n, t in module.state_dict(keep_vars=True).items() if not isinstance(t, nn.Parameter)}
 
 
-def _load_persistent_buffers(module: PreTrainedModel, path: Path) -> None:
+def _load_persistent_buffers(module: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:
     """Buffers that belong to the checkpoint are the checkpoint's, not the constructor's."""
     buffers = _persistent_buffers(module)
     if not buffers:
         return
     checkpoint = Checkpoint(path, module)
+    kept = in_fp32(module, buffers, dtype)
     for name, buffer in buffers.items():
         entries = checkpoint.find((name,))
         if not entries:
             raise MismatchError(f"{path}: the checkpoint has no tensor {name}")
-        if entries[0].shape != tuple(buffer.shape):
-            raise MismatchError(
-                f"{entries[0].file}: {name} has shape {list(entries[0].shape)}, the model's is {list(buffer.shape)}"
-            )
-        checkpoint.read(entries[0], buffer)
+        for entry in entries:
+            if entry.shape != tuple(buffer.shape):
+                raise MismatchError(
+                    f"{entry.file}: {entry.name} has shape {list(entry.shape)}, the model's is {list(buffer.shape)}"
+                )
+        for twin in entries[1:]:
+            checkpoint.require_equal(entries[0], twin, tied=False)
+        stored = torch.empty(buffer.shape, dtype=torch.float32 if name in kept else buffer.dtype)
+        checkpoint.read(entries[0], stored)
+        owner, _, own = name.rpartition(".")
+        module.get_submodule(owner)._buffers[own] = stored
 
 
 def _lay_out(
@@ -389,24 +430,12 @@ def _block_classes(module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[
     return [name + suffix(some, mine) for name, some, mine in zip(names, without, members, strict=True)]
 
 
-def _max_sequence_length(module: PreTrainedModel, anatomy: Anatomy) -> int | None:
-    """Where the learned position table ends; for dynamic rotary scaling, where results begin to depend on history."""
-    config = module.config.get_text_config(decoder=True)
-    limits = [anatomy.position_rows] if anatomy.position_rows is not None else []
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope.get("rope_type"), *(v.get("rope_type") for v in rope.values() if isinstance(v, dict))]
-    if "dynamic" in kinds:
-        limits.append(config.max_position_embeddings)
-    return min(limits, default=None)
-
-
-def _longrope_limit(module: PreTrainedModel) -> int | None:
-    """The length up to which long rotary scaling does not depend on what else is in the batch; None without it."""
-    config = module.config.get_text_config(decoder=True)
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    return min(limits, default=None)
+def _max_sequence_length(anatomy: Anatomy) -> int | None:
+    """Where a table of positions ends, or where results begin to depend on each row's length, or on history."""
+    limits = [anatomy.position_rows]
+    if anatomy.reach is not None and not anatomy.reach.beyond:
+        limits.append(anatomy.reach.alike)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _fingerprint(module: PreTrainedModel, states: tuple[StateSpec, ...]) -> str:

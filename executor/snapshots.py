@@ -16,11 +16,11 @@ from ssdplan.plans.documents import Name, Part, describe
 from ssdplan.plans.errors import StoreError
 from ssdplan.plans.plan import Plan
 
-from .checkpoint import weight_files
 from .model import StreamedModel
 from .numerics import of_this_process
 from .recipe import Recipe, Scalar
 from .scaling import LossScale
+from .weight_files import weight_files
 
 SCHEMA: Literal["ssdplan.snapshot/1"] = "ssdplan.snapshot/1"
 _SAMPLES = 256

@@ -1,12 +1,13 @@
 """Runs a Hugging Face model's own forward with its decoder layers replaced by stand-ins.
 
-Owns the one trick by which code around the layers is run and never rewritten: the entries of this model instance's own
-ModuleList are swapped inside a context and put back after it. It never patches a library class and computes nothing.
+Owns the two tricks by which code around the layers is run and never rewritten: the entries of this model instance's own
+ModuleList, and its own parameters, are swapped inside a context and put back after it. It never patches a library class
+and computes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,3 +75,24 @@ def stand_ins(blocks: nn.ModuleList, answer: Answer) -> Iterator[None]:
     finally:
         for index, layer in enumerate(layers):
             blocks[index] = layer
+
+
+@contextmanager
+def parameters_as(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Within the context the parameters named in `values`, wherever they are used, are these tensors; after it the
+    parameters are back, errors or not."""
+    given = {id(parameter): values[name] for name, parameter in module.named_parameters() if name in values}
+    assert len(given) == len(values), f"no parameters: {sorted(values)}"
+    places = [
+        (child._parameters, own, parameter)
+        for child in module.modules()
+        for own, parameter in child._parameters.items()
+        if id(parameter) in given
+    ]
+    try:
+        for table, own, parameter in places:
+            table[own] = given[id(parameter)]  # type: ignore[assignment]
+        yield
+    finally:
+        for table, own, parameter in places:
+            table[own] = parameter

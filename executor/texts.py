@@ -47,6 +47,8 @@ class Texts:
             )
             if found.has_borders and not recipe.attend_across:
                 model.require_apart(length)
+            if not (found.full_rows and (found.held_out is None or found.held_out.full_rows)):
+                model.require_alike(length)
             for remark in found.remarks():
                 watch.note(remark)
             return found

@@ -38,6 +38,7 @@ from .run_directory import MODEL, SCHEMA, OptionValue, Run, RunDirectory
 from .session import Sessions, store_bytes_of
 from .snapshots import Origin
 from .texts import Texts
+from .weights import Weights
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
+    with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
+        for note in weights.notes:
+            watch.note(note)
     texts = Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch)
     origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if recipe.snapshots else None
     if resume:

@@ -6,17 +6,24 @@ holds a few MiB beyond the caller's buffer and knows nothing of training.
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from ssdplan.executor.checkpoint import FLOAT_DTYPES, Checkpoint, Entry
 from ssdplan.executor.model import StreamedModel, TensorSpec
+from ssdplan.executor.weight_files import left_weights
 from ssdplan.plans.errors import MismatchError
+
+_NAMED = 3
+"""Kinds of tensors that a note lists."""
 
 
 class Weights:
     """The checkpoint of an opened model. Opening reads the headers of all shards and checks the whole table.
 
-    `unused` names stored tensors that the model has no place for; plain loading leaves them out too.
+    `notes` say, a line each, which of several sets of weights are these, and which stored tensors are left out. Those
+    that the model has no place for are, as with from_pretrained, but only where the model allows it.
     Errors: MismatchError naming file, tensor and both shapes where the checkpoint is not this model's.
     """
 
@@ -24,16 +31,31 @@ class Weights:
         self._model = model
         self._checkpoint: Checkpoint | None = Checkpoint(model.path, model.module)
         self._entries: dict[str, list[Entry]] = {}
-        aliases = _aliases(model)
-        taken: set[str] = set()
+        self._aliases = _aliases(model)
         for state in model.states:
             for tensor in state.tensors:
-                entries = self._checkpoint.find(aliases[tensor.name])
+                entries = self._checkpoint.find(self._aliases[tensor.name])
                 self._check(tensor, entries)
                 self._entries[tensor.name] = entries
-                taken.update(entry.name for entry in entries)
-        stored = {entry.name for entry in self._checkpoint.entries.values()}
-        self.unused = tuple(sorted(stored - taken))
+        self.notes = tuple(filter(None, (left_weights(model.path), self._left_out(model))))
+
+    def _left_out(self, model: StreamedModel) -> str:
+        """What is said of tensors without a place; MismatchError where they are not allowed."""
+        assert self._checkpoint is not None
+        unused = self._checkpoint.without_place(model.module)
+        if not unused:
+            return ""
+        kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in unused))
+        more = f" and {len(kinds) - _NAMED} more kinds" if len(kinds) > _NAMED else ""
+        which = f"{', '.join(kinds[:_NAMED])}{more}"
+        some = f"{len(unused)} stored tensor{'s' if len(unused) > 1 else ''}"
+        if not model.allow_unused_weights:
+            raise MismatchError(
+                f"{model.path}: {model.architecture} as config.json describes it has no place for {some} ({which}), "
+                "which would be neither trained nor exported; mend config.json, or leave them out with ssdplan profile "
+                "--allow-unused-weights"
+            )
+        return f"{model.name}: {some} without a place in the model, neither trained nor exported: {which}"
 
     def stored(self, tensor: str) -> tuple[Entry, ...]:
         """Where the checkpoint keeps a tensor (one of the model's `TensorSpec.name`s); two entries if stored twice."""
@@ -75,7 +97,11 @@ class Weights:
             entries = self._entries[tensor.name]
             self._checkpoint.read(entries[0], out[start - first : end - first], start - tensor.offset)
             for twin in entries[1:] if start == tensor.offset else ():
-                self._checkpoint.require_equal(entries[0], twin)
+                self._checkpoint.require_equal(entries[0], twin, tied=len(self._aliases[tensor.name]) > 1)
+            for zeros in self._model.zeroed:
+                if zeros.name == tensor.name:
+                    low, high = (tensor.offset + place - first for place in (zeros.start, zeros.stop))
+                    out[max(low, start - first) : max(min(high, end - first), 0)].zero_()
         out[end - first :].zero_()
 
     def close(self) -> None:

@@ -206,6 +206,8 @@ class Model(Part):
     """What estimated workspaces were raised by for the allocator's fragmentation; measured ones have it in them."""
     freeze: tuple[str, ...] = ()
     """The patterns of parameter names that froze its frozen states; a run opens the model by them."""
+    allow_unused_weights: bool = False
+    """Whether stored tensors that the model has no place for may be left out; a run opens the model so."""
     kernels: tuple[Kernels, ...] = ()
     """For every number of tokens that a micro-batch can have, as far as a process keeps anything for it."""
 

@@ -131,7 +131,8 @@ def measure_model(
         both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
         bench.load(classes[block])
         beside(lambda: sum(bench.seconds(classes[block], figure, 1) for figure in both))
-    notes = [f"micro-batch size {size} does not fit into {device.name}" for size in sizes if size not in fitting]
+    notes = [*weights.notes, *model.remarks(sequence_length)]
+    notes += [f"micro-batch size {size} does not fit into {device.name}" for size in sizes if size not in fitting]
     if trouble := _trouble(times):
         notes.append(f"{model.name}: {trouble}")
 
@@ -351,9 +352,10 @@ class _Bench:
         return context
 
     def _padded(self, ids: torch.Tensor) -> Any:
-        """A micro-batch of which the last row is half padding; its three inputs are of one size."""
+        """A micro-batch of which the last row is half padding, or as much as the model allows; its three inputs are of
+        one size."""
         mask = torch.ones_like(ids)
-        mask[-1, ids.shape[1] - ids.shape[1] // 2 :] = 0
+        mask[-1, max(ids.shape[1] - ids.shape[1] // 2, self._model.least_row(ids.shape[1])) :] = 0
         return self._make_micro_batch(ids, ids.masked_fill(mask == 0, IGNORED_LABEL), mask, None)
 
     def _shared(self, ids: torch.Tensor) -> Any:

@@ -217,6 +217,7 @@ def profile(
             classes=costs.classes,
             head_chunk_tokens=chunk,
             freeze=model.freeze,
+            allow_unused_weights=model.allow_unused_weights,
             kernels=costs.kernels,
         ),
         notes=tuple(notes + costs.notes),

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import MismatchError, UsageError, first_line
 
+from ..readable import require_readable
 from .documents import Document
 
 VOCABULARY_FILES = (
@@ -44,6 +45,9 @@ def load_tokenizer(model_dir: Path) -> Any:
         raise UsageError(
             f"{model_dir}: no tokenizer here (tokenizer.json, or files of another kind); copy the model's own into it"
         )
+    for name in (*VOCABULARY_FILES, "tokenizer_config.json"):
+        if (model_dir / name).is_file():
+            require_readable(model_dir / name)
     from transformers import AutoTokenizer
 
     try:

@@ -275,11 +275,6 @@ def test_tied_tensors_that_differ_are_refused(tmp_path: Path) -> None:
         read_all(open_model(path, torch.float32), torch.float32)
 
 
-def test_tensors_that_the_model_has_no_place_for_are_named(llama: Path) -> None:
-    edit_weights(llama, lambda tensors: tensors | {"model.layers.0.rotary_emb.inv_freq": torch.zeros(4)})
-    assert Weights(open_model(llama, torch.float32)).unused == ("model.layers.0.rotary_emb.inv_freq",)
-
-
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(llama: Path) -> None:
     edit_weights(llama, lambda tensors: tensors | {"model.norm.weight": torch.zeros(31)})
     with pytest.raises(MismatchError, match=r"model\.safetensors: model\.norm\.weight has shape \[31\].*\[32\]"):
