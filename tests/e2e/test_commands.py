@@ -346,7 +346,7 @@ def test_the_command_line_is_this():
     }
     for command, options in {
         "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
-        "--freeze --seconds --json --output",
+        "--freeze --allow-unused-weights --seconds --json --output",
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--optimizer-states --clip-grad-norm "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "

@@ -55,6 +55,7 @@ def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: in
         ),
         classes=tuple(LayerClass(name=name, timings=(timing,)) for name in classes),
         freeze=model.freeze,
+        allow_unused_weights=model.allow_unused_weights,
     )
 
 

@@ -12,16 +12,22 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.heads import head_kind
 from ssdplan.executor.inspection import inspect
 from ssdplan.executor.isolation import isolation
 from ssdplan.executor.loaded import Zeroed
 from ssdplan.executor.model import open_model
+from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.standins import parameters_as
+from ssdplan.executor.train import train
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference
 from tests.executor.losses import plain_loss, rows_of, streamed_loss
+from tests.executor.planned import make_plan
+from tests.executor.runs import micro_batches_of, prepare
 from tests.executor.test_families import compare, make_steps
 from tests.tiny import make_model
 
@@ -261,3 +267,30 @@ def test_rotary_scaling_that_knows_no_length_is_exact_at_any(tmp_path: Path, rop
 
 def test_tables_of_positions_in_buffers_bound_the_sequence(tmp_path: Path) -> None:
     assert open_model(make_model("gptj", tmp_path / "gptj"), torch.float32).max_sequence_length == 64
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_run_refuses_rows_of_other_lengths_and_trains_full_ones(tmp_path: Path, pack: bool) -> None:
+    """Of which each gets the factors that it gets alone: the losses are plain PyTorch's."""
+    prepare(
+        tmp_path, "phi3", tied=False, rope_parameters=LONGROPE | {"factor": 2.0}, max_position_embeddings=64,
+        original_max_position_embeddings=12, partial_rotary_factor=1.0, sliding_window=None,
+    )  # fmt: skip
+    model = open_model(tmp_path / "phi3", torch.float32)
+    plan = make_plan(model, sequence_length=16)
+    texts = {"data": tmp_path / "text.txt", "out": tmp_path / "run"}
+    recipe = Recipe(steps=2, optimizer=AdamW(lr=1e-3), pack=pack, eval_every=1)
+    says = "cannot keep texts apart that share a row of 16" if pack else "rows of 13 tokens and more otherwise than"
+    rows = {"data": tmp_path / "rows.jsonl", "out": tmp_path / "refused"}
+    with pytest.raises(MismatchError, match=says):
+        train(plan, model, EmulatedDevice(), recipe=recipe, **rows)
+    with pytest.raises(MismatchError, match=says):
+        train(plan, model, EmulatedDevice(), recipe=recipe, eval_data=rows["data"], **texts)
+    if not pack:
+        return
+    found = train(plan, model, EmulatedDevice(), recipe=recipe, eval_data=tmp_path / "text.txt", **texts)
+    steps = [micro_batches_of(tmp_path, step, micro_batches=2, family="phi3") for step in range(2)]
+    assert all(batch.attention_mask is None and batch.position_ids is None for step in steps for batch in step)
+    rates = reference.AdamW(lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01)
+    expected, _ = reference.train(tmp_path / "phi3", steps, rates)
+    assert found.losses == pytest.approx(expected, rel=1e-5)

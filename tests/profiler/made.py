@@ -109,6 +109,8 @@ class MadeModel:
     head_is_position_wise: bool = True
     apart: bool = True
     freeze: tuple[str, ...] = ()
+    allow_unused_weights: bool = False
+    least: int = 1
     layers: tuple[MadeLayer, ...] = (
         MadeLayer("embedding", "embedding", (4,)),
         MadeLayer("block.0", "block.0", (0,)),
@@ -124,6 +126,12 @@ class MadeModel:
 
     def keeps_apart(self, sequence_length: int) -> bool:
         return self.apart
+
+    def least_row(self, width: int) -> int:
+        return min(self.least, width)
+
+    def remarks(self, sequence_length: int) -> tuple[str, ...]:
+        return (f"made for {sequence_length}",) if self.least > 1 else ()
 
     def trained(self, layer: int) -> tuple[int, ...]:
         return tuple(index for index in self.layers[layer].states if not self.states[index].frozen)
@@ -227,6 +235,7 @@ class MadeWeights:
     """State i is full of i + 1. `reads` has the state, and the address that it went to."""
 
     reads: list[tuple[int, int]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
     def read(self, state: int, out: torch.Tensor) -> None:
         self.reads.append((state, out.data_ptr()))
