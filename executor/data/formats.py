@@ -11,7 +11,7 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError
 
-from .documents import Document, Row, field_names, is_plain_text, json_name, plain_text, refuse_empty, rows, string
+from .documents import Document, Row, field_names, is_plain_text, json_name, plain_text, require_content, rows, string
 
 FORMATS = {
     "text": ("text",),
@@ -52,7 +52,7 @@ def recognise(files: list[Path], asked: str | None = None) -> str:
     """
     found: tuple[Path, str] | None = None
     for file in files:
-        refuse_empty(file)
+        require_content(file)
         format = _format_of(file, asked)
         if format is None:
             continue
@@ -82,13 +82,20 @@ def _format_of(file: Path, asked: str | None) -> str | None:
         others = ", nor those of another format: " + "; ".join(
             " and ".join(f"`{name}`" for name in fields) for fields in list(FORMATS.values())[1:]
         )
-        raise UsageError(f"{place}: the row has no field `text` (its fields: {_listed(names)}){others}")
+        raise UsageError(f"{place}: the row has no field `text` (its fields: {listed(names)}){others}")
     if len(fitting) > 1:
         raise UsageError(
-            f"{place}: its fields ({_listed(names)}) would do as {' or '.join(f'`{f}`' for f in fitting)}; "
+            f"{place}: its fields ({listed(names)}) would do as {' or '.join(f'`{f}`' for f in fitting)}; "
             "say which with --data-format"
         )
     return fitting[0]
+
+
+def unread_fields(files: Iterable[Path], format: str) -> list[str]:
+    """The fields that the first rows of `files` have and no sample is made of, sorted."""
+    read = {*FORMATS[format], *_OPTIONAL.get(format, ())}
+    firsts = (field_names(file) for file in files if not is_plain_text(file))
+    return sorted({name for first in firsts if first for name in first[1]} - read)
 
 
 def _require(place: str, names: Iterable[str], format: str) -> None:
@@ -96,12 +103,12 @@ def _require(place: str, names: Iterable[str], format: str) -> None:
     for field in FORMATS[format]:
         if field not in names:
             raise UsageError(
-                f"{place}: the row has no field `{field}` (its fields: {_listed(names)}), which `{format}` needs; "
+                f"{place}: the row has no field `{field}` (its fields: {listed(names)}), which `{format}` needs; "
                 "put it there"
             )
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     found = list(names)
     more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return ", ".join([*(f"`{_on_a_line(name)}`" for name in found[:_NAMED]), *more]) or "none"
@@ -157,15 +164,22 @@ def _message(place: str, number: int, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
         raise UsageError(f"{place}: message {number} is {json_name(message)}; it must be an object")
     for name, value in message.items():
-        if name not in _MESSAGE_FIELDS and value is not None:
+        if name not in _MESSAGE_FIELDS and _says_something(value):
             raise UsageError(
                 f"{place}: message {number} has a field `{_on_a_line(name)}`, which is not rendered; put it into its "
                 "`content`, or take it away"
             )
     for name in _MESSAGE_FIELDS:
         if name not in message:
-            raise UsageError(f"{place}: message {number} has no field `{name}` (its fields: {_listed(message)})")
+            raise UsageError(f"{place}: message {number} has no field `{name}` (its fields: {listed(message)})")
     return {name: string(place, f"`{name}` of message {number}", message[name]) for name in _MESSAGE_FIELDS}
+
+
+def _says_something(value: Any) -> bool:
+    """Whether a field is more than a place that was left open: null, an empty list, an object of nothing else."""
+    if isinstance(value, dict):
+        return any(map(_says_something, value.values()))
+    return value is not None and value != []
 
 
 def _alpaca(row: Row, as_chat: bool) -> Sample:

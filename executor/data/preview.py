@@ -60,6 +60,7 @@ class Preview:
     left_out: int
     lengths: dict[str, float]
     shown: tuple[Shown, ...]
+    notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,6 +100,7 @@ def look(path: Path, data: TextData, tokenizer: Any, samples: int) -> Preview:
             "longest": int(lengths.max()),
         },
         shown=shown,
+        notes=data.notes,
     )
 
 
@@ -136,6 +138,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("rows", f"{preview.rows:,} of {preview.sequence_length} tokens, {preview.row_tokens_used:.1%} full ({rows})"),
         ("cut", f"{preview.cut:,} sample(s) longer than a row"),
         ("left out", f"{preview.left_out:,} sample(s) of which nothing is learnt within a row"),
+        *(("note", note) for note in preview.notes),
     ]
     return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
 

@@ -8,6 +8,7 @@ refused by name. Conversations are rendered by the model's own chat template.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError, first_line
 
+from .clock import timed
 from .documents import json_name
 from .formats import Completion, Conversation
 from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, encode, special_tokens_around
@@ -65,13 +67,16 @@ def chat_template(tokenizer: Any) -> str | None:
     return template
 
 
-def sample_tokens(samples: Iterable[Completion | Conversation], tokenizer: Any, eos: int) -> Iterator[Tokens]:
-    """Yields each sample's tokens, in order; what is not learnt has NOT_LEARNT set.
+def sample_tokens(
+    samples: Iterable[Completion | Conversation], tokenizer: Any, eos: int, instant: datetime
+) -> Iterator[Tokens]:
+    """Yields each sample's tokens, in order; what is not learnt has NOT_LEARNT set. `instant`: when it is for a chat
+    template that writes the time.
 
     A completion is learnt with the end-of-sequence token after it; of a conversation the assistant's messages, with
     what the template ends them by. Raises UsageError, with the sample's place, where that cannot be told exactly.
     """
-    chat = _Chat(tokenizer)
+    chat = _Chat(tokenizer, instant)
     before, after = special_tokens_around(tokenizer)
     closing = after if after and after[-1] == eos else [*after, eos]
     for batch in _batched(_rendered(samples, chat)):
@@ -159,9 +164,11 @@ class _Chat:
     assistant's messages, with what asks for it, and up to its end; each of these texts must begin the next.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, instant: datetime) -> None:
         self._tokenizer = tokenizer
-        self._template = chat_template(tokenizer)
+        template = chat_template(tokenizer)
+        told = timed(template or "", instant)
+        self._template, self._variables = told.template if template else None, told.variables
         self._marked = _MARKERS.sub(_with_characters, self._template or "")
         self._specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
 
@@ -222,7 +229,9 @@ class _Chat:
 
     def _text(self, sample: Conversation, messages: list[dict[str, str]], **options: Any) -> str:
         try:
-            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, **{"chat_template": self._template, **self._variables, **options}
+            )
         except Exception as error:  # whatever a template raises
             raise _refused(sample, error) from error
         return text

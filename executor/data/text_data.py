@@ -10,21 +10,22 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.rows import row_length
 
-from .documents import data_files
-from .formats import recognise, samples
+from .files import find_files, named
+from .formats import listed, recognise, samples, unread_fields
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
 from .rendering import NOT_LEARNT
 from .token_cache import Tokens, cache_key, digest_of_files, open_cache
-from .tokenising import Progress, Tokenise, Work, digest_of, is_chat, tokenise
+from .tokenising import Progress, Tokenise, Work, digest_of, is_chat, made_by, times_of, tokenise
 from .tokens import end_of_sequence
 
 NOT_COUNTED = -100
@@ -70,6 +71,18 @@ class HoldOut:
         return hashes <= np.partition(hashes, self.samples - 1)[self.samples - 1]
 
 
+def _padding(tokenizer: Any, eos: int, vocab_size: int | None) -> int:
+    """What rows are padded with, which nothing sees: the tokenizer's own token for it, if the model has that."""
+    own = [] if tokenizer.pad_token_id is None else [int(tokenizer.pad_token_id)]
+    return next(id for id in (*own, eos, 0) if vocab_size is None or id < vocab_size)
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    """What changes of a file when somebody writes to it or puts another in its place."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @functools.lru_cache(maxsize=2)
 def _shuffle(seed: int, epoch: int, samples: int) -> Ints:
     """The order of an epoch. Only raw Philox output is used, which numpy promises never to change."""
@@ -93,9 +106,10 @@ class TextData:
     same of what `hold_out` keeps from training, None without. `has_borders` says whether a row may hold several
     samples, `full_rows` whether none is ever shorter than `sequence_length`. The tokens are kept in the directory
     `cache`, or in an unnamed temporary file; `tokenise` makes them, in this process or in another (`tokenising`).
+    `instant` is when it is for a chat template that writes the time (now, by default).
 
-    Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the tokenizer has ids that a model
-    of `vocab_size` lacks, DiskFullError when the cache does not fit.
+    Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the data have ids that a model of
+    `vocab_size` lacks, DiskFullError when the cache does not fit.
     """
 
     def __init__(
@@ -112,6 +126,7 @@ class TextData:
         vocab_size: int | None = None,
         progress: Progress | None = None,
         tokenise: Tokenise = tokenise,
+        instant: datetime | None = None,
     ) -> None:
         if sequence_length < 2:
             raise UsageError(f"a sequence length of {sequence_length} leaves no token to predict; it must be 2 or more")
@@ -120,16 +135,30 @@ class TextData:
         self.attend_across = attend_across
         self.hold_out = hold_out
         self.path = path
-        eos = end_of_sequence(tokenizer, vocab_size)
-        self._padding = eos if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-        self.files = data_files(path)
+        eos = end_of_sequence(tokenizer)
+        self._padding = _padding(tokenizer, eos, vocab_size)
+        chosen = find_files(path)
+        self.files = list(chosen.files)
         self.format = recognise(self.files, format)
         self.as_chat = is_chat(tokenizer, self.format)
-        digest = digest_of(tokenizer, self.format)
-        self._content = {"files": digest_of_files(self.files), "format": self.format, "tokenizer": digest}
+        self._instant = instant or datetime.now()
+        before = [_state(file) for file in self.files]
+        self._content = {
+            "files": digest_of_files(self.files),
+            "format": self.format,
+            "tokenizer": digest_of(tokenizer, self.format),
+            "times": times_of(tokenizer, self.format, self._instant),
+            "made_by": made_by(),
+        }
+        self._notes = self._what_to_know(chosen.notes)
         found = self._tokenised(tokenise, tokenizer, eos, cache, progress)
+        for file, state in zip(self.files, before, strict=True):
+            if _state(file) != state:
+                raise UsageError(f"{file}: changed while it was read; start again when nothing writes to it")
         self._content["tokens"] = f"{found.checksum:08x}"
-        self._tokens = found.tokens
+        if vocab_size is not None and found.largest >= vocab_size:
+            raise self._beyond(found, vocab_size, tokenizer)
+        self._tokens, self._hashes = found.tokens, found.hashes
         ends = found.ends.astype(np.int64)
         self._bounds = (np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends) if len(ends) else (ends, ends)
         self.held_out: TextData | None = None
@@ -157,11 +186,54 @@ class TextData:
         found = open_cache(file)
         if found is None:
             files = tuple(map(str, self.files))
-            digest = self._content["tokenizer"]
-            tokenise(Work(str(self.path), files, self.format, eos, digest), tokenizer, file, progress)
+            digest, instant = self._content["tokenizer"], self._instant.isoformat()
+            tokenise(Work(str(self.path), files, self.format, eos, digest, instant), tokenizer, file, progress)
             found = open_cache(file)
             assert found is not None, file
         return found
+
+    def _beyond(self, found: Tokens, vocab_size: int, tokenizer: Any) -> MismatchError:
+        """What to say of the first token that is none of the model's."""
+        for start in range(0, len(found.tokens), _COUNTED_AT_A_TIME):
+            ids = found.tokens[start : start + _COUNTED_AT_A_TIME] & ~NOT_LEARNT
+            if len(beyond := np.flatnonzero(ids >= vocab_size)):
+                break
+        id = int(ids[beyond[0]])
+        [where] = self.places(1, int(np.searchsorted(found.ends, start + beyond[0], side="right")))
+        return MismatchError(
+            f"{where}: becomes the id {id} ({tokenizer.convert_ids_to_tokens(id)!r}) among others, and the model's "
+            f"vocab_size is {vocab_size}; use the model's own tokenizer, take that token out of the data, or resize "
+            "the model's embedding"
+        )
+
+    def _what_to_know(self, notes: tuple[str, ...]) -> tuple[str, ...]:
+        found = list(notes)
+        if unread := unread_fields(self.files, self.format):
+            found.append(f"{self.path}: fields that are not read: {listed(unread)}")
+        if times := self._content["times"]:
+            found.append(
+                f"{self.path}: the chat template asks for the time, and gets that of {self._instant:%Y-%m-%d %H:%M:%S} "
+                f"for every sample: {times}"
+            )
+        return tuple(found)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of which files and fields were read, and when it is for the chat template."""
+        return self._notes
+
+    def what_was_read(self) -> str:
+        """Files, samples, tokens and rows, on a line."""
+        below = self.path if self.path.is_dir() else self.path.parent
+        return (
+            f"{self.path}: {len(self.files)} file(s) of `{self.format}` ({named(self.files, below)}), "
+            f"{self.documents:,} sample(s), {self.tokens:,} tokens, {self.samples:,} row(s) of {self.sequence_length}"
+        )
+
+    def shared(self, other: "TextData") -> int:
+        """How many of these samples are among those of `other` too, to the token."""
+        ours, theirs = (each._hashes if each._chosen is None else each._hashes[each._chosen] for each in (self, other))
+        return int(np.isin(ours, theirs).sum())
 
     def _choose(self, chosen: Ints | None) -> None:
         """Take the samples `chosen` (all of them: None), and lay them into rows."""

@@ -12,7 +12,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,15 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import DiskFullError, IoFailure
 
-from .documents import Document
+from .documents import Document, opened
 
-_FOOTER = struct.Struct("<16sQQQ")
-_MAGIC = b"ssdplan tokens 3"
+_FOOTER = struct.Struct("<16sQQQQ")
+_CHECK = struct.Struct("<Q")
+_END_BYTES = _FOOTER.size + _CHECK.size
+_MAGIC = b"ssdplan tokens 4"
 _SAMPLE = struct.Struct("<QQ")
+_ID = np.uint32((1 << 31) - 1)
+"""The bits of a token that are its id (`rendering.NOT_LEARNT`)."""
 _READ_BYTES = 1 << 20
 _OWN = re.compile(r"[0-9a-f]{64}\.tokens|\.[0-9a-f]{64}\.tokens\..*")
 _KEPT_SECONDS = 30 * 86400
@@ -38,13 +42,14 @@ _KEPT_SECONDS = 30 * 86400
 class Tokens:
     """A cache file: `tokens` uint32 [tokens], each an id with `rendering.NOT_LEARNT` set where it is not learnt; then
     for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); then a
-    footer with the `checksum` (CRC-32) of all before it.
+    footer with the `checksum` (CRC-32) of all before it and the `largest` id, and its own CRC-32.
     """
 
     tokens: npt.NDArray[np.uint32]
     ends: npt.NDArray[np.uint64]
     hashes: npt.NDArray[np.uint64]
     checksum: int
+    largest: int
 
 
 def default_directory() -> Path | None:
@@ -68,25 +73,30 @@ def open_cache(file: Path) -> Tokens | None:
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
-            stream.seek(max(0, size - _FOOTER.size))
-            magic, tokens, samples, checksum = _FOOTER.unpack(stream.read(_FOOTER.size))
+            stream.seek(max(0, size - _END_BYTES))
+            footer, check = stream.read(_FOOTER.size), stream.read(_CHECK.size)
+            magic, tokens, samples, checksum, largest = _FOOTER.unpack(footer)
             offset = _aligned(tokens)
-            if magic != _MAGIC or size != offset + samples * _SAMPLE.size + _FOOTER.size:
+            if magic != _MAGIC or size != offset + samples * _SAMPLE.size + _END_BYTES:
                 return None
-            if _checksum(stream, size - _FOOTER.size) != checksum:
+            if check != _check(footer) or _checksum(stream, size - _END_BYTES) != checksum:
                 return None
         with suppress(OSError):
             os.utime(file)  # one that is used is not old
     except (FileNotFoundError, NotADirectoryError, struct.error):
         return None
     if not samples:
-        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), checksum)
+        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), checksum, 0)
     table = np.memmap(file, np.uint64, "r", offset=offset, shape=(samples, 2))
-    return Tokens(np.memmap(file, np.uint32, "r", shape=(tokens,)), table[:, 0], table[:, 1], checksum)
+    return Tokens(np.memmap(file, np.uint32, "r", shape=(tokens,)), table[:, 0], table[:, 1], checksum, largest)
 
 
 def _aligned(tokens: int) -> int:
     return int((tokens * 4 + 7) // 8 * 8)
+
+
+def _check(footer: bytes) -> bytes:
+    return _CHECK.pack(zlib.crc32(footer))
 
 
 def _checksum(stream: BinaryIO, nbytes: int) -> int:
@@ -134,13 +144,14 @@ def _remove_old(directory: Path) -> None:
 
 
 def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
-    tokens = samples = 0
+    tokens = samples = largest = 0
     digest = hashlib.blake2b(digest_size=8)
     for ids, last in pieces:
         data = ids.tobytes()
         stream.write(data)
         digest.update(data)
         tokens += len(ids)
+        largest = max(largest, int((ids & _ID).max(initial=0)))
         if last:
             table.write(_SAMPLE.pack(tokens, int.from_bytes(digest.digest(), "little")))
             digest = hashlib.blake2b(digest_size=8)
@@ -152,15 +163,16 @@ def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArr
     nbytes = stream.tell()
     checksum = _checksum(stream, nbytes)
     stream.seek(nbytes)
-    stream.write(_FOOTER.pack(_MAGIC, tokens, samples, checksum))
+    footer = _FOOTER.pack(_MAGIC, tokens, samples, checksum, largest)
+    stream.write(footer + _check(footer))
 
 
-def digest_of_files(files: list[Path]) -> str:
+def digest_of_files(files: Sequence[Path]) -> str:
     """sha256 of what the files hold and what kind they are; not of their names."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.suffix.lower().encode() + b"\0")
-        with file.open("rb") as stream:
+        with opened(file) as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import MismatchError, UsageError, first_line
+from ssdplan.plans.errors import UsageError, first_line
 
-from .documents import Document
+from .documents import Document, require_itself
 
 VOCABULARY_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "byte_maps.json"),
@@ -44,6 +44,9 @@ def load_tokenizer(model_dir: Path) -> Any:
         raise UsageError(
             f"{model_dir}: no tokenizer here (tokenizer.json, or files of another kind); copy the model's own into it"
         )
+    for name in VOCABULARY_FILES:
+        if (model_dir / name).is_file():
+            require_itself(model_dir / name)
     from transformers import AutoTokenizer
 
     try:
@@ -59,17 +62,27 @@ def load_tokenizer(model_dir: Path) -> Any:
         ) from error
 
 
-def end_of_sequence(tokenizer: Any, vocab_size: int | None) -> int:
+def vocabulary_of(model_dir: Path) -> int | None:
+    """How many ids the model in a directory has, by its configuration; None where it has none. A directory that is no
+    model a run refuses by itself."""
+    if not (model_dir / "config.json").is_file():
+        return None
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{model_dir / 'config.json'}: not a model configuration ({first_line(error)}); copy the model's own again"
+        ) from error
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    return None if size is None else int(size)
+
+
+def end_of_sequence(tokenizer: Any) -> int:
     name = tokenizer.name_or_path or "the tokenizer"
-    vocabulary = tokenizer.get_vocab()
-    if not vocabulary:
+    if not tokenizer.get_vocab():
         raise UsageError(f"{name}: the tokenizer has no vocabulary; copy the model's own again")
-    largest = max(vocabulary.values())
-    if vocab_size is not None and largest >= vocab_size:
-        raise MismatchError(
-            f"{name}: the tokenizer has ids up to {largest}, the model's vocab_size is {vocab_size}; "
-            "they do not belong together: use the model's own tokenizer, or resize the model's embedding"
-        )
     if tokenizer.eos_token_id is None:
         raise UsageError(f"{name}: the tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
     return int(tokenizer.eos_token_id)
