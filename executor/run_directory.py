@@ -12,6 +12,7 @@ import itertools
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, Self
 
@@ -52,6 +53,9 @@ class Run(Document):
     """The identities of the stores that it may have made, the latest last: others on a volume are not its own."""
     wandb: str | None = None
     """Which run it is at Weights & Biases; None as long as it is none."""
+    rendered_at: datetime | None = None
+    """When it is, by the clock on the wall, for chat templates that write the time; None of a version that did not keep
+    it."""
 
 
 class RunDirectory:
@@ -124,6 +128,7 @@ class RunDirectory:
         left: Sequence[Path] | None = None,
         stores: Sequence[str] | None = None,
         wandb: str | None = None,
+        rendered_at: datetime | None = None,
     ) -> None:
         """Write run.json with other values of these fields."""
         changed: dict[str, object] = {}
@@ -139,6 +144,8 @@ class RunDirectory:
             changed["stores"] = tuple(stores)
         if wandb is not None:
             changed["wandb"] = wandb
+        if rendered_at is not None:
+            changed["rendered_at"] = rendered_at
         self.run = self.run.model_copy(update=changed)
         _save(self.run, self.path / RUN)
 

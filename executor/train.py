@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -85,7 +86,8 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
-    texts = Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch)
+    rendered_at = (resume.directory.run.rendered_at if resume else None) or datetime.now()
+    texts = Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch, rendered_at)
     origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if recipe.snapshots else None
     if resume:
         assert origin, "a run that goes on keeps snapshots"
@@ -95,10 +97,16 @@ def train(
     with contextlib.ExitStack() as stack:
         if resume:
             run = resume.directory
-            run.change(options=options)
+            run.change(options=options, rendered_at=rendered_at)
         else:
             named = tuple(str(place.absolute()) for place in volumes)
-            document = Run(schema=SCHEMA, options=dict(options or {}), volumes=named, snapshots=recipe.snapshots)
+            document = Run(
+                schema=SCHEMA,
+                options=dict(options or {}),
+                volumes=named,
+                snapshots=recipe.snapshots,
+                rendered_at=rendered_at,
+            )
             run = stack.enter_context(RunDirectory.create(out, document, plan))
         if configuration:
             run.keep_configuration(configuration)

@@ -76,7 +76,7 @@ def find_files(path: Path) -> Found:
     return _chosen(path, list(_below(path, set())), "")
 
 
-_NOT_ENTERED = "directories that the pattern matches but does not enter"
+_NOT_ENTERED = "directory(s), which the pattern matches but does not enter"
 
 
 def is_data(file: Path) -> bool:
@@ -213,7 +213,7 @@ def _chosen(path: Path, found: list[Path], directories: str) -> Found:
     chosen = set(files)
     others = [entry for entry in found if entry not in chosen and _kind(entry) == "file"]
     left = [entry for entry in found if entry not in chosen and _kind(entry) == "directory"]
-    for entries, what in ((others, "files of other kinds"), (left, directories)):
+    for entries, what in ((others, "file(s) of other kinds"), (left, directories)):
         if entries:
             notes.append(f"{path}: left alone are {len(entries)} {what} ({named(entries, path)})")
     notes += _twice(path, files)

@@ -122,9 +122,9 @@ def test_what_is_left_alone_is_told(tmp_path: Path) -> None:
     assert names(tmp_path, tmp_path) == ["a.txt", "sub/i.txt"]
     [note] = found.notes
     assert note.endswith(
-        "left alone are 6 files of other kinds (b.json, c.csv, d.csv, e.csv, 1 more of .csv, 1 more of .gz)"
+        "left alone are 6 file(s) of other kinds (b.json, c.csv, d.csv, e.csv, 1 more of .csv, 1 more of .gz)"
     )
-    assert "1 directories that the pattern matches but does not enter (" in find_files(tmp_path / "*").notes[-1]
+    assert "1 directory(s), which the pattern matches but does not enter (" in find_files(tmp_path / "*").notes[-1]
     assert not find_files(tmp_path / "**").notes[1:] and names(tmp_path / "**", tmp_path) == ["a.txt", "sub/i.txt"]
 
 
