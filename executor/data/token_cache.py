@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import DiskFullError, IoFailure
+from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 
 from .documents import Document, opened
 
@@ -53,12 +53,20 @@ class Tokens:
 
 
 def default_directory() -> Path | None:
-    """Where caches lie unless told: $SSDPLAN_CACHE, or a directory in the user's own cache; None where it cannot be."""
+    """Where caches lie unless told: $SSDPLAN_CACHE, or a directory in the user's own cache; None where that cannot be.
+    Raises UsageError where $SSDPLAN_CACHE is said and cannot be."""
+    if own := os.environ.get("SSDPLAN_CACHE"):
+        try:
+            Path(own).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"SSDPLAN_CACHE: {own}: cannot be made: {error.strerror}; name another directory"
+            ) from error
+        if not os.access(own, os.W_OK | os.X_OK):
+            raise UsageError(f"SSDPLAN_CACHE: {own}: no permission to write there; name another directory")
+        return Path(own)
     try:
-        if own := os.environ.get("SSDPLAN_CACHE"):
-            directory = Path(own)
-        else:
-            directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ssdplan"
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ssdplan"
     except RuntimeError:  # of a user without a home
         return None
     try:

@@ -648,7 +648,11 @@ def test_the_default_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.Monk
     assert token_cache.default_directory() == tmp_path / "own"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SSDPLAN_CACHE", str(tmp_path / "file" / "below"))
-    assert token_cache.default_directory() is None
+    with pytest.raises(UsageError, match=r"SSDPLAN_CACHE: .*/file/below: cannot be made: Not a directory"):
+        token_cache.default_directory()
+    monkeypatch.delenv("SSDPLAN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert token_cache.default_directory() is None, "nobody asked for that one"
 
 
 def test_without_a_home_there_is_no_default_cache_but_one_that_is_named(
