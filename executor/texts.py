@@ -52,7 +52,7 @@ class Texts:
             )
             if found.has_borders and not recipe.attend_across:
                 model.require_apart(length)
-            for remark in (found.what_was_read(), *found.notes, *found.remarks()):
+            for remark in (found.what_was_read(), *found.remarks()):
                 watch.note(remark)
             return found
 

@@ -59,8 +59,8 @@ class Preview:
     cut: int
     left_out: int
     lengths: dict[str, float]
-    shown: tuple[Shown, ...]
     notes: tuple[str, ...]
+    shown: tuple[Shown, ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,8 +99,8 @@ def look(path: Path, data: TextData, tokenizer: Any, samples: int) -> Preview:
             "99%": float(np.percentile(lengths, 99)),
             "longest": int(lengths.max()),
         },
+        notes=tuple(data.notes()),
         shown=shown,
-        notes=data.notes,
     )
 
 
@@ -138,7 +138,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("rows", f"{preview.rows:,} of {preview.sequence_length} tokens, {preview.row_tokens_used:.1%} full ({rows})"),
         ("cut", f"{preview.cut:,} sample(s) longer than a row"),
         ("left out", f"{preview.left_out:,} sample(s) of which nothing is learnt within a row"),
-        *(("note", note) for note in preview.notes),
+        *(("note", note.translate(_CONTROL)) for note in preview.notes),
     ]
     return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
 

@@ -150,7 +150,7 @@ class TextData:
             "times": times_of(tokenizer, self.format, self._instant),
             "made_by": made_by(),
         }
-        self._notes = self._what_to_know(chosen.notes)
+        self._read_notes = self._what_to_know(chosen.notes)
         found = self._tokenised(tokenise, tokenizer, eos, cache, progress)
         for file, state in zip(self.files, before, strict=True):
             if _state(file) != state:
@@ -217,10 +217,9 @@ class TextData:
             )
         return tuple(found)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> list[str]:
         """What a user should know of which files and fields were read, and when it is for the chat template."""
-        return self._notes
+        return list(self._read_notes)
 
     def what_was_read(self) -> str:
         """Files, samples, tokens and rows, on a line."""
@@ -300,7 +299,7 @@ class TextData:
 
     def remarks(self) -> list[str]:
         """What a user should know of samples that are not learnt as they are."""
-        found = []
+        found = self.notes()
         if self.left_out:
             found.append(
                 f"{self.path}: {self.left_out} sample(s) left out, of which no token within {self.sequence_length} is "

@@ -106,7 +106,7 @@ def test_a_format_that_a_template_does_not_write_out_is_refused(tmp_path: Path, 
 def test_the_time_that_is_written_is_told(tmp_path: Path, tokenizer: Any) -> None:
     path = rows(tmp_path / "a.jsonl")
     tokenizer.chat_template = LLAMA + TURNS
-    [note] = TextData(path, tokenizer, sequence_length=256, instant=NOON).notes
+    [note] = TextData(path, tokenizer, sequence_length=256, instant=NOON).notes()
     assert "2024-07-26 12:30:05" in note and '{"%d %b %Y": "26 Jul 2024"}' in note
     tokenizer.chat_template = TURNS
-    assert not TextData(path, tokenizer, sequence_length=256, instant=NOON).notes
+    assert not TextData(path, tokenizer, sequence_length=256, instant=NOON).notes()

@@ -339,7 +339,7 @@ def test_a_field_of_a_message_that_says_nothing_is_as_if_it_were_not_there(tmp_p
 def test_fields_that_are_not_read_are_told(tmp_path: Path, tokenizer: Any) -> None:
     write(tmp_path / "a.jsonl", [{"instruction": "a", "output": "b", "system": "c", "input": ""}])
     parquet_file(tmp_path / "b.parquet", pyarrow.table({"instruction": ["a"], "output": ["b"], "history": ["c"]}))
-    assert load(tmp_path, tokenizer).notes == (f"{tmp_path}: fields that are not read: `history`, `system`",)
+    assert load(tmp_path, tokenizer).notes() == [f"{tmp_path}: fields that are not read: `history`, `system`"]
 
 
 # Which format
