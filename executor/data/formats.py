@@ -22,6 +22,11 @@ FORMATS = {
 """The fields that a row of each format must have."""
 _OPTIONAL = {"alpaca": ("input",), "messages": ("tools",)}
 _MESSAGE_FIELDS = ("role", "content")
+_CONTENTS = (
+    *("system", "system_prompt", "history", "context", "functions", "documents", "chat_template_kwargs"),
+    *("image", "images", "audio", "audios", "video", "videos"),
+)
+"""Fields that no format reads, and in which others put what a model is to see: that is told."""
 _NAMED = 12
 
 
@@ -32,6 +37,8 @@ class Completion:
     place: str
     prompt: str
     completion: str
+    unread: tuple[str, ...] = ()
+    """Fields of the row that say something and are not read."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Conversation:
 
     place: str
     messages: tuple[dict[str, str], ...]
+    unread: tuple[str, ...] = ()
+    """As of a completion."""
 
 
 Sample = Document | Completion | Conversation
@@ -120,7 +129,8 @@ def samples(files: list[Path], format: str, *, as_chat: bool) -> Iterator[Sample
         if is_plain_text(file):
             yield plain_text(file)
             continue
-        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()))):
+        others = () if format == "text" else _CONTENTS
+        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()), *others)):
             yield _sample(row, format, as_chat)
 
 
@@ -129,10 +139,19 @@ def _sample(row: Row, format: str, as_chat: bool) -> Sample:
     if format == "text":
         return Document(row.place, (_field(row, "text"),))
     if format == "completion":
-        return Completion(row.place, _field(row, "prompt"), _field(row, "completion"))
+        return Completion(row.place, _field(row, "prompt"), _field(row, "completion"), _unread(row))
     if format == "messages":
-        return Conversation(row.place, _messages(row))
+        return Conversation(row.place, _messages(row), _unread(row))
     return _alpaca(row, as_chat)
+
+
+def _unread(row: Row) -> tuple[str, ...]:
+    return tuple(name for name in _CONTENTS if not _is_nothing(row.fields.get(name)))
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a field's value says what its absence says."""
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
 
 
 def _field(row: Row, name: str) -> str:
@@ -157,7 +176,7 @@ def _message(place: str, number: int, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
         raise UsageError(f"{place}: message {number} is {json_name(message)}; it must be an object")
     for name, value in message.items():
-        if name not in _MESSAGE_FIELDS and value is not None:
+        if name not in _MESSAGE_FIELDS and not _is_nothing(value):
             raise UsageError(
                 f"{place}: message {number} has a field `{_on_a_line(name)}`, which is not rendered; put it into its "
                 "`content`, or take it away"
@@ -174,7 +193,7 @@ def _alpaca(row: Row, as_chat: bool) -> Sample:
     if as_chat:
         asked = f"{instruction}\n\n{context}" if context else instruction
         messages = ({"role": "user", "content": asked}, {"role": "assistant", "content": output})
-        return Conversation(row.place, messages)
+        return Conversation(row.place, messages, _unread(row))
     parts = [("Instruction", instruction), *([("Input", context)] if context else [])]
     prompt = "".join(f"### {heading}:\n{text}\n\n" for heading, text in parts)
-    return Completion(row.place, f"{prompt}### Response:\n", output)
+    return Completion(row.place, f"{prompt}### Response:\n", output, _unread(row))

@@ -25,8 +25,8 @@ from ssdplan.plans.errors import DiskFullError, IoFailure
 
 from .documents import Document
 
-_FOOTER = struct.Struct("<16sQQQ")
-_MAGIC = b"ssdplan tokens 3"
+_FOOTER = struct.Struct("<16sQQQQ")
+_MAGIC = b"ssdplan tokens 4"
 _SAMPLE = struct.Struct("<QQ")
 _READ_BYTES = 1 << 20
 _OWN = re.compile(r"[0-9a-f]{64}\.tokens|\.[0-9a-f]{64}\.tokens\..*")
@@ -37,13 +37,14 @@ _KEPT_SECONDS = 30 * 86400
 @dataclass(frozen=True)
 class Tokens:
     """A cache file: `tokens` uint32 [tokens], each an id with `rendering.NOT_LEARNT` set where it is not learnt; then
-    for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); then a
-    footer with the `checksum` (CRC-32) of all before it.
+    for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); then what
+    there is to tell of them (`notes`, as `Tally` keeps it); then a footer with the `checksum` (CRC-32) of all before.
     """
 
     tokens: npt.NDArray[np.uint32]
     ends: npt.NDArray[np.uint64]
     hashes: npt.NDArray[np.uint64]
+    notes: bytes
     checksum: int
 
 
@@ -69,20 +70,22 @@ def open_cache(file: Path) -> Tokens | None:
         size = file.stat().st_size
         with file.open("rb") as stream:
             stream.seek(max(0, size - _FOOTER.size))
-            magic, tokens, samples, checksum = _FOOTER.unpack(stream.read(_FOOTER.size))
+            magic, tokens, samples, told, checksum = _FOOTER.unpack(stream.read(_FOOTER.size))
             offset = _aligned(tokens)
-            if magic != _MAGIC or size != offset + samples * _SAMPLE.size + _FOOTER.size:
+            if magic != _MAGIC or size != offset + samples * _SAMPLE.size + told + _FOOTER.size:
                 return None
             if _checksum(stream, size - _FOOTER.size) != checksum:
                 return None
+            stream.seek(size - _FOOTER.size - told)
+            notes = stream.read(told)
         with suppress(OSError):
             os.utime(file)  # one that is used is not old
     except (FileNotFoundError, NotADirectoryError, struct.error):
         return None
     if not samples:
-        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), checksum)
+        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), notes, checksum)
     table = np.memmap(file, np.uint64, "r", offset=offset, shape=(samples, 2))
-    return Tokens(np.memmap(file, np.uint32, "r", shape=(tokens,)), table[:, 0], table[:, 1], checksum)
+    return Tokens(np.memmap(file, np.uint32, "r", shape=(tokens,)), table[:, 0], table[:, 1], notes, checksum)
 
 
 def _aligned(tokens: int) -> int:
@@ -98,9 +101,12 @@ def _checksum(stream: BinaryIO, nbytes: int) -> int:
     return checksum
 
 
-def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
+def write_cache(
+    file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]], notes: Callable[[], bytes] = lambda: b"[]"
+) -> None:
     """Writes a cache file under a temporary name and renames it, so that a file that exists is whole, however many
-    processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it."""
+    processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it; `notes` says
+    what there is to tell of them once they are all there."""
     partial: Path | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +114,7 @@ def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         partial = Path(name)
         with os.fdopen(handle, "w+b") as stream, tempfile.TemporaryFile(dir=file.parent) as table:
-            _write_tokens(stream, table, pieces)
+            _write_tokens(stream, table, pieces, notes)
             stream.flush()
             os.fsync(stream.fileno())
         partial.rename(file)
@@ -133,7 +139,12 @@ def _remove_old(directory: Path) -> None:
                 file.unlink()
 
 
-def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
+def _write_tokens(
+    stream: BinaryIO,
+    table: Any,
+    pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]],
+    notes: Callable[[], bytes],
+) -> None:
     tokens = samples = 0
     digest = hashlib.blake2b(digest_size=8)
     for ids, last in pieces:
@@ -148,11 +159,13 @@ def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArr
     stream.write(b"\0" * (_aligned(tokens) - tokens * 4))
     table.seek(0)
     shutil.copyfileobj(table, stream)
+    told = notes()
+    stream.write(told)
     stream.flush()
     nbytes = stream.tell()
     checksum = _checksum(stream, nbytes)
     stream.seek(nbytes)
-    stream.write(_FOOTER.pack(_MAGIC, tokens, samples, checksum))
+    stream.write(_FOOTER.pack(_MAGIC, tokens, samples, len(told), checksum))
 
 
 def digest_of_files(files: list[Path]) -> str:

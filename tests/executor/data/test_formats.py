@@ -314,10 +314,11 @@ def test_a_tokenizer_with_no_one_chat_template_is_refused(
         load(write(tmp_path / "a.jsonl", [{"messages": TALK}]), tokenizer)
 
 
-def test_a_token_that_reaches_across_the_assistants_border_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_token_that_reaches_out_of_the_assistants_message_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    rows = [{"messages": [{"role": "user", "content": "What i"}, {"role": "assistant", "content": "s stored"}]}]
-    with pytest.raises(UsageError, match=r"a\.jsonl:1: a token reaches across the border.*'What is stored'"):
+    talk = [("user", "dog"), ("assistant", " What i"), ("user", "s stored")]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in talk]}]
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: a token reaches across the end.*'dog What is stored'"):
         load(write(tmp_path / "a.jsonl", rows), tokenizer)
 
 
