@@ -66,6 +66,7 @@ def call(options: argparse.Namespace) -> int:
             sequence_length=options.sequence_length,
             pack=options.pack,
             format=options.data_format,
+            append_eos=options.append_eos,
             cache=of.token_cache(options),
             vocab_size=vocabulary_of(model),
             progress=lambda done, total: line(done / total, f"tokenising {options.data}"),

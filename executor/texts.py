@@ -43,6 +43,7 @@ class Texts:
                 pack=recipe.pack,
                 attend_across=recipe.attend_across,
                 format=recipe.data_format,
+                append_eos=recipe.append_eos,
                 hold_out=hold_out,
                 cache=recipe.token_cache,
                 vocab_size=model.vocab_size,

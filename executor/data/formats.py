@@ -22,6 +22,11 @@ FORMATS = {
 """The fields that a row of each format must have."""
 _OPTIONAL = {"alpaca": ("input",), "messages": ("tools",)}
 _MESSAGE_FIELDS = ("role", "content")
+_CONTENTS = (
+    *("system", "system_prompt", "history", "context", "functions", "documents", "chat_template_kwargs"),
+    *("image", "images", "audio", "audios", "video", "videos"),
+)
+"""Fields that no format reads, and in which others put what a model is to see: that is told."""
 _NAMED = 12
 
 
@@ -32,6 +37,8 @@ class Completion:
     place: str
     prompt: str
     completion: str
+    unread: tuple[str, ...] = ()
+    """Fields of the row that say something and are not read."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Conversation:
 
     place: str
     messages: tuple[dict[str, str], ...]
+    unread: tuple[str, ...] = ()
+    """As of a completion."""
 
 
 Sample = Document | Completion | Conversation
@@ -92,8 +101,9 @@ def _format_of(file: Path, asked: str | None) -> str | None:
 
 
 def unread_fields(files: Iterable[Path], format: str) -> list[str]:
-    """The fields that the first rows of `files` have and no sample is made of, sorted."""
-    read = {*FORMATS[format], *_OPTIONAL.get(format, ())}
+    """The fields that the first rows of `files` have and no sample is made of, sorted; but for those that are told row
+    by row (`_CONTENTS`)."""
+    read = {*FORMATS[format], *_OPTIONAL.get(format, ()), *(() if format == "text" else _CONTENTS)}
     firsts = (field_names(file) for file in files if not is_plain_text(file))
     return sorted({name for first in firsts if first for name in first[1]} - read)
 
@@ -127,7 +137,8 @@ def samples(files: list[Path], format: str, *, as_chat: bool) -> Iterator[Sample
         if is_plain_text(file):
             yield plain_text(file)
             continue
-        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()))):
+        others = () if format == "text" else _CONTENTS
+        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()), *others)):
             yield _sample(row, format, as_chat)
 
 
@@ -136,10 +147,21 @@ def _sample(row: Row, format: str, as_chat: bool) -> Sample:
     if format == "text":
         return Document(row.place, (_field(row, "text"),))
     if format == "completion":
-        return Completion(row.place, _field(row, "prompt"), _field(row, "completion"))
+        return Completion(row.place, _field(row, "prompt"), _field(row, "completion"), _unread(row))
     if format == "messages":
-        return Conversation(row.place, _messages(row))
+        return Conversation(row.place, _messages(row), _unread(row))
     return _alpaca(row, as_chat)
+
+
+def _unread(row: Row) -> tuple[str, ...]:
+    return tuple(name for name in _CONTENTS if not _is_nothing(row.fields.get(name)))
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a field's value says what its absence says: null, an empty string or list, an object of such fields."""
+    if isinstance(value, dict):
+        return all(map(_is_nothing, value.values()))
+    return value is None or (isinstance(value, (str, list)) and not value)
 
 
 def _field(row: Row, name: str) -> str:
@@ -164,7 +186,7 @@ def _message(place: str, number: int, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
         raise UsageError(f"{place}: message {number} is {json_name(message)}; it must be an object")
     for name, value in message.items():
-        if name not in _MESSAGE_FIELDS and _says_something(value):
+        if name not in _MESSAGE_FIELDS and not _is_nothing(value):
             raise UsageError(
                 f"{place}: message {number} has a field `{_on_a_line(name)}`, which is not rendered; put it into its "
                 "`content`, or take it away"
@@ -175,20 +197,13 @@ def _message(place: str, number: int, message: Any) -> dict[str, str]:
     return {name: string(place, f"`{name}` of message {number}", message[name]) for name in _MESSAGE_FIELDS}
 
 
-def _says_something(value: Any) -> bool:
-    """Whether a field is more than a place that was left open: null, an empty list, an object of nothing else."""
-    if isinstance(value, dict):
-        return any(map(_says_something, value.values()))
-    return value is not None and value != []
-
-
 def _alpaca(row: Row, as_chat: bool) -> Sample:
     instruction, output = _field(row, "instruction"), _field(row, "output")
     context = _field(row, "input") if row.fields.get("input") is not None else ""
     if as_chat:
         asked = f"{instruction}\n\n{context}" if context else instruction
         messages = ({"role": "user", "content": asked}, {"role": "assistant", "content": output})
-        return Conversation(row.place, messages)
+        return Conversation(row.place, messages, _unread(row))
     parts = [("Instruction", instruction), *([("Input", context)] if context else [])]
     prompt = "".join(f"### {heading}:\n{text}\n\n" for heading, text in parts)
-    return Completion(row.place, f"{prompt}### Response:\n", output)
+    return Completion(row.place, f"{prompt}### Response:\n", output, _unread(row))

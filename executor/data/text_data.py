@@ -8,7 +8,7 @@ import copy
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,16 +22,18 @@ from ssdplan.plans.rows import row_length
 
 from .files import find_files, named
 from .formats import listed, recognise, samples, unread_fields
+from .notes import Note, no_end, read_notes, words
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
 from .rendering import NOT_LEARNT
 from .token_cache import Tokens, cache_key, digest_of_files, open_cache
 from .tokenising import Progress, Tokenise, Work, digest_of, is_chat, made_by, times_of, tokenise
-from .tokens import end_of_sequence
+from .tokens import end_of_sequence, end_tokens
 
 NOT_COUNTED = -100
 """The label of a position that does not count towards the loss, as Hugging Face models have it."""
 
 Ints = npt.NDArray[np.int64]
+Raw = npt.NDArray[np.uint32]
 _COUNTED_AT_A_TIME = 1 << 20
 
 
@@ -104,9 +106,10 @@ class TextData:
     cutting); `cut` samples that are longer than a row (no text, when packed); `left_out` those of which no token is to
     be learnt within a row; `row_tokens_used` is the share of rows of full length that samples fill. `held_out` is the
     same of what `hold_out` keeps from training, None without. `has_borders` says whether a row may hold several
-    samples, `full_rows` whether none is ever shorter than `sequence_length`. The tokens are kept in the directory
-    `cache`, or in an unnamed temporary file; `tokenise` makes them, in this process or in another (`tokenising`).
-    `instant` is when it is for a chat template that writes the time (now, by default).
+    samples, `full_rows` whether none is ever shorter than `sequence_length`. With `append_eos` every conversation
+    learns an end token, whatever the chat template writes. `instant` is when it is for a template that writes the time
+    (now, by default). The tokens are kept in the directory `cache`, or in an unnamed temporary file; `tokenise` makes
+    them, in this process or in another (`tokenising`).
 
     Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the data have ids that a model of
     `vocab_size` lacks, DiskFullError when the cache does not fit.
@@ -121,6 +124,7 @@ class TextData:
         pack: bool = True,
         attend_across: bool = False,
         format: str | None = None,
+        append_eos: bool = False,
         hold_out: HoldOut | None = None,
         cache: Path | None = None,
         vocab_size: int | None = None,
@@ -141,12 +145,13 @@ class TextData:
         self.files = list(chosen.files)
         self.format = recognise(self.files, format)
         self.as_chat = is_chat(tokenizer, self.format)
+        self._append_eos = append_eos
         self._instant = instant or datetime.now()
         before = [_state(file) for file in self.files]
         self._content = {
             "files": digest_of_files(self.files),
             "format": self.format,
-            "tokenizer": digest_of(tokenizer, self.format),
+            "tokenizer": digest_of(tokenizer, self.format, append_eos),
             "times": times_of(tokenizer, self.format, self._instant),
             "made_by": made_by(),
         }
@@ -161,6 +166,8 @@ class TextData:
         self._tokens, self._hashes = found.tokens, found.hashes
         ends = found.ends.astype(np.int64)
         self._bounds = (np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends) if len(ends) else (ends, ends)
+        self._notes = read_notes(found.notes)
+        self._no_end = self._without_end(tokenizer) if self.as_chat else None
         self.held_out: TextData | None = None
         if hold_out is None:
             self._choose(None)
@@ -187,7 +194,8 @@ class TextData:
         if found is None:
             files = tuple(map(str, self.files))
             digest, instant = self._content["tokenizer"], self._instant.isoformat()
-            tokenise(Work(str(self.path), files, self.format, eos, digest, instant), tokenizer, file, progress)
+            work = Work(str(self.path), files, self.format, eos, digest, instant, self._append_eos)
+            tokenise(work, tokenizer, file, progress)
             found = open_cache(file)
             assert found is not None, file
         return found
@@ -216,10 +224,6 @@ class TextData:
                 f"for every sample: {times}"
             )
         return tuple(found)
-
-    def notes(self) -> list[str]:
-        """What a user should know of which files and fields were read, and when it is for the chat template."""
-        return list(self._read_notes)
 
     def what_was_read(self) -> str:
         """Files, samples, tokens and rows, on a line."""
@@ -274,17 +278,29 @@ class TextData:
 
     def _learnt(self, starts: Ints, stops: Ints) -> Ints:
         """How many tokens of each range are learnt; its first is predicted from nothing."""
+        return self._counts(np.minimum(starts + 1, stops), stops, lambda raw: raw < NOT_LEARNT)
+
+    def _counts(self, starts: Ints, stops: Ints, which: Callable[[Raw], npt.NDArray[np.bool_]]) -> Ints:
+        """Of how many tokens of each range `which` is true."""
         found = np.zeros(len(starts), np.int64)
         first = 0
         while first < len(starts):
             last = max(first + 1, int(np.searchsorted(stops, starts[first] + _COUNTED_AT_A_TIME, side="right")))
             base = starts[first]
             counts = np.zeros(stops[last - 1] - base + 1, np.int64)
-            np.cumsum(self._tokens[base : stops[last - 1]] < NOT_LEARNT, out=counts[1:])
-            below = np.minimum(starts[first:last] + 1, stops[first:last])
-            found[first:last] = counts[stops[first:last] - base] - counts[below - base]
+            np.cumsum(which(self._tokens[base : stops[last - 1]]), out=counts[1:])
+            found[first:last] = counts[stops[first:last] - base] - counts[starts[first:last] - base]
             first = last
         return found
+
+    def _without_end(self, tokenizer: Any) -> tuple[Note, list[str]] | None:
+        """The samples that learn no token at which a model stops, and what those tokens are called."""
+        ends = end_tokens(tokenizer)
+        starts, stops = self._bounds
+        learnt = self._counts(starts, stops, lambda raw: np.isin(raw, ends))  # one that is not learnt is none of them
+        lacking = np.flatnonzero(learnt == 0)
+        names = [str(tokenizer.convert_ids_to_tokens(end)) for end in ends]
+        return (Note("", len(lacking), int(lacking[0]), ""), names) if len(lacking) else None
 
     def sample(self, index: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """The tokens of the `index`-th of these samples, and which of them are learnt; before it is cut."""
@@ -296,6 +312,20 @@ class TextData:
         """How many tokens each of these samples has, before it is cut."""
         starts, stops = self._bounds if self._chosen is None else (bound[self._chosen] for bound in self._bounds)
         return stops - starts
+
+    def notes(self) -> list[str]:
+        """What a user should know of which files and fields were read, when it is for the chat template, and how
+        samples, those that are held out too, are rendered. It reads the files up to the first sample of which there is
+        something to tell."""
+        total = len(self._bounds[0])
+        found = [*self._read_notes, *words(self._notes, self.path, total, self._place)]
+        if self._no_end:
+            note, ends = self._no_end
+            found.append(no_end(self.path, note, total, self._place(note.first), ends))
+        return found
+
+    def _place(self, index: int) -> str:
+        return self.places(1, index)[0]
 
     def remarks(self) -> list[str]:
         """What a user should know of samples that are not learnt as they are."""

@@ -25,7 +25,7 @@ from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 
 from .documents import Document, opened
 
-_FOOTER = struct.Struct("<16sQQQQ")
+_FOOTER = struct.Struct("<16sQQQQQ")
 _CHECK = struct.Struct("<Q")
 _END_BYTES = _FOOTER.size + _CHECK.size
 _MAGIC = b"ssdplan tokens 4"
@@ -41,13 +41,15 @@ _KEPT_SECONDS = 30 * 86400
 @dataclass(frozen=True)
 class Tokens:
     """A cache file: `tokens` uint32 [tokens], each an id with `rendering.NOT_LEARNT` set where it is not learnt; then
-    for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); then a
-    footer with the `checksum` (CRC-32) of all before it and the `largest` id, and its own CRC-32.
+    for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); of all this
+    is the `checksum` (CRC-32). Then comes what there is to tell of them (`notes`, as `Tally` keeps it), and a footer
+    with that checksum, the `largest` id, and the CRC-32 of notes and footer.
     """
 
     tokens: npt.NDArray[np.uint32]
     ends: npt.NDArray[np.uint64]
     hashes: npt.NDArray[np.uint64]
+    notes: bytes
     checksum: int
     largest: int
 
@@ -83,20 +85,23 @@ def open_cache(file: Path) -> Tokens | None:
         with file.open("rb") as stream:
             stream.seek(max(0, size - _END_BYTES))
             footer, check = stream.read(_FOOTER.size), stream.read(_CHECK.size)
-            magic, tokens, samples, checksum, largest = _FOOTER.unpack(footer)
-            offset = _aligned(tokens)
-            if magic != _MAGIC or size != offset + samples * _SAMPLE.size + _END_BYTES:
+            magic, tokens, samples, told, checksum, largest = _FOOTER.unpack(footer)
+            offset, end = _aligned(tokens), size - _END_BYTES - told
+            if magic != _MAGIC or end != offset + samples * _SAMPLE.size:
                 return None
-            if check != _check(footer) or _checksum(stream, size - _END_BYTES) != checksum:
+            stream.seek(end)
+            notes = stream.read(told)
+            if check != _check(notes + footer) or _checksum(stream, end) != checksum:
                 return None
         with suppress(OSError):
             os.utime(file)  # one that is used is not old
     except (FileNotFoundError, NotADirectoryError, struct.error):
         return None
     if not samples:
-        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), checksum, 0)
+        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), notes, checksum, 0)
     table = np.memmap(file, np.uint64, "r", offset=offset, shape=(samples, 2))
-    return Tokens(np.memmap(file, np.uint32, "r", shape=(tokens,)), table[:, 0], table[:, 1], checksum, largest)
+    mapped = np.memmap(file, np.uint32, "r", shape=(tokens,))
+    return Tokens(mapped, table[:, 0], table[:, 1], notes, checksum, largest)
 
 
 def _aligned(tokens: int) -> int:
@@ -116,9 +121,12 @@ def _checksum(stream: BinaryIO, nbytes: int) -> int:
     return checksum
 
 
-def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
+def write_cache(
+    file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]], notes: Callable[[], bytes] = lambda: b"[]"
+) -> None:
     """Writes a cache file under a temporary name and renames it, so that a file that exists is whole, however many
-    processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it."""
+    processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it; `notes` says
+    what there is to tell of them once they are all there."""
     partial: Path | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +134,7 @@ def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         partial = Path(name)
         with os.fdopen(handle, "w+b") as stream, tempfile.TemporaryFile(dir=file.parent) as table:
-            _write_tokens(stream, table, pieces)
+            _write_tokens(stream, table, pieces, notes)
             stream.flush()
             os.fsync(stream.fileno())
         partial.rename(file)
@@ -151,7 +159,12 @@ def _remove_old(directory: Path) -> None:
                 file.unlink()
 
 
-def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
+def _write_tokens(
+    stream: BinaryIO,
+    table: Any,
+    pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]],
+    notes: Callable[[], bytes],
+) -> None:
     tokens = samples = largest = 0
     digest = hashlib.blake2b(digest_size=8)
     for ids, last in pieces:
@@ -167,12 +180,13 @@ def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArr
     stream.write(b"\0" * (_aligned(tokens) - tokens * 4))
     table.seek(0)
     shutil.copyfileobj(table, stream)
+    told = notes()
     stream.flush()
     nbytes = stream.tell()
     checksum = _checksum(stream, nbytes)
     stream.seek(nbytes)
-    footer = _FOOTER.pack(_MAGIC, tokens, samples, checksum, largest)
-    stream.write(footer + _check(footer))
+    footer = _FOOTER.pack(_MAGIC, tokens, samples, len(told), checksum, largest)
+    stream.write(told + footer + _check(told + footer))
 
 
 def digest_of_files(files: Sequence[Path]) -> str:

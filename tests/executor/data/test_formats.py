@@ -314,32 +314,33 @@ def test_a_tokenizer_with_no_one_chat_template_is_refused(
         load(write(tmp_path / "a.jsonl", [{"messages": TALK}]), tokenizer)
 
 
-def test_a_token_that_reaches_across_the_assistants_border_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_token_that_reaches_out_of_the_assistants_message_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    rows = [{"messages": [{"role": "user", "content": "What i"}, {"role": "assistant", "content": "s stored"}]}]
-    with pytest.raises(UsageError, match=r"a\.jsonl:1: a token reaches across the border.*'What is stored'"):
+    talk = [("user", "dog"), ("assistant", " What i"), ("user", "s stored")]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in talk]}]
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: a token reaches across the end.*'dog What is stored'"):
         load(write(tmp_path / "a.jsonl", rows), tokenizer)
 
 
 def test_a_field_of_a_message_that_says_nothing_is_as_if_it_were_not_there(tmp_path: Path, tokenizer: Any) -> None:
     """As transformers drops null; its templates do with an empty list what they do without the field."""
     tokenizer.chat_template = "{% for m in messages %}{% if m.tool_calls %}tools{% endif %}{{ m.content }}{% endfor %}"
-    nothing: list[Any] = [None, [], {}, {"name": None, "arguments": {}}]
+    nothing: list[Any] = [None, [], {}, "", {"name": None, "arguments": {}}]
     talks = [[*TALK[:-1], {**TALK[-1], "tool_calls": value}] for value in nothing]
     data = load(write(tmp_path / "a.jsonl", [{"messages": talk, "tools": []} for talk in talks]), tokenizer)
     plain = tokenizer.apply_chat_template(TALK, tokenize=False)
     assert [tokenizer.decode(data.sample(i)[0]) for i in range(len(talks))] == [plain] * len(talks)
     assert tokenizer.apply_chat_template(talks[1], tokenize=False) == plain
-    for value in (0, "", [None], {"name": "f"}):
+    for value in (0, [None], {"name": "f"}):
         rows = [{"messages": [{**TALK[0], "tool_calls": value}, *TALK[1:]]}]
         with pytest.raises(UsageError, match=r"b\.jsonl:1: message 1 has a field `tool_calls`"):
             load(write(tmp_path / "b.jsonl", rows), tokenizer)
 
 
 def test_fields_that_are_not_read_are_told(tmp_path: Path, tokenizer: Any) -> None:
-    write(tmp_path / "a.jsonl", [{"instruction": "a", "output": "b", "system": "c", "input": ""}])
-    parquet_file(tmp_path / "b.parquet", pyarrow.table({"instruction": ["a"], "output": ["b"], "history": ["c"]}))
-    assert load(tmp_path, tokenizer).notes() == [f"{tmp_path}: fields that are not read: `history`, `system`"]
+    write(tmp_path / "a.jsonl", [{"instruction": "a", "output": "b", "score": "c", "input": ""}])
+    parquet_file(tmp_path / "b.parquet", pyarrow.table({"instruction": ["a"], "output": ["b"], "id": ["c"]}))
+    assert load(tmp_path, tokenizer).notes() == [f"{tmp_path}: fields that are not read: `id`, `score`"]
 
 
 # Which format

@@ -70,9 +70,9 @@ def test_an_id_that_the_model_does_not_have_is_refused_as_a_run_refuses_it(
 
 
 def test_notes_of_what_was_read_are_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "rows.jsonl").write_text(json.dumps({**ROWS[0], "system": "x"}) + "\n")
+    (home / "rows.jsonl").write_text(json.dumps({**ROWS[0], "source": "x"}) + "\n")
     assert cli.main(preview("--json")) == 0
-    note = "rows.jsonl: fields that are not read: `system`"
+    note = "rows.jsonl: fields that are not read: `source`"
     assert json.loads(capsys.readouterr().out)["notes"] == [note]
     assert cli.main(preview()) == 0
     assert capsys.readouterr().out.endswith(f"note            {note}\n")

@@ -413,7 +413,10 @@ def test_a_text_with_nothing_to_predict_is_left_out_unless_packed(tmp_path: Path
     alone = TextData(path, tokenizer, sequence_length=8, pack=False)
     assert rows_in_order(alone) == [whole(tokenizer, text) for text in texts if text]
     assert (alone.documents, alone.samples, alone.left_out) == (4, 3, 1)
-    assert alone.remarks() == [f"{path}: 1 sample(s) left out, of which no token within 8 is to be learnt"]
+    assert alone.remarks() == [
+        *alone.notes(),
+        f"{path}: 1 sample(s) left out, of which no token within 8 is to be learnt",
+    ]
     assert rows_in_order(TextData(path, tokenizer, sequence_length=2)) == packed(tokenizer, texts, 2)
 
 
