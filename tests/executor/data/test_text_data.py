@@ -423,10 +423,12 @@ def test_a_text_with_nothing_to_predict_is_left_out_unless_packed(tmp_path: Path
 def test_texts_that_are_cut_say_how_many_tokens_are_lost(tmp_path: Path, tokenizer: Any) -> None:
     texts = ["good", "The quick brown fox jumps " * 40]
     path = write_rows(tmp_path / "a.jsonl", texts)
-    assert TextData(path, tokenizer, sequence_length=16).remarks() == []
+    shared = TextData(path, tokenizer, sequence_length=16)
+    assert shared.remarks() == shared.notes()
     lost, of = len(whole(tokenizer, texts[1])) - 16, sum(len(whole(tokenizer, text)) for text in texts)
     assert TextData(path, tokenizer, sequence_length=16, pack=False).remarks() == [
-        f"{path}: 1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on"
+        *shared.notes(),
+        f"{path}: 1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on",
     ]
 
 
