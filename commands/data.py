@@ -53,10 +53,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     from ssdplan.executor.data.preview import describe, look
     from ssdplan.executor.data.text_data import TextData
-    from ssdplan.executor.data.tokens import load_tokenizer
+    from ssdplan.executor.data.tokens import load_tokenizer, vocabulary_of
     from ssdplan.executor.hub import find_model
 
-    tokenizer = load_tokenizer(find_model(options.model))
+    model = find_model(options.model)
+    tokenizer = load_tokenizer(model)
     line = ProgressLine("data")
     try:
         data = TextData(
@@ -65,7 +66,9 @@ def call(options: argparse.Namespace) -> int:
             sequence_length=options.sequence_length,
             pack=options.pack,
             format=options.data_format,
+            append_eos=options.append_eos,
             cache=of.token_cache(options),
+            vocab_size=vocabulary_of(model),
             progress=lambda done, total: line(done / total, f"tokenising {options.data}"),
         )
     finally:

@@ -66,6 +66,12 @@ def add_data_options(parser: argparse._ActionsContainer) -> None:
         help="what the fields of the data mean, where they would do for several formats [as the fields say]",
     )
     parser.add_argument(
+        "--append-eos",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="learn an end token behind the last answer of a conversation, where the chat template writes none that is",
+    )
+    parser.add_argument(
         "--token-cache",
         type=path,
         metavar="DIR",

@@ -303,6 +303,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
         pack=options.pack,
         attend_across=options.attend_across,
         data_format=options.data_format,
+        append_eos=options.append_eos,
         hold_out=HoldOut(options.eval_split, options.eval_samples)
         if options.eval_split or options.eval_samples
         else None,

@@ -50,6 +50,8 @@ class Recipe:
     """Texts that share a row attend to each other."""
     data_format: str | None = None
     """What the fields of the data mean (`formats.FORMATS`), where they would do for several formats."""
+    append_eos: bool = False
+    """Every conversation learns an end token, whatever the chat template writes."""
     hold_out: HoldOut | None = None
     """Samples of the training data that are evaluated instead of trained on."""
     token_cache: Path | None = None

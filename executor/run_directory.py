@@ -11,6 +11,7 @@ import itertools
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -62,6 +63,9 @@ class Run(Document):
     """Which run it is at Weights & Biases; None as long as it is none."""
     dropped: int | None = None
     """After how many steps its states were when its store was dropped; None: it was not."""
+    rendered_at: datetime | None = None
+    """When it is, by the clock on the wall, for chat templates that write the time; None of a version that did not keep
+    it."""
 
 
 def require_new(path: Path) -> None:
@@ -194,6 +198,7 @@ class RunDirectory:
         stores: Sequence[str] | None = None,
         wandb: str | None = None,
         dropped: int | None = None,
+        rendered_at: datetime | None = None,
     ) -> None:
         """Write run.json with other values of these fields."""
         changed: dict[str, object] = {}
@@ -211,6 +216,8 @@ class RunDirectory:
             changed["wandb"] = wandb
         if dropped is not None:
             changed["dropped"] = dropped
+        if rendered_at is not None:
+            changed["rendered_at"] = rendered_at
         self.run = self.run.model_copy(update=changed)
         self._save(self.run, RUN)
 

@@ -36,7 +36,8 @@ class Origin(Part):
     """sha256 of its files' names and lengths, and of their headers and 256 pages spread over each: two checkpoints of
     one model differ everywhere, and nobody waits for a hash of hundreds of gigabytes."""
     data: dict[Name, str]
-    """What the training text is, and the tokenizer (`data.text_data.TextData.content`)."""
+    """What the training text is, and the tokenizer (`data.text_data.TextData.content`). `times` and `made_by` may be
+    others as long as the tokens are the same."""
     held_out: dict[Name, str] = Field(default_factory=dict)
     """The same of held-out text with a place of its own: no weight depends on it, but losses before and after would not
     be of the same text. Empty: there is none, or the snapshot is of a version that did not look."""
@@ -91,6 +92,8 @@ class Origin(Part):
         ]
         if self.held_out and now.held_out and _read(self.held_out) != _read(now.held_out):
             found.append("the held-out data changed")
+        for what, first, then in (("training", self.data, now.data), ("held-out", self.held_out, now.held_out)):
+            found += _other_tokens(what, first, then)
         numerics = (self.numerics, now.numerics) if self.numerics else ({}, {})
         for before, after in ((self.batch, now.batch), (self.recipe, now.recipe), numerics):
             found += [
@@ -173,6 +176,23 @@ def weights_fingerprint(path: Path) -> str:
                 stream.seek(begin + (size - begin) * number // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def _other_tokens(what: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """In words, that the same files became other tokens with the same tokenizer, and by which of the causes that are
+    known of."""
+    same = all(before.get(name) == now.get(name) for name in ("files", "format", "tokenizer"))
+    if not (same and before.get("tokens") and now.get("tokens")) or before["tokens"] == now["tokens"]:
+        return []
+    causes = [
+        f"{cause} {before.get(name, 'not kept')} and {verb} {now.get(name, 'not known')}"
+        for name, cause, verb in (
+            ("times", "the times that the chat template writes were", "are"),
+            ("made_by", "they were made by", "now by"),
+        )
+        if before.get(name) != now.get(name)
+    ]
+    return [f"the tokens of the {what} data changed" + (f" ({'; '.join(causes)})" if causes else "")]
 
 
 def _read(data: Mapping[str, str]) -> list[str | None]:

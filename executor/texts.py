@@ -4,6 +4,7 @@ Owns what the recipe and the model say of reading data. What a sample is, and wh
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from ssdplan.plans.errors import UsageError
@@ -16,7 +17,9 @@ from .recipe import Recipe, Watch
 
 
 class Texts:
-    """The training text, and the held-out text if there is one, as batches of the plan's size."""
+    """The training text, and the held-out text if there is one, as batches of the plan's size.
+
+    `instant`: when it is for a chat template that writes the time."""
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class Texts:
         tokenizer: object,
         model: StreamedModel,
         watch: Watch,
+        instant: datetime,
     ) -> None:
         self._decision, self._seed = plan.decision, recipe.seed
         length = plan.decision.sequence_length
@@ -39,17 +43,19 @@ class Texts:
                 pack=recipe.pack,
                 attend_across=recipe.attend_across,
                 format=recipe.data_format,
+                append_eos=recipe.append_eos,
                 hold_out=hold_out,
                 cache=recipe.token_cache,
                 vocab_size=model.vocab_size,
                 progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
                 tokenise=tokenise_apart,
+                instant=instant,
             )
             if found.has_borders and not recipe.attend_across:
                 model.require_apart(length)
             if not (found.full_rows and (found.held_out is None or found.held_out.full_rows)):
                 model.require_alike(length)
-            for remark in found.remarks():
+            for remark in (found.what_was_read(), *found.remarks()):
                 watch.note(remark)
             return found
 
@@ -58,6 +64,18 @@ class Texts:
         self._shared = eval_data is None
         self._training = text(data, recipe.hold_out)
         self._held_out = text(eval_data) if eval_data else self._training.held_out
+        if eval_data and self._held_out and (shared := self._held_out.shared(self._training)):
+            watch.note(
+                f"{eval_data}: {shared} of its {self._held_out.documents} sample(s) are in the training data too, so "
+                "the held-out loss is in part of what is learnt"
+            )
+        elif self._held_out and not eval_data:
+            watch.note(
+                f"{data}: held out of that are {self._held_out.documents:,} sample(s) besides, "
+                f"{self._held_out.samples:,} row(s)"
+            )
+        step, epoch = plan.decision.micro_batches * plan.decision.micro_batch_size, self._training.samples
+        watch.note(f"a step takes {step} row(s), and {epoch / step:,.1f} steps take all of them once")
 
     @property
     def content(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -90,7 +91,8 @@ def train(
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
         for note in weights.notes:
             watch.note(note)
-    texts = Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch)
+    rendered_at = (resume.directory.run.rendered_at if resume else None) or datetime.now()
+    texts = Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch, rendered_at)
     origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if recipe.snapshots else None
     if resume:
         assert origin, "a run that goes on keeps snapshots"
@@ -100,11 +102,17 @@ def train(
     with contextlib.ExitStack() as stack:
         if resume:
             run = resume.directory
-            run.change(options=options)
+            run.change(options=options, rendered_at=rendered_at)
             run.keep_store()
         else:
             named = tuple(str(place.absolute()) for place in volumes)
-            document = Run(schema=SCHEMA, options=dict(options or {}), volumes=named, snapshots=recipe.snapshots)
+            document = Run(
+                schema=SCHEMA,
+                options=dict(options or {}),
+                volumes=named,
+                snapshots=recipe.snapshots,
+                rendered_at=rendered_at,
+            )
             run = stack.enter_context(RunDirectory.create(out, document, plan))
         if configuration:
             run.keep_configuration(configuration)

@@ -11,6 +11,8 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError, first_line
 
+from .files import unreadable
+
 _ROWS_AT_A_TIME = 64
 _FILE_MAGIC = b"ARROW1"
 
@@ -46,6 +48,29 @@ def _values(file: Path, batch: Any, before: int) -> list[dict[str, Any]]:
         ) from error
 
 
+def _to_its_end(file: Path, source: Any, stream: Any) -> Iterator[Any]:
+    """The record batches of a stream. Raises UsageError where the mark is missing that pyarrow and `datasets` end one
+    by, for it may have been cut between two batches, and where more follows the mark, which no reader reads."""
+    while True:
+        before = source.tell()
+        try:
+            batch = stream.read_next_batch()
+        except StopIteration:
+            break
+        yield batch
+    end = source.tell()
+    if end == before:
+        raise UsageError(
+            f"{file}: the stream has no end-of-stream mark, so batches may be missing; write it again, and close its "
+            "writer"
+        )
+    if end < source.size():
+        raise UsageError(
+            f"{file}: {source.size() - end} bytes follow the end of the stream, and would not be read; split them off "
+            "into a file of their own"
+        )
+
+
 def _distinct(file: Path, schema: Any) -> Any:
     """The schema, if no two columns have one name."""
     name, times = Counter(schema.names).most_common(1)[0] if schema.names else ("", 0)
@@ -56,7 +81,7 @@ def _distinct(file: Path, schema: Any) -> Any:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
-    """A table's schema, and a function from names of columns to an iterator of record batches."""
+    """A table's schema, and a function from names of columns to an iterator of record batches, to be called once."""
     try:
         import pyarrow
         from pyarrow import ipc, parquet
@@ -65,6 +90,11 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
             f"{file}: {file.suffix} files need the package pyarrow: pip install pyarrow (or ssdplan[data]), or convert "
             "the file to .jsonl"
         ) from error
+    try:
+        with file.open("rb"):
+            pass  # pyarrow's own error would not say why
+    except OSError as error:
+        raise unreadable(file, error) from error
     try:
         if file.suffix.lower() == ".parquet":
             with parquet.ParquetFile(file, pre_buffer=False) as table:
@@ -84,7 +114,12 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
             else:
                 source.seek(0)
                 stream = ipc.open_stream(source)
-                yield _distinct(file, stream.schema), lambda names: (batch.select(names) for batch in stream)
+                yield (
+                    _distinct(file, stream.schema),
+                    lambda names: (batch.select(names) for batch in _to_its_end(file, source, stream)),
+                )
+    except UsageError:  # which is a ValueError too, and says it better
+        raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UsageError(
             f"{file}: not a {file.suffix} table that can be read ({first_line(error)}); write it again"

@@ -1,30 +1,33 @@
-"""Files: which ones are the data, and the documents and rows that they hold.
+"""Documents and rows: what the files of a data set hold.
 
-Owns what is read, in what order, and what is wrong with it: file, line or row, and reason. What the fields of a row
-mean is in `formats`. It never holds a whole file in memory.
+Owns how each kind of file is read, and what is wrong with it: file, line or row, and reason. Which files are read is in
+`files`, what the fields of a row mean in `formats`. It never holds a whole file in memory.
 """
 
 import codecs
-import glob
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from ssdplan.plans.errors import UsageError
 
 from . import columns
+from .files import unreadable
 
-SUFFIXES = (".txt", ".jsonl", ".parquet", ".arrow")
 _READ_BYTES = 1 << 18
 _ROW_BYTES = 1 << 28
 """A line of so many is no row of a .jsonl file, and may be all of another file."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPLIT = re.compile(
-    r"(?<![a-z])(train|test|val|valid|validation|dev|eval|held[-_]?out|hold[-_]?out)(?![a-z])", re.IGNORECASE
-)
+_POINTERS = {
+    b"version https://git-lfs.github.com/spec/": "a pointer of git LFS, not the file; fetch that with `git lfs pull`",
+    b"/annex/objects/": "a pointer of git-annex, not the file; fetch that with `git annex get`",
+}
+"""How what stands in the place of a large file begins, and what it is."""
 
 
 @dataclass(frozen=True)
@@ -46,96 +49,32 @@ class Row:
     fields: dict[str, Any]
 
 
-def data_files(path: Path) -> list[Path]:
-    """The files that `path` names: itself, those under a directory, or those that a pattern matches.
-
-    A directory that `datasets` saved has the files that it says; any other is searched recursively, in the order of its
-    sorted paths, links followed, each directory once; files of other names in it are left alone, and so are names that
-    begin with a dot. Raises UsageError where there is none, or where a directory holds training and other splits.
-    """
-    if not path.exists():
-        found = [Path(name) for name in sorted(set(glob.glob(str(path), recursive=True)))]
-        if not found:
-            raise UsageError(
-                f"{path}: no such file or directory; --data takes a file ({', '.join(SUFFIXES)}), a directory of them, "
-                "or a pattern in quotes"
-            )
-        return _usable(path, found)
-    if not path.is_dir():
-        if path.suffix.lower() not in SUFFIXES:
-            raise UsageError(
-                f"{path}: none of {', '.join(SUFFIXES)}; rename it to what it is, or convert it to one of them"
-            )
-        return [path]
-    if (path / "dataset_dict.json").exists():
-        splits = _json_object(path / "dataset_dict.json").get("splits")
-        names = ", ".join(map(str, splits)) if isinstance(splits, list) else "several"
-        raise UsageError(f"{path}: a data set of splits ({names}); give the directory of one of them")
-    if (path / "state.json").exists():
-        return _saved_files(path)
-    files = _usable(path, list(_below(path, set())))
-    sides = {frozenset(map(str.lower, _SPLIT.findall(str(file.relative_to(path))))) for file in files} - {frozenset()}
-    if len(sides) > 1 and any("train" in side for side in sides):
-        splits = ", ".join(sorted(frozenset.union(*sides)))
-        raise UsageError(
-            f"{path}: holds training data beside another split ({splits}); give the directory or a pattern of one of "
-            "them, such as 'DIR/train-*.parquet'"
-        )
-    return files
-
-
-def _below(directory: Path, entered: set[Path]) -> Iterator[Path]:
-    """What lies below a directory, in the order of sorted paths. `entered` are directories that are not read again."""
-    real = directory.resolve()
-    if real in entered:
-        return
-    entered.add(real)
-    for entry in sorted(directory.iterdir()):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _below(entry, entered)
-        else:
-            yield entry
-
-
-def _usable(path: Path, found: list[Path]) -> list[Path]:
-    files = [file for file in found if file.suffix.lower() in SUFFIXES and file.is_file()]
-    if not files:
-        raise UsageError(f"{path}: no {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file in this directory or below it")
-    return files
-
-
-def _saved_files(path: Path) -> list[Path]:
-    """The arrow files of a directory that `datasets.Dataset.save_to_disk` wrote."""
-    state = _json_object(path / "state.json")
-    if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise UsageError(f"{path}: the data set is a selection kept as indices; save it again with flatten_indices()")
-    entries = state.get("_data_files")
-    listed = entries if isinstance(entries, list) else []
-    names = [str(entry.get("filename") or "") if isinstance(entry, dict) else "" for entry in listed]
-    if not names or not all(Path(name).name for name in names):
-        raise UsageError(f"{path / 'state.json'}: names no data files; save the data set again")
-    files = [path / Path(name).name for name in names]
-    for file in files:
-        if not file.is_file():
-            raise UsageError(f"{file}: is missing, but state.json names it; save the data set again")
-    return files
-
-
-def _json_object(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: not valid JSON; save the data set again") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{file}: holds {json_name(value)}, not an object; save the data set again")
-    return value
-
-
-def refuse_empty(file: Path) -> None:
+def require_content(file: Path) -> None:
+    """Raise UsageError for a file that is empty, and as `require_itself`."""
+    require_itself(file)
     if file.stat().st_size == 0:
         raise UsageError(f"{file}: the file is empty; put text into it or take it away")
+
+
+def require_itself(file: Path) -> None:
+    """Raise UsageError for a file that may not be read, or only stands for the one that is meant; IoFailure where a
+    drive does not answer."""
+    with opened(file) as stream:
+        try:
+            begin = stream.read(max(map(len, _POINTERS)))
+        except OSError as error:
+            raise unreadable(file, error) from error
+    for mark, what in _POINTERS.items():
+        if begin.startswith(mark):
+            raise UsageError(f"{file}: {what}")
+
+
+def opened(file: Path) -> BufferedReader:
+    """The file, to be read. Raises UsageError where that is not allowed, IoFailure where it fails."""
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise unreadable(file, error) from error
 
 
 def is_plain_text(file: Path) -> bool:
@@ -143,7 +82,8 @@ def is_plain_text(file: Path) -> bool:
 
 
 def plain_text(file: Path) -> Document:
-    """A .txt file: UTF-8, passed on as it is, except that a byte order mark at its start is not text."""
+    """A .txt file: UTF-8, passed on as it is, except that a byte order mark at its start is not text. One with a
+    character NUL is refused: UTF-16 without a mark reads so, a binary file, and the end of one that a crash cut."""
     return Document(f"{file}:1", _decoded_pieces(file))
 
 
@@ -151,7 +91,7 @@ def _decoded_pieces(file: Path) -> Iterator[str]:
     """The text of a .txt file in pieces of bounded size; what is not UTF-8 is an error with its line."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     line, first = 1, True
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         while True:
             data = stream.read(_READ_BYTES)
             kept = decoder.getstate()[0]
@@ -160,6 +100,12 @@ def _decoded_pieces(file: Path) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 line += (kept + data)[: error.start].count(b"\n")
                 raise _not_utf8(f"{file}:{line}") from error
+            if "\0" in text:
+                line += text[: text.index("\0")].count("\n")
+                raise UsageError(
+                    f"{file}:{line}: has a character NUL, so it is not UTF-8 text as it was written (UTF-16, a binary "
+                    "file, or one that a crash cut); convert it, for example with iconv -t UTF-8, or take it away"
+                )
             line += text.count("\n")
             if first and text:
                 text, first = text.removeprefix("\ufeff"), False
@@ -188,7 +134,7 @@ def rows(file: Path, wanted: Iterable[str]) -> Iterator[Row]:
 
 def json_rows(file: Path) -> Iterator[Row]:
     """A row a line; empty lines are none. Raises UsageError for what is not a JSON object, or is endless."""
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         line = 0
         while data := stream.readline(_ROW_BYTES):
             line += 1
@@ -204,9 +150,13 @@ def json_rows(file: Path) -> Iterator[Row]:
 
 def _fields(place: str, data: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(data.decode("utf-8"))
+        row = json.loads(data.decode("utf-8"), object_pairs_hook=_distinct)
     except UnicodeDecodeError as error:
         raise _not_utf8(place) from error
+    except _Twice as error:
+        raise UsageError(
+            f"{place}: the row has the key {error.key[:40]!a} twice, so it could mean either; keep one of them"
+        ) from error
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise UsageError(f"{place}: not a JSON row ({reason}); each line must be one JSON object") from error
@@ -216,6 +166,21 @@ def _fields(place: str, data: bytes) -> dict[str, Any]:
             "format"
         )
     return row
+
+
+class _Twice(Exception):  # noqa: N818 - said as a UsageError by who knows the place
+    """A JSON object has a key twice."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, if no two of its keys are the same."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _Twice(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return found
 
 
 def string(place: str, what: str, value: Any) -> str:

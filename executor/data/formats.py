@@ -11,7 +11,7 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError
 
-from .documents import Document, Row, field_names, is_plain_text, json_name, plain_text, refuse_empty, rows, string
+from .documents import Document, Row, field_names, is_plain_text, json_name, plain_text, require_content, rows, string
 
 FORMATS = {
     "text": ("text",),
@@ -22,6 +22,11 @@ FORMATS = {
 """The fields that a row of each format must have."""
 _OPTIONAL = {"alpaca": ("input",), "messages": ("tools",)}
 _MESSAGE_FIELDS = ("role", "content")
+_CONTENTS = (
+    *("system", "system_prompt", "history", "context", "functions", "documents", "chat_template_kwargs"),
+    *("image", "images", "audio", "audios", "video", "videos"),
+)
+"""Fields that no format reads, and in which others put what a model is to see: that is told."""
 _NAMED = 12
 
 
@@ -32,6 +37,8 @@ class Completion:
     place: str
     prompt: str
     completion: str
+    unread: tuple[str, ...] = ()
+    """Fields of the row that say something and are not read."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Conversation:
 
     place: str
     messages: tuple[dict[str, str], ...]
+    unread: tuple[str, ...] = ()
+    """As of a completion."""
 
 
 Sample = Document | Completion | Conversation
@@ -52,7 +61,7 @@ def recognise(files: list[Path], asked: str | None = None) -> str:
     """
     found: tuple[Path, str] | None = None
     for file in files:
-        refuse_empty(file)
+        require_content(file)
         format = _format_of(file, asked)
         if format is None:
             continue
@@ -82,13 +91,21 @@ def _format_of(file: Path, asked: str | None) -> str | None:
         others = ", nor those of another format: " + "; ".join(
             " and ".join(f"`{name}`" for name in fields) for fields in list(FORMATS.values())[1:]
         )
-        raise UsageError(f"{place}: the row has no field `text` (its fields: {_listed(names)}){others}")
+        raise UsageError(f"{place}: the row has no field `text` (its fields: {listed(names)}){others}")
     if len(fitting) > 1:
         raise UsageError(
-            f"{place}: its fields ({_listed(names)}) would do as {' or '.join(f'`{f}`' for f in fitting)}; "
+            f"{place}: its fields ({listed(names)}) would do as {' or '.join(f'`{f}`' for f in fitting)}; "
             "say which with --data-format"
         )
     return fitting[0]
+
+
+def unread_fields(files: Iterable[Path], format: str) -> list[str]:
+    """The fields that the first rows of `files` have and no sample is made of, sorted; but for those that are told row
+    by row (`_CONTENTS`)."""
+    read = {*FORMATS[format], *_OPTIONAL.get(format, ()), *(() if format == "text" else _CONTENTS)}
+    firsts = (field_names(file) for file in files if not is_plain_text(file))
+    return sorted({name for first in firsts if first for name in first[1]} - read)
 
 
 def _require(place: str, names: Iterable[str], format: str) -> None:
@@ -96,12 +113,12 @@ def _require(place: str, names: Iterable[str], format: str) -> None:
     for field in FORMATS[format]:
         if field not in names:
             raise UsageError(
-                f"{place}: the row has no field `{field}` (its fields: {_listed(names)}), which `{format}` needs; "
+                f"{place}: the row has no field `{field}` (its fields: {listed(names)}), which `{format}` needs; "
                 "put it there"
             )
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     found = list(names)
     more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return ", ".join([*(f"`{_on_a_line(name)}`" for name in found[:_NAMED]), *more]) or "none"
@@ -120,7 +137,8 @@ def samples(files: list[Path], format: str, *, as_chat: bool) -> Iterator[Sample
         if is_plain_text(file):
             yield plain_text(file)
             continue
-        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()))):
+        others = () if format == "text" else _CONTENTS
+        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()), *others)):
             yield _sample(row, format, as_chat)
 
 
@@ -129,10 +147,21 @@ def _sample(row: Row, format: str, as_chat: bool) -> Sample:
     if format == "text":
         return Document(row.place, (_field(row, "text"),))
     if format == "completion":
-        return Completion(row.place, _field(row, "prompt"), _field(row, "completion"))
+        return Completion(row.place, _field(row, "prompt"), _field(row, "completion"), _unread(row))
     if format == "messages":
-        return Conversation(row.place, _messages(row))
+        return Conversation(row.place, _messages(row), _unread(row))
     return _alpaca(row, as_chat)
+
+
+def _unread(row: Row) -> tuple[str, ...]:
+    return tuple(name for name in _CONTENTS if not _is_nothing(row.fields.get(name)))
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a field's value says what its absence says: null, an empty string or list, an object of such fields."""
+    if isinstance(value, dict):
+        return all(map(_is_nothing, value.values()))
+    return value is None or (isinstance(value, (str, list)) and not value)
 
 
 def _field(row: Row, name: str) -> str:
@@ -157,14 +186,14 @@ def _message(place: str, number: int, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
         raise UsageError(f"{place}: message {number} is {json_name(message)}; it must be an object")
     for name, value in message.items():
-        if name not in _MESSAGE_FIELDS and value is not None:
+        if name not in _MESSAGE_FIELDS and not _is_nothing(value):
             raise UsageError(
                 f"{place}: message {number} has a field `{_on_a_line(name)}`, which is not rendered; put it into its "
                 "`content`, or take it away"
             )
     for name in _MESSAGE_FIELDS:
         if name not in message:
-            raise UsageError(f"{place}: message {number} has no field `{name}` (its fields: {_listed(message)})")
+            raise UsageError(f"{place}: message {number} has no field `{name}` (its fields: {listed(message)})")
     return {name: string(place, f"`{name}` of message {number}", message[name]) for name in _MESSAGE_FIELDS}
 
 
@@ -174,7 +203,7 @@ def _alpaca(row: Row, as_chat: bool) -> Sample:
     if as_chat:
         asked = f"{instruction}\n\n{context}" if context else instruction
         messages = ({"role": "user", "content": asked}, {"role": "assistant", "content": output})
-        return Conversation(row.place, messages)
+        return Conversation(row.place, messages, _unread(row))
     parts = [("Instruction", instruction), *([("Input", context)] if context else [])]
     prompt = "".join(f"### {heading}:\n{text}\n\n" for heading, text in parts)
-    return Completion(row.place, f"{prompt}### Response:\n", output)
+    return Completion(row.place, f"{prompt}### Response:\n", output, _unread(row))

@@ -59,6 +59,7 @@ class Preview:
     cut: int
     left_out: int
     lengths: dict[str, float]
+    notes: tuple[str, ...]
     shown: tuple[Shown, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -98,6 +99,7 @@ def look(path: Path, data: TextData, tokenizer: Any, samples: int) -> Preview:
             "99%": float(np.percentile(lengths, 99)),
             "longest": int(lengths.max()),
         },
+        notes=tuple(data.notes()),
         shown=shown,
     )
 
@@ -136,6 +138,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("rows", f"{preview.rows:,} of {preview.sequence_length} tokens, {preview.row_tokens_used:.1%} full ({rows})"),
         ("cut", f"{preview.cut:,} sample(s) longer than a row"),
         ("left out", f"{preview.left_out:,} sample(s) of which nothing is learnt within a row"),
+        *(("note", note.translate(_CONTROL)) for note in preview.notes),
     ]
     return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
 

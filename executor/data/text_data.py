@@ -8,29 +8,32 @@ import copy
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.rows import row_length
 
-from .documents import data_files
-from .formats import recognise, samples
+from .files import find_files, named
+from .formats import listed, recognise, samples, unread_fields
+from .notes import Note, no_end, read_notes, words
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
 from .rendering import NOT_LEARNT
 from .token_cache import Tokens, cache_key, digest_of_files, open_cache
-from .tokenising import Progress, Tokenise, Work, digest_of, is_chat, tokenise
-from .tokens import end_of_sequence
+from .tokenising import Progress, Tokenise, Work, digest_of, is_chat, made_by, times_of, tokenise
+from .tokens import end_of_sequence, end_tokens
 
 NOT_COUNTED = -100
 """The label of a position that does not count towards the loss, as Hugging Face models have it."""
 
 Ints = npt.NDArray[np.int64]
+Raw = npt.NDArray[np.uint32]
 _COUNTED_AT_A_TIME = 1 << 20
 
 
@@ -70,6 +73,18 @@ class HoldOut:
         return hashes <= np.partition(hashes, self.samples - 1)[self.samples - 1]
 
 
+def _padding(tokenizer: Any, eos: int, vocab_size: int | None) -> int:
+    """What rows are padded with, which nothing sees: the tokenizer's own token for it, if the model has that."""
+    own = [] if tokenizer.pad_token_id is None else [int(tokenizer.pad_token_id)]
+    return next(id for id in (*own, eos, 0) if vocab_size is None or id < vocab_size)
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    """What changes of a file when somebody writes to it or puts another in its place."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @functools.lru_cache(maxsize=2)
 def _shuffle(seed: int, epoch: int, samples: int) -> Ints:
     """The order of an epoch. Only raw Philox output is used, which numpy promises never to change."""
@@ -91,11 +106,13 @@ class TextData:
     cutting); `cut` samples that are longer than a row (no text, when packed); `left_out` those of which no token is to
     be learnt within a row; `row_tokens_used` is the share of rows of full length that samples fill. `held_out` is the
     same of what `hold_out` keeps from training, None without. `has_borders` says whether a row may hold several
-    samples, `full_rows` whether none is ever shorter than `sequence_length`. The tokens are kept in the directory
-    `cache`, or in an unnamed temporary file; `tokenise` makes them, in this process or in another (`tokenising`).
+    samples, `full_rows` whether none is ever shorter than `sequence_length`. With `append_eos` every conversation
+    learns an end token, whatever the chat template writes. `instant` is when it is for a template that writes the time
+    (now, by default). The tokens are kept in the directory `cache`, or in an unnamed temporary file; `tokenise` makes
+    them, in this process or in another (`tokenising`).
 
-    Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the tokenizer has ids that a model
-    of `vocab_size` lacks, DiskFullError when the cache does not fit.
+    Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the data have ids that a model of
+    `vocab_size` lacks, DiskFullError when the cache does not fit.
     """
 
     def __init__(
@@ -107,11 +124,13 @@ class TextData:
         pack: bool = True,
         attend_across: bool = False,
         format: str | None = None,
+        append_eos: bool = False,
         hold_out: HoldOut | None = None,
         cache: Path | None = None,
         vocab_size: int | None = None,
         progress: Progress | None = None,
         tokenise: Tokenise = tokenise,
+        instant: datetime | None = None,
     ) -> None:
         if sequence_length < 2:
             raise UsageError(f"a sequence length of {sequence_length} leaves no token to predict; it must be 2 or more")
@@ -120,18 +139,35 @@ class TextData:
         self.attend_across = attend_across
         self.hold_out = hold_out
         self.path = path
-        eos = end_of_sequence(tokenizer, vocab_size)
-        self._padding = eos if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-        self.files = data_files(path)
+        eos = end_of_sequence(tokenizer)
+        self._padding = _padding(tokenizer, eos, vocab_size)
+        chosen = find_files(path)
+        self.files = list(chosen.files)
         self.format = recognise(self.files, format)
         self.as_chat = is_chat(tokenizer, self.format)
-        digest = digest_of(tokenizer, self.format)
-        self._content = {"files": digest_of_files(self.files), "format": self.format, "tokenizer": digest}
+        self._append_eos = append_eos
+        self._instant = instant or datetime.now()
+        before = [_state(file) for file in self.files]
+        self._content = {
+            "files": digest_of_files(self.files),
+            "format": self.format,
+            "tokenizer": digest_of(tokenizer, self.format, append_eos),
+            "times": times_of(tokenizer, self.format, self._instant),
+            "made_by": made_by(),
+        }
+        self._read_notes = self._what_to_know(chosen.notes)
         found = self._tokenised(tokenise, tokenizer, eos, cache, progress)
+        for file, state in zip(self.files, before, strict=True):
+            if _state(file) != state:
+                raise UsageError(f"{file}: changed while it was read; start again when nothing writes to it")
         self._content["tokens"] = f"{found.checksum:08x}"
-        self._tokens = found.tokens
+        if vocab_size is not None and found.largest >= vocab_size:
+            raise self._beyond(found, vocab_size, tokenizer)
+        self._tokens, self._hashes = found.tokens, found.hashes
         ends = found.ends.astype(np.int64)
         self._bounds = (np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends) if len(ends) else (ends, ends)
+        self._notes = read_notes(found.notes)
+        self._no_end = self._without_end(tokenizer) if self.as_chat else None
         self.held_out: TextData | None = None
         if hold_out is None:
             self._choose(None)
@@ -157,11 +193,50 @@ class TextData:
         found = open_cache(file)
         if found is None:
             files = tuple(map(str, self.files))
-            digest = self._content["tokenizer"]
-            tokenise(Work(str(self.path), files, self.format, eos, digest), tokenizer, file, progress)
+            digest, instant = self._content["tokenizer"], self._instant.isoformat()
+            work = Work(str(self.path), files, self.format, eos, digest, instant, self._append_eos)
+            tokenise(work, tokenizer, file, progress)
             found = open_cache(file)
             assert found is not None, file
         return found
+
+    def _beyond(self, found: Tokens, vocab_size: int, tokenizer: Any) -> MismatchError:
+        """What to say of the first token that is none of the model's."""
+        for start in range(0, len(found.tokens), _COUNTED_AT_A_TIME):
+            ids = found.tokens[start : start + _COUNTED_AT_A_TIME] & ~NOT_LEARNT
+            if len(beyond := np.flatnonzero(ids >= vocab_size)):
+                break
+        id = int(ids[beyond[0]])
+        [where] = self.places(1, int(np.searchsorted(found.ends, start + beyond[0], side="right")))
+        return MismatchError(
+            f"{where}: becomes the id {id} ({tokenizer.convert_ids_to_tokens(id)!r}) among others, and the model's "
+            f"vocab_size is {vocab_size}; use the model's own tokenizer, take that token out of the data, or resize "
+            "the model's embedding"
+        )
+
+    def _what_to_know(self, notes: tuple[str, ...]) -> tuple[str, ...]:
+        found = list(notes)
+        if unread := unread_fields(self.files, self.format):
+            found.append(f"{self.path}: fields that are not read: {listed(unread)}")
+        if times := self._content["times"]:
+            found.append(
+                f"{self.path}: the chat template asks for the time, and gets that of {self._instant:%Y-%m-%d %H:%M:%S} "
+                f"for every sample: {times}"
+            )
+        return tuple(found)
+
+    def what_was_read(self) -> str:
+        """Files, samples, tokens and rows, on a line."""
+        below = self.path if self.path.is_dir() else self.path.parent
+        return (
+            f"{self.path}: {len(self.files)} file(s) of `{self.format}` ({named(self.files, below)}), "
+            f"{self.documents:,} sample(s), {self.tokens:,} tokens, {self.samples:,} row(s) of {self.sequence_length}"
+        )
+
+    def shared(self, other: "TextData") -> int:
+        """How many of these samples are among those of `other` too, to the token."""
+        ours, theirs = (each._hashes if each._chosen is None else each._hashes[each._chosen] for each in (self, other))
+        return int(np.isin(ours, theirs).sum())
 
     def _choose(self, chosen: Ints | None) -> None:
         """Take the samples `chosen` (all of them: None), and lay them into rows."""
@@ -203,17 +278,29 @@ class TextData:
 
     def _learnt(self, starts: Ints, stops: Ints) -> Ints:
         """How many tokens of each range are learnt; its first is predicted from nothing."""
+        return self._counts(np.minimum(starts + 1, stops), stops, lambda raw: raw < NOT_LEARNT)
+
+    def _counts(self, starts: Ints, stops: Ints, which: Callable[[Raw], npt.NDArray[np.bool_]]) -> Ints:
+        """Of how many tokens of each range `which` is true."""
         found = np.zeros(len(starts), np.int64)
         first = 0
         while first < len(starts):
             last = max(first + 1, int(np.searchsorted(stops, starts[first] + _COUNTED_AT_A_TIME, side="right")))
             base = starts[first]
             counts = np.zeros(stops[last - 1] - base + 1, np.int64)
-            np.cumsum(self._tokens[base : stops[last - 1]] < NOT_LEARNT, out=counts[1:])
-            below = np.minimum(starts[first:last] + 1, stops[first:last])
-            found[first:last] = counts[stops[first:last] - base] - counts[below - base]
+            np.cumsum(which(self._tokens[base : stops[last - 1]]), out=counts[1:])
+            found[first:last] = counts[stops[first:last] - base] - counts[starts[first:last] - base]
             first = last
         return found
+
+    def _without_end(self, tokenizer: Any) -> tuple[Note, list[str]] | None:
+        """The samples that learn no token at which a model stops, and what those tokens are called."""
+        ends = end_tokens(tokenizer)
+        starts, stops = self._bounds
+        learnt = self._counts(starts, stops, lambda raw: np.isin(raw, ends))  # one that is not learnt is none of them
+        lacking = np.flatnonzero(learnt == 0)
+        names = [str(tokenizer.convert_ids_to_tokens(end)) for end in ends]
+        return (Note("", len(lacking), int(lacking[0]), ""), names) if len(lacking) else None
 
     def sample(self, index: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """The tokens of the `index`-th of these samples, and which of them are learnt; before it is cut."""
@@ -226,9 +313,23 @@ class TextData:
         starts, stops = self._bounds if self._chosen is None else (bound[self._chosen] for bound in self._bounds)
         return stops - starts
 
+    def notes(self) -> list[str]:
+        """What a user should know of which files and fields were read, when it is for the chat template, and how
+        samples, those that are held out too, are rendered. It reads the files up to the first sample of which there is
+        something to tell."""
+        total = len(self._bounds[0])
+        found = [*self._read_notes, *words(self._notes, self.path, total, self._place)]
+        if self._no_end:
+            note, ends = self._no_end
+            found.append(no_end(self.path, note, total, self._place(note.first), ends))
+        return found
+
+    def _place(self, index: int) -> str:
+        return self.places(1, index)[0]
+
     def remarks(self) -> list[str]:
         """What a user should know of samples that are not learnt as they are."""
-        found = []
+        found = self.notes()
         if self.left_out:
             found.append(
                 f"{self.path}: {self.left_out} sample(s) left out, of which no token within {self.sequence_length} is "

@@ -11,7 +11,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,18 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import DiskFullError, IoFailure
+from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.room import no_room
 
-from .documents import Document
+from .documents import Document, opened
 
-_FOOTER = struct.Struct("<16sQQQ")
-_MAGIC = b"ssdplan tokens 3"
+_FOOTER = struct.Struct("<16sQQQQQ")
+_CHECK = struct.Struct("<Q")
+_END_BYTES = _FOOTER.size + _CHECK.size
+_MAGIC = b"ssdplan tokens 4"
 _SAMPLE = struct.Struct("<QQ")
+_ID = np.uint32((1 << 31) - 1)
+"""The bits of a token that are its id (`rendering.NOT_LEARNT`)."""
 _READ_BYTES = 1 << 20
 _OWN = re.compile(r"[0-9a-f]{64}\.tokens|\.[0-9a-f]{64}\.tokens\..*")
 _KEPT_SECONDS = 30 * 86400
@@ -37,23 +41,34 @@ _KEPT_SECONDS = 30 * 86400
 @dataclass(frozen=True)
 class Tokens:
     """A cache file: `tokens` uint32 [tokens], each an id with `rendering.NOT_LEARNT` set where it is not learnt; then
-    for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); then a
-    footer with the `checksum` (CRC-32) of all before it.
+    for each sample, uint64, where it ends (`ends` [samples]) and a hash of its tokens (`hashes` [samples]); of all this
+    is the `checksum` (CRC-32). Then comes what there is to tell of them (`notes`, as `Tally` keeps it), and a footer
+    with that checksum, the `largest` id, and the CRC-32 of notes and footer.
     """
 
     tokens: npt.NDArray[np.uint32]
     ends: npt.NDArray[np.uint64]
     hashes: npt.NDArray[np.uint64]
+    notes: bytes
     checksum: int
+    largest: int
 
 
 def default_directory() -> Path | None:
-    """Where caches lie unless told: $SSDPLAN_CACHE, or a directory in the user's own cache; None where it cannot be."""
+    """Where caches lie unless told: $SSDPLAN_CACHE, or a directory in the user's own cache; None where that cannot be.
+    Raises UsageError where $SSDPLAN_CACHE is said and cannot be."""
+    if own := os.environ.get("SSDPLAN_CACHE"):
+        try:
+            Path(own).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"SSDPLAN_CACHE: {own}: cannot be made: {error.strerror}; name another directory"
+            ) from error
+        if not os.access(own, os.W_OK | os.X_OK):
+            raise UsageError(f"SSDPLAN_CACHE: {own}: no permission to write there; name another directory")
+        return Path(own)
     try:
-        if own := os.environ.get("SSDPLAN_CACHE"):
-            directory = Path(own)
-        else:
-            directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ssdplan"
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ssdplan"
     except RuntimeError:  # of a user without a home
         return None
     try:
@@ -68,25 +83,33 @@ def open_cache(file: Path) -> Tokens | None:
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
-            stream.seek(max(0, size - _FOOTER.size))
-            magic, tokens, samples, checksum = _FOOTER.unpack(stream.read(_FOOTER.size))
-            offset = _aligned(tokens)
-            if magic != _MAGIC or size != offset + samples * _SAMPLE.size + _FOOTER.size:
+            stream.seek(max(0, size - _END_BYTES))
+            footer, check = stream.read(_FOOTER.size), stream.read(_CHECK.size)
+            magic, tokens, samples, told, checksum, largest = _FOOTER.unpack(footer)
+            offset, end = _aligned(tokens), size - _END_BYTES - told
+            if magic != _MAGIC or end != offset + samples * _SAMPLE.size:
                 return None
-            if _checksum(stream, size - _FOOTER.size) != checksum:
+            stream.seek(end)
+            notes = stream.read(told)
+            if check != _check(notes + footer) or _checksum(stream, end) != checksum:
                 return None
         with suppress(OSError):
             os.utime(file)  # one that is used is not old
     except (FileNotFoundError, NotADirectoryError, struct.error):
         return None
     if not samples:
-        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), checksum)
+        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), notes, checksum, 0)
     table = np.memmap(file, np.uint64, "r", offset=offset, shape=(samples, 2))
-    return Tokens(np.memmap(file, np.uint32, "r", shape=(tokens,)), table[:, 0], table[:, 1], checksum)
+    mapped = np.memmap(file, np.uint32, "r", shape=(tokens,))
+    return Tokens(mapped, table[:, 0], table[:, 1], notes, checksum, largest)
 
 
 def _aligned(tokens: int) -> int:
     return int((tokens * 4 + 7) // 8 * 8)
+
+
+def _check(footer: bytes) -> bytes:
+    return _CHECK.pack(zlib.crc32(footer))
 
 
 def _checksum(stream: BinaryIO, nbytes: int) -> int:
@@ -98,9 +121,12 @@ def _checksum(stream: BinaryIO, nbytes: int) -> int:
     return checksum
 
 
-def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
+def write_cache(
+    file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]], notes: Callable[[], bytes] = lambda: b"[]"
+) -> None:
     """Writes a cache file under a temporary name and renames it, so that a file that exists is whole, however many
-    processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it."""
+    processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it; `notes` says
+    what there is to tell of them once they are all there."""
     partial: Path | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +134,7 @@ def write_cache(file: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         partial = Path(name)
         with os.fdopen(handle, "w+b") as stream, tempfile.TemporaryFile(dir=file.parent) as table:
-            _write_tokens(stream, table, pieces)
+            _write_tokens(stream, table, pieces, notes)
             stream.flush()
             os.fsync(stream.fileno())
         partial.rename(file)
@@ -133,14 +159,20 @@ def _remove_old(directory: Path) -> None:
                 file.unlink()
 
 
-def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]) -> None:
-    tokens = samples = 0
+def _write_tokens(
+    stream: BinaryIO,
+    table: Any,
+    pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]],
+    notes: Callable[[], bytes],
+) -> None:
+    tokens = samples = largest = 0
     digest = hashlib.blake2b(digest_size=8)
     for ids, last in pieces:
         data = ids.tobytes()
         stream.write(data)
         digest.update(data)
         tokens += len(ids)
+        largest = max(largest, int((ids & _ID).max(initial=0)))
         if last:
             table.write(_SAMPLE.pack(tokens, int.from_bytes(digest.digest(), "little")))
             digest = hashlib.blake2b(digest_size=8)
@@ -148,19 +180,21 @@ def _write_tokens(stream: BinaryIO, table: Any, pieces: Iterable[tuple[npt.NDArr
     stream.write(b"\0" * (_aligned(tokens) - tokens * 4))
     table.seek(0)
     shutil.copyfileobj(table, stream)
+    told = notes()
     stream.flush()
     nbytes = stream.tell()
     checksum = _checksum(stream, nbytes)
     stream.seek(nbytes)
-    stream.write(_FOOTER.pack(_MAGIC, tokens, samples, checksum))
+    footer = _FOOTER.pack(_MAGIC, tokens, samples, len(told), checksum, largest)
+    stream.write(told + footer + _check(told + footer))
 
 
-def digest_of_files(files: list[Path]) -> str:
+def digest_of_files(files: Sequence[Path]) -> str:
     """sha256 of what the files hold and what kind they are; not of their names."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.suffix.lower().encode() + b"\0")
-        with file.open("rb") as stream:
+        with opened(file) as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 

@@ -6,6 +6,7 @@ keep tens of MiB to the end of theirs, which a run's memory, predicted to a few,
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -15,6 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,28 +26,40 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import SsdplanError, UsageError, error_of
 
+from .clock import timed
+from .conversations import chat_template
 from .formats import samples
-from .rendering import chat_template, sample_tokens
+from .notes import Tally
+from .rendering import sample_tokens
 from .token_cache import counted, write_cache
-from .tokens import load_tokenizer, token_pieces, tokenizer_identity
+from .tokens import end_tokens, load_tokenizer, token_pieces, tokenizer_identity
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and in all."""
 _PROGRESS_SECONDS = 0.1
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end."""
+_LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "jinja2")
+_OWN = (
+    *("clock", "columns", "conversations", "documents", "formats", "notes", "rendering", "token_cache", "tokenising"),
+    "tokens",
+)
+"""The modules here that decide which tokens are made. Their text is their version: a number could be forgotten."""
 
 
 @dataclass(frozen=True)
 class Work:
     """What is tokenised: the samples of `files`, which errors call `path`, each text with the token `eos` behind it.
-    `tokenizer` says by which (`digest_of`)."""
+    `tokenizer` says by which (`digest_of`), and `instant`, in ISO 8601, when it is for a template that writes the time;
+    with `append_eos` every conversation learns an end token."""
 
     path: str
     files: tuple[str, ...]
     format: str
     eos: int
     tokenizer: str
+    instant: str
+    append_eos: bool = False
 
 
 Tokenise = Callable[[Work, Any, Path, Progress | None], None]
@@ -59,24 +74,47 @@ def _template(tokenizer: Any, format: str) -> str | None:
     return chat_template(tokenizer) if format in ("messages", "alpaca") else None
 
 
-def digest_of(tokenizer: Any, format: str) -> str:
+def digest_of(tokenizer: Any, format: str, append_eos: bool = False) -> str:
     """What decides the tokens that a tokenizer makes of samples of a format."""
     template = _template(tokenizer, format)
-    return hashlib.sha256(tokenizer_identity(tokenizer) + (template or "").encode()).hexdigest()
+    ends = json.dumps(end_tokens(tokenizer)) if append_eos and template else ""
+    return hashlib.sha256(tokenizer_identity(tokenizer) + (template or "").encode() + ends.encode()).hexdigest()
+
+
+def times_of(tokenizer: Any, format: str, instant: datetime) -> str:
+    """What of the instant decides these tokens: the times that the chat template may write. Empty when nothing."""
+    template = _template(tokenizer, format)
+    return timed(template, instant).times if template else ""
+
+
+@functools.cache
+def made_by() -> str:
+    """The versions of all that makes tokens besides the tokenizer's own files: libraries, and our own code."""
+    ours = hashlib.sha256(b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _OWN)).hexdigest()
+    found = []
+    for name in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join([*found, f"ssdplan's own code {ours[:12]}"])
 
 
 def tokenise(work: Work, tokenizer: Any, file: Path, progress: Progress | None) -> None:
     """Write the token cache `file`, in this process. Raises UsageError for data that cannot be used, DiskFullError."""
-    write_cache(file, _pieces(work, tokenizer, progress))
+    tally = Tally()
+    write_cache(file, _pieces(work, tokenizer, progress, tally), tally.kept)
 
 
-def _pieces(work: Work, tokenizer: Any, progress: Progress | None) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+def _pieces(
+    work: Work, tokenizer: Any, progress: Progress | None, tally: Tally
+) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
     path, files = Path(work.path), [Path(file) for file in work.files]
     found: Iterator[Any] = samples(files, work.format, as_chat=is_chat(tokenizer, work.format))
     total = sum(file.stat().st_size for file in files)
     if work.format == "text":
-        return token_pieces(path, counted(found, progress, total), tokenizer, work.eos)
-    return _whole(path, sample_tokens(found, tokenizer, work.eos), progress, total)
+        return token_pieces(path, counted(found, progress, total), tokenizer, work.eos, tally)
+    ends = frozenset(end_tokens(tokenizer) if work.append_eos else ())
+    instant = datetime.fromisoformat(work.instant)
+    return _whole(path, sample_tokens(found, tokenizer, work.eos, instant, tally, ends), progress, total)
 
 
 def _whole(
@@ -142,7 +180,7 @@ def main() -> int:
             return 128 + signal.SIGINT
         work = Work(**request["work"])
         tokenizer = load_tokenizer(Path(request["model"]))
-        if digest_of(tokenizer, work.format) != work.tokenizer:
+        if digest_of(tokenizer, work.format, work.append_eos) != work.tokenizer:
             raise UsageError(f"{request['model']}: the tokenizer changed while it was read; start again")
         tokenise(work, tokenizer, Path(request["file"]), _Told())
     except SsdplanError as error:

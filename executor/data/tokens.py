@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import MismatchError, UsageError, first_line
+from ssdplan.plans.errors import UsageError, first_line
 
-from ..readable import require_readable
-from .documents import Document
+from .documents import Document, require_itself
+from .notes import OWN_TOKENS, Tally
 
 VOCABULARY_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "byte_maps.json"),
@@ -47,7 +47,7 @@ def load_tokenizer(model_dir: Path) -> Any:
         )
     for name in (*VOCABULARY_FILES, "tokenizer_config.json"):
         if (model_dir / name).is_file():
-            require_readable(model_dir / name)
+            require_itself(model_dir / name)
     from transformers import AutoTokenizer
 
     try:
@@ -63,20 +63,55 @@ def load_tokenizer(model_dir: Path) -> Any:
         ) from error
 
 
-def end_of_sequence(tokenizer: Any, vocab_size: int | None) -> int:
+def vocabulary_of(model_dir: Path) -> int | None:
+    """How many ids the model in a directory has, by its configuration; None where it has none. A directory that is no
+    model a run refuses by itself."""
+    if not (model_dir / "config.json").is_file():
+        return None
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{model_dir / 'config.json'}: not a model configuration ({first_line(error)}); copy the model's own again"
+        ) from error
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    return None if size is None else int(size)
+
+
+def end_of_sequence(tokenizer: Any) -> int:
     name = tokenizer.name_or_path or "the tokenizer"
-    vocabulary = tokenizer.get_vocab()
-    if not vocabulary:
+    if not tokenizer.get_vocab():
         raise UsageError(f"{name}: the tokenizer has no vocabulary; copy the model's own again")
-    largest = max(vocabulary.values())
-    if vocab_size is not None and largest >= vocab_size:
-        raise MismatchError(
-            f"{name}: the tokenizer has ids up to {largest}, the model's vocab_size is {vocab_size}; "
-            "they do not belong together: use the model's own tokenizer, or resize the model's embedding"
-        )
     if tokenizer.eos_token_id is None:
         raise UsageError(f"{name}: the tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
     return int(tokenizer.eos_token_id)
+
+
+def end_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """The tokens at which a model that is asked stops: the tokenizer's end-of-sequence token, and those that
+    generation_config.json beside it names, or without that config.json, as transformers has it; in order.
+
+    Raises UsageError for a file that cannot be read.
+    """
+    found = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+    if not tokenizer.name_or_path:
+        return tuple(sorted(found))
+    named = (Path(tokenizer.name_or_path) / name for name in ("generation_config.json", "config.json"))
+    file = next((file for file in named if file.is_file()), None)
+    if file is None:
+        return tuple(sorted(found))
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: cannot be read as JSON ({first_line(error)}); copy the model's own again") from error
+    ids = config.get("eos_token_id") if isinstance(config, dict) else None
+    for each in ids if isinstance(ids, list) else [] if ids is None else [ids]:
+        if not isinstance(each, int) or isinstance(each, bool) or each < 0:
+            raise UsageError(f"{file}: eos_token_id is {ids!r}; it must be a token's id or a list of them")
+        found.add(each)
+    return tuple(sorted(found))
 
 
 def tokenizer_identity(tokenizer: Any) -> bytes:
@@ -221,6 +256,50 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return full, []
 
 
+class Frame:
+    """The special tokens around a sample: those of the tokenizer, and the end-of-sequence token. What a text brings
+    along of them is not put there a second time."""
+
+    def __init__(self, tokenizer: Any, eos: int) -> None:
+        self._before, self._after = special_tokens_around(tokenizer)
+        self._eos = eos
+        self._closing = self._after if self._after and self._after[-1] == eos else [*self._after, eos]
+        self._tokenizer = tokenizer
+
+    def opening(self, ids: list[int]) -> list[int]:
+        """What is put before a text of these tokens."""
+        return self._before[: len(self._before) - self.own_start(ids)]
+
+    def own_start(self, ids: list[int]) -> int:
+        """How many of a text's first tokens are the last of those that would be put before it."""
+        most = min(len(self._before), len(ids))
+        return next((count for count in range(most, 0, -1) if ids[:count] == self._before[-count:]), 0)
+
+    def closing(self, ids: list[int]) -> list[int]:
+        """What is put behind a text that ends with these tokens, which are none of its `own_start`."""
+        return [] if self.own_end(ids) else self._closing
+
+    def own_end(self, ids: list[int]) -> bool:
+        return bool(ids) and ids[-1] == self._eos
+
+    def own(self, start: int, end: bool) -> str:
+        """In words, `start` tokens of its own at a text's start, and its own `end`; empty for neither."""
+        found = [*self._before[len(self._before) - start :], *([self._eos] if end else [])]
+        return " and ".join(dict.fromkeys(map(str, self._tokenizer.convert_ids_to_tokens(found))))
+
+    def unframed(self, ids: list[int]) -> list[int] | None:
+        """A text's own tokens, of those that the tokenizer made of it with its special tokens; None where it did not
+        put them around it as around others."""
+        start, stop = len(self._before), len(ids) - len(self._after)
+        return (
+            ids[start:stop] if start <= stop and [*ids[:start], *ids[stop:]] == [*self._before, *self._after] else None
+        )
+
+    def ended(self, ids: list[int]) -> list[int]:
+        """Tokens that the tokenizer put others around as only it knows, with an end behind them."""
+        return [*ids, *self._closing[len(self._after) :]]
+
+
 @dataclass(frozen=True)
 class _Unit:
     """A piece of a document as it is given to the tokenizer."""
@@ -264,21 +343,28 @@ def _batched(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
 
 
 def token_pieces(
-    path: Path, documents: Iterable[Document], tokenizer: Any, eos: int
+    path: Path, documents: Iterable[Document], tokenizer: Any, eos: int, tally: Tally
 ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
     """Yields tokens in order, and with each piece whether a document ends with it."""
     cutter = _Cutter(tokenizer)
-    before, after = special_tokens_around(tokenizer)
-    closing = [] if after and after[-1] == eos else [eos]  # a tokenizer that ends texts by itself needs no second one
-    if cutter.possible:
-        closing = after + closing
+    frame = Frame(tokenizer, eos)
     blank = True
+    number = start = 0
     for batch in _batched(_units(documents, cutter)):
         encoded = encode(tokenizer, [unit.text for unit in batch], special_tokens=not cutter.possible)
         blank = blank and not any(unit.text.strip() for unit in batch)
         for unit, ids in zip(batch, encoded, strict=True):
-            if cutter.possible and unit.first:
-                ids = before + ids
-            yield np.asarray(ids + closing if unit.last else ids, dtype=np.uint32), unit.last
+            text = ids if cutter.possible else frame.unframed(ids)
+            if text is None:
+                found = frame.ended(ids)
+            else:
+                start = frame.own_start(text) if unit.first else start
+                rest = text[start:] if unit.first else text
+                if unit.last and (own := frame.own(start, frame.own_end(rest))):
+                    tally.add(OWN_TOKENS, number, own)
+                opening, closing = unit.first and frame.opening(text), unit.last and frame.closing(rest)
+                found = [*(opening or []), *text, *(closing or [])]
+            number += unit.last
+            yield np.asarray(found, dtype=np.uint32), unit.last
     if blank:
         raise UsageError(f"{path}: no text at all in it, only white space or nothing; give it text to train on")

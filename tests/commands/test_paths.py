@@ -8,7 +8,7 @@ import pytest
 from ssdplan.commands import run
 from ssdplan.commands.configuration import read_configuration
 from ssdplan.commands.resolved import as_kept, given, resolved, restored
-from ssdplan.executor.data.documents import data_files
+from ssdplan.executor.data.files import find_files
 from tests.commands.test_help import PARSERS
 
 PATHS = ("DIR", "FILE", "PATH", "RUN", "PLAN", "PROFILE")
@@ -75,6 +75,6 @@ def test_a_pattern_is_found_from_elsewhere_whatever_directories_are_called(
             restored(run.add_options, kept, Path("run.json")),
             read_configuration(here / "config.yaml", run.add_options),
         ):
-            assert [len(data_files(said[name])) for name in ("data", "eval_data")] == [count, count]
+            assert [len(find_files(said[name]).files) for name in ("data", "eval_data")] == [count, count]
         assert kept["token_cache"] == str(here / "t*")
         monkeypatch.chdir(here)

@@ -356,7 +356,8 @@ def test_the_command_line_is_this():
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
         "--loss-scale-growth --resume --resume-anyway --adopt --snapshot-every --snapshot-minutes --keep "
-        "--attend-across --data-format --token-cache --eval-split --eval-samples --tensorboard --wandb",
+        "--attend-across --data-format --append-eos --no-append-eos --token-cache --eval-split --eval-samples "
+        "--tensorboard --wandb",
         "export": "--to --model --volume",
         "volume": "init info check drop",
         "data": "preview",

@@ -1,5 +1,6 @@
 """A run's texts: what is not in the cache is tokenised in a process of its own, once."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def test_texts_that_no_cache_has_are_tokenised_apart(tmp_path: Path, monkeypatch
             load_tokenizer(model.path),
             model,
             Watch(),
+            datetime(2024, 7, 26),
         )
         assert found.step(0) and found.evaluated
     assert asked == ["text.txt", "held-out.txt"]

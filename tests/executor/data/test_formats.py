@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 from tokenizers import AddedToken
 
-from ssdplan.executor.data.documents import data_files
+from ssdplan.executor.data.files import find_files
 from ssdplan.executor.data.formats import FORMATS
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
@@ -314,11 +314,33 @@ def test_a_tokenizer_with_no_one_chat_template_is_refused(
         load(write(tmp_path / "a.jsonl", [{"messages": TALK}]), tokenizer)
 
 
-def test_a_token_that_reaches_across_the_assistants_border_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_token_that_reaches_out_of_the_assistants_message_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    rows = [{"messages": [{"role": "user", "content": "What i"}, {"role": "assistant", "content": "s stored"}]}]
-    with pytest.raises(UsageError, match=r"a\.jsonl:1: a token reaches across the border.*'What is stored'"):
+    talk = [("user", "dog"), ("assistant", " What i"), ("user", "s stored")]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in talk]}]
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: a token reaches across the end.*'dog What is stored'"):
         load(write(tmp_path / "a.jsonl", rows), tokenizer)
+
+
+def test_a_field_of_a_message_that_says_nothing_is_as_if_it_were_not_there(tmp_path: Path, tokenizer: Any) -> None:
+    """As transformers drops null; its templates do with an empty list what they do without the field."""
+    tokenizer.chat_template = "{% for m in messages %}{% if m.tool_calls %}tools{% endif %}{{ m.content }}{% endfor %}"
+    nothing: list[Any] = [None, [], {}, "", {"name": None, "arguments": {}}]
+    talks = [[*TALK[:-1], {**TALK[-1], "tool_calls": value}] for value in nothing]
+    data = load(write(tmp_path / "a.jsonl", [{"messages": talk, "tools": []} for talk in talks]), tokenizer)
+    plain = tokenizer.apply_chat_template(TALK, tokenize=False)
+    assert [tokenizer.decode(data.sample(i)[0]) for i in range(len(talks))] == [plain] * len(talks)
+    assert tokenizer.apply_chat_template(talks[1], tokenize=False) == plain
+    for value in (0, [None], {"name": "f"}):
+        rows = [{"messages": [{**TALK[0], "tool_calls": value}, *TALK[1:]]}]
+        with pytest.raises(UsageError, match=r"b\.jsonl:1: message 1 has a field `tool_calls`"):
+            load(write(tmp_path / "b.jsonl", rows), tokenizer)
+
+
+def test_fields_that_are_not_read_are_told(tmp_path: Path, tokenizer: Any) -> None:
+    write(tmp_path / "a.jsonl", [{"instruction": "a", "output": "b", "score": "c", "input": ""}])
+    parquet_file(tmp_path / "b.parquet", pyarrow.table({"instruction": ["a"], "output": ["b"], "id": ["c"]}))
+    assert load(tmp_path, tokenizer).notes() == [f"{tmp_path}: fields that are not read: `id`, `score`"]
 
 
 # Which format
@@ -346,12 +368,15 @@ def test_training_data_beside_another_split_are_not_mixed(tmp_path: Path) -> Non
     for name in ("train-00000.jsonl", "train-00001.jsonl", "test-00000.jsonl"):
         write(tmp_path / name, [{"text": name}])
     with pytest.raises(UsageError, match=r"beside another split \(test, train\).*'DIR/train-\*\.parquet'"):
-        data_files(tmp_path)
-    assert [file.name for file in data_files(tmp_path / "train-*.jsonl")] == ["train-00000.jsonl", "train-00001.jsonl"]
+        find_files(tmp_path)
+    assert [file.name for file in find_files(tmp_path / "train-*.jsonl").files] == [
+        "train-00000.jsonl",
+        "train-00001.jsonl",
+    ]
     with pytest.raises(UsageError, match="no such file"):
-        data_files(tmp_path / "valid-*.jsonl")
+        find_files(tmp_path / "valid-*.jsonl")
     (tmp_path / "test-00000.jsonl").rename(tmp_path / "testament.jsonl")
-    assert len(data_files(tmp_path)) == 3
+    assert len(find_files(tmp_path).files) == 3
 
 
 @pytest.mark.parametrize(
@@ -370,13 +395,13 @@ def test_another_split_is_known_by_a_word_anywhere_in_its_name(tmp_path: Path, t
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a")
     with pytest.raises(UsageError, match="holds training data beside another split"):
-        data_files(tmp_path)
+        find_files(tmp_path)
 
 
 def test_a_name_that_has_such_words_by_chance_is_no_split(tmp_path: Path) -> None:
     for name in ("train-test-split-explained.txt", "retrained.txt", "values.txt", "device.txt"):
         (tmp_path / name).write_text("a")
-    assert len(data_files(tmp_path)) == 4
+    assert len(find_files(tmp_path).files) == 4
 
 
 # Tables
@@ -462,6 +487,27 @@ def test_a_damaged_table_is_refused(
         load(path, tokenizer)
 
 
+def test_a_stream_that_was_cut_between_two_batches_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    table = pyarrow.Table.from_pylist([{"text": f"row {i}"} for i in range(40)])
+    whole = arrow_stream(tmp_path / "a.arrow", table).read_bytes()
+    borders: list[int] = []
+    with ipc.open_stream(source := pyarrow.BufferReader(whole)) as stream:
+        for _ in stream:
+            borders.append(source.tell())
+    assert load(tmp_path / "a.arrow", tokenizer).documents == 40
+    for border in borders:
+        (tmp_path / "a.arrow").write_bytes(whole[:border])
+        with pytest.raises(UsageError, match=r"a\.arrow: the stream has no end-of-stream mark"):
+            load(tmp_path / "a.arrow", tokenizer)
+    (tmp_path / "a.arrow").write_bytes(whole + whole)
+    with pytest.raises(UsageError, match=rf"a\.arrow: {len(whole)} bytes follow the end of the stream"):
+        load(tmp_path / "a.arrow", tokenizer)
+    old = ipc.IpcWriteOptions(metadata_version=ipc.MetadataVersion.V4, use_legacy_format=True)  # its mark is shorter
+    with ipc.new_stream(tmp_path / "a.arrow", table.schema, options=old) as writer:
+        writer.write_table(table)
+    assert load(tmp_path / "a.arrow", tokenizer).documents == 40
+
+
 def saved(folder: Path, shards: list[list[dict[str, Any]]], **state: Any) -> Path:
     """A directory as `datasets.Dataset.save_to_disk` makes it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -490,7 +536,7 @@ def test_a_data_set_that_datasets_saved_is_read_in_its_own_order(tmp_path: Path,
     [
         ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, r"splits \(train, test\); give the directory of one"),
         ({"state.json": "{"}, r"state\.json: not valid JSON"),
-        ({"state.json": "[]"}, r"state\.json: holds a list, not an object"),
+        ({"state.json": "[]"}, r"state\.json: holds no JSON object"),
         ({"state.json": '{"_data_files": []}'}, r"state\.json: names no data files"),
         ({"state.json": '{"_data_files": [{"filename": "gone.arrow"}]}'}, r"gone\.arrow: is missing"),
         ({"state.json": '{"_data_files": 3}'}, r"state\.json: names no data files"),
@@ -501,7 +547,7 @@ def test_a_saved_data_set_that_cannot_be_read_says_why(tmp_path: Path, files: di
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=why):
-        data_files(tmp_path)
+        find_files(tmp_path)
 
 
 def test_without_pyarrow_the_error_names_it(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

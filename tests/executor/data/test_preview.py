@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from ssdplan import cli
 from ssdplan.executor.data.preview import describe, look
@@ -53,6 +54,28 @@ def test_counts_are_those_of_the_samples(home: Path, capsys: pytest.CaptureFixtu
     ]
     assert found["shown"][0]["tokens"] == lengths[0]
     assert found["shown"][0]["learnt_tokens"] == lengths[0] - given[0]
+
+
+def test_an_id_that_the_model_does_not_have_is_refused_as_a_run_refuses_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = load_tokenizer(home / "model")
+    AutoConfig.for_model("llama", vocab_size=len(tokenizer)).save_pretrained(home / "model")
+    tokenizer.add_tokens(["<picture>"])
+    tokenizer.save_pretrained(home / "model")
+    assert cli.main(preview()) == 0
+    (home / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps({**ROWS[1], "completion": "<picture>"}))
+    assert cli.main(preview()) == 8
+    assert f"rows.jsonl:2: becomes the id {len(tokenizer) - 1} ('<picture>')" in capsys.readouterr().err
+
+
+def test_notes_of_what_was_read_are_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "rows.jsonl").write_text(json.dumps({**ROWS[0], "source": "x"}) + "\n")
+    assert cli.main(preview("--json")) == 0
+    note = "rows.jsonl: fields that are not read: `source`"
+    assert json.loads(capsys.readouterr().out)["notes"] == [note]
+    assert cli.main(preview()) == 0
+    assert capsys.readouterr().out.endswith(f"note            {note}\n")
 
 
 def test_what_is_learnt_is_marked_with_and_without_colour(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

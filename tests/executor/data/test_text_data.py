@@ -21,9 +21,10 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from ssdplan.executor.data import documents, text_data, token_cache
 from ssdplan.executor.data import tokens as tokenising
-from ssdplan.executor.data.documents import data_files
+from ssdplan.executor.data.files import find_files
 from ssdplan.executor.data.formats import recognise, samples
 from ssdplan.executor.data.text_data import Batch, HoldOut, TextData
+from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from tests.bounds import HANG_SECONDS
@@ -49,7 +50,7 @@ def tokenizer(model_dir: Path) -> Any:
 
 
 def read_documents(path: Path) -> list[str]:
-    files = data_files(path)
+    files = list(find_files(path).files)
     return [document.text() for document in samples(files, recognise(files), as_chat=False)]
 
 
@@ -141,6 +142,7 @@ def bad_text(content: bytes, suffix: str = "jsonl") -> Callable[[Path], Path]:
 
 
 GOOD_ROW = b'{"text": "good"}\n'
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,19 @@ GOOD_ROW = b'{"text": "good"}\n'
             "no field `text` (its fields: `prompt`, `n`)",
         ),
         (bad_text(b"{}"), "bad.jsonl:1: ", "no field `text` (its fields: none)"),
+        (bad_text(GOOD_ROW + b'{"text": "a", "text": "b"}'), "bad.jsonl:2: ", "has the key 'text' twice"),
+        (
+            bad_text(GOOD_ROW + b'{"text": "a", "n": [{"\\u0078": 1, "x": 1}]}'),
+            "bad.jsonl:2: ",
+            "has the key 'x' twice",
+        ),
+        (bad_text("one\ntwo".encode("utf-16-le"), "txt"), "bad.txt:1: ", "has a character NUL"),
+        (bad_text(b"one\ntwo\n" + bytes(4096), "txt"), "bad.txt:3: ", "has a character NUL"),
+        *(
+            (bad_text(LFS, kind), f"bad.{kind}: ", "a pointer of git LFS")
+            for kind in ("txt", "jsonl", "arrow", "parquet")
+        ),
+        (bad_text(b"/annex/objects/SHA256E-s9--0.txt\n", "txt"), "bad.txt: ", "a pointer of git-annex"),
         (bad_text(b'{"text": 3}'), "bad.jsonl:1: ", "the field `text` is a number; it must be a string"),
         (bad_text(b'{"text": null}'), "bad.jsonl:1: ", "the field `text` is null"),
         (bad_text(b'{"text": "\\ud83d"}'), "bad.jsonl:1: ", "half of a surrogate pair"),
@@ -399,17 +414,22 @@ def test_a_text_with_nothing_to_predict_is_left_out_unless_packed(tmp_path: Path
     alone = TextData(path, tokenizer, sequence_length=8, pack=False)
     assert rows_in_order(alone) == [whole(tokenizer, text) for text in texts if text]
     assert (alone.documents, alone.samples, alone.left_out) == (4, 3, 1)
-    assert alone.remarks() == [f"{path}: 1 sample(s) left out, of which no token within 8 is to be learnt"]
+    assert alone.remarks() == [
+        *alone.notes(),
+        f"{path}: 1 sample(s) left out, of which no token within 8 is to be learnt",
+    ]
     assert rows_in_order(TextData(path, tokenizer, sequence_length=2)) == packed(tokenizer, texts, 2)
 
 
 def test_texts_that_are_cut_say_how_many_tokens_are_lost(tmp_path: Path, tokenizer: Any) -> None:
     texts = ["good", "The quick brown fox jumps " * 40]
     path = write_rows(tmp_path / "a.jsonl", texts)
-    assert TextData(path, tokenizer, sequence_length=16).remarks() == []
+    shared = TextData(path, tokenizer, sequence_length=16)
+    assert shared.remarks() == shared.notes()
     lost, of = len(whole(tokenizer, texts[1])) - 16, sum(len(whole(tokenizer, text)) for text in texts)
     assert TextData(path, tokenizer, sequence_length=16, pack=False).remarks() == [
-        f"{path}: 1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on"
+        *shared.notes(),
+        f"{path}: 1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on",
     ]
 
 
@@ -418,12 +438,59 @@ def test_a_sequence_of_one_token_is_refused(tmp_path: Path, tokenizer: Any) -> N
         TextData(write_rows(tmp_path / "a.jsonl", DOCUMENTS), tokenizer, sequence_length=1)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_an_id_that_the_model_does_not_have_is_refused_where_the_data_have_it(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gemma-3-1b-it, whose tokenizer has a token of the id vocab_size that only pictures use."""
+    monkeypatch.setattr(text_data, "_COUNTED_AT_A_TIME", 7)
+    size, cache = len(tokenizer), tmp_path / "cache"
     path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
-    size = max(tokenizer.get_vocab().values()) + 1
-    assert TextData(path, tokenizer, sequence_length=4, vocab_size=size).samples > 0
-    with pytest.raises(MismatchError, match=f"ids up to {size - 1}, the model's vocab_size is {size - 1}"):
-        TextData(path, tokenizer, sequence_length=4, vocab_size=size - 1)
+    before = rows_in_order(TextData(path, tokenizer, sequence_length=4, vocab_size=size))
+    tokenizer.add_tokens([AddedToken("<picture>", special=True, normalized=False)])
+    assert rows_in_order(TextData(path, tokenizer, sequence_length=4, vocab_size=size, cache=cache)) == before
+    place = len(DOCUMENTS) // 2
+    write_rows(path, [*DOCUMENTS[:place], f"{DOCUMENTS[place]} <picture>", *DOCUMENTS[place:]])
+    for _ in range(2):  # made, and found again
+        with pytest.raises(MismatchError) as refused:
+            TextData(path, tokenizer, sequence_length=4, vocab_size=size, cache=cache)
+        assert str(refused.value).startswith(f"{path}:{place + 1}: becomes the id {size} ('<picture>') among others")
+        assert f"the model's vocab_size is {size};" in str(refused.value)
+    assert TextData(path, tokenizer, sequence_length=4, vocab_size=size + 1, cache=cache).samples > 0
+
+
+def test_rows_are_padded_with_an_id_that_the_model_has(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", ["a", "the quick brown fox jumps"])
+    size = len(tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    data = TextData(path, tokenizer, sequence_length=32, pack=False, vocab_size=size)
+    ids = np.concatenate([batch.input_ids.ravel() for batches in data.eval_batches(2) for batch in batches])
+    assert ids.max() < size and (ids == tokenizer.eos_token_id).sum() > 2
+    wide = TextData(path, tokenizer, sequence_length=32, pack=False, vocab_size=size + 1)
+    assert max(int(batch.input_ids.max()) for batches in wide.eval_batches(2) for batch in batches) == size
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
+
+    def meanwhile(*work: Any) -> None:
+        tokenise(*work)
+        with path.open("a") as stream:
+            stream.write('{"text": "one more"}\n')
+
+    with pytest.raises(UsageError, match=r"a\.jsonl: changed while it was read"):
+        TextData(path, tokenizer, sequence_length=4, tokenise=meanwhile)
+
+
+def test_what_was_read_is_said_with_its_numbers(tmp_path: Path, tokenizer: Any) -> None:
+    for name in ("a", "b"):
+        write_rows(tmp_path / f"{name}.jsonl", DOCUMENTS)
+    data = TextData(tmp_path, tokenizer, sequence_length=4)
+    assert data.what_was_read() == (
+        f"{tmp_path}: 2 file(s) of `text` (a.jsonl, b.jsonl), {2 * len(DOCUMENTS)} sample(s), {data.tokens} tokens, "
+        f"{data.samples} row(s) of 4"
+    )
+    half = TextData(write_rows(tmp_path / "c.jsonl", [*DOCUMENTS[:2], "new"]), tokenizer, sequence_length=4)
+    assert half.shared(data) == 2 and data.shared(half) == 4 and half.shared(half) == 3
 
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path, tokenizer: Any) -> None:
@@ -587,7 +654,11 @@ def test_the_default_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.Monk
     assert token_cache.default_directory() == tmp_path / "own"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SSDPLAN_CACHE", str(tmp_path / "file" / "below"))
-    assert token_cache.default_directory() is None
+    with pytest.raises(UsageError, match=r"SSDPLAN_CACHE: .*/file/below: cannot be made: Not a directory"):
+        token_cache.default_directory()
+    monkeypatch.delenv("SSDPLAN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert token_cache.default_directory() is None, "nobody asked for that one"
 
 
 def test_without_a_home_there_is_no_default_cache_but_one_that_is_named(

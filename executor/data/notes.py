@@ -1,0 +1,87 @@
+"""Notes: what a user should know of samples that are not rendered as one might think.
+
+Owns which kinds there are, how they are counted while samples are tokenised and kept beside the tokens, and how they
+read. It decides nothing: a note tells, and an error refuses.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+OWN_TOKENS, DROPPED, CHANGED, UNREAD = "own tokens", "dropped", "changed", "unread"
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that is so of `samples` samples, of which `first` is the first (from 0), and what it is of that one."""
+
+    kind: str
+    samples: int
+    first: int
+    detail: str
+
+
+class Tally:
+    """Counts as samples go by, in order."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Note] = {}
+
+    def add(self, kind: str, sample: int, detail: str) -> None:
+        """`sample` is of that kind; fields that are not read are counted each for itself."""
+        key = (kind, detail if kind == UNREAD else "")
+        so_far = self._found.get(key)
+        if so_far is None:
+            self._found[key] = Note(kind, 1, sample, detail)
+        else:
+            self._found[key] = Note(kind, so_far.samples + 1, so_far.first, so_far.detail)
+
+    def kept(self) -> bytes:
+        """What `read_notes` reads."""
+        return json.dumps([astuple(note) for note in self._found.values()]).encode()
+
+
+def read_notes(kept: bytes) -> tuple[Note, ...]:
+    return tuple(Note(*each) for each in json.loads(kept))
+
+
+def words(notes: Iterable[Note], path: Path, total: int, place_of: Callable[[int], str]) -> list[str]:
+    """The notes on data `path`, which have `total` samples; `place_of` says where a sample is."""
+    return [
+        f"{path}: {_about(note, f'{note.samples:,} of {total:,} sample(s)', place_of(note.first))}" for note in notes
+    ]
+
+
+def _about(note: Note, many: str, place: str) -> str:
+    match note.kind:
+        case "own tokens":
+            return (
+                f"{many} bring {note.detail} of their own where the tokenizer puts it too, first {place}; it is there "
+                "once"
+            )
+        case "dropped":
+            return (
+                f"the chat template leaves messages out in {many}, first {note.detail} of {place}; nothing of them is "
+                "trained on: put what they say into messages that it writes, or change the template"
+            )
+        case "changed":
+            return (
+                f"the chat template does not write all of a message, or not as it is, in {many}, first {note.detail} "
+                f"of {place}; what it writes is trained on: `ssdplan data preview` shows it"
+            )
+        case "unread":
+            return (
+                f"the field `{note.detail}` of {many} is not read, first {place}; put what it says into the fields "
+                "that are, or take it away"
+            )
+    raise AssertionError(note.kind)
+
+
+def no_end(path: Path, note: Note, total: int, place: str, ends: Iterable[str]) -> str:
+    """That `note.samples` learn no token at which a model stops; `ends` are those."""
+    return (
+        f"{path}: {note.samples:,} of {total:,} sample(s) learn no end token ({', '.join(ends)}), first {place}; a "
+        "model that is trained so does not learn to stop: let the chat template write one behind what the assistant "
+        "says, within its {% generation %} marks if it has any, or give --append-eos"
+    )

@@ -1,0 +1,555 @@
+"""Conversations are rendered as transformers renders them, and what the assistant says is learnt, with what ends it.
+
+The templates are in the style of those of seven families, the tokenizers of three kinds. What a row's tokens must be,
+transformers' own `apply_chat_template` says; what is learnt of them is written down beside each template.
+"""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from ssdplan.executor.data.text_data import TextData
+from ssdplan.executor.data.tokens import _KNOWN_SPLITS, end_tokens, load_tokenizer
+from ssdplan.plans.errors import UsageError
+
+LLAMA_2 = (
+    "{% if messages[0].role == 'system' %}{% set system = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>\\n\\n' %}"
+    "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('in turn') }}"
+    "{% endif %}{% if m.role == 'user' %}"
+    "{{ bos_token + '[INST] ' + (system if loop.first else '') + m.content.strip() + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+LLAMA_3 = (
+    "{% for m in messages %}{% set content = '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + "
+    "m.content | trim + '<|eot_id|>' %}{{ (bos_token if loop.first else '') + content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+PHI_3 = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ '<|system|>\\n' + m.content + '<|end|>\\n' }}"
+    "{% elif m.role == 'user' %}{{ '<|user|>\\n' + m.content + '<|end|>\\n' }}"
+    "{% elif m.role == 'assistant' %}{{ '<|assistant|>\\n' + m.content + '<|end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{% set role = 'model' if m.role == 'assistant' else m.role %}"
+    "{{ '<start_of_turn>' + role + '\\n' + m.content | trim + '<end_of_turn>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+ZEPHYR = (
+    "{% for m in messages %}\n{% if m.role == 'user' %}\n{{ '<|user|>\n' + m.content + eos_token }}\n"
+    "{% elif m.role == 'system' %}\n{{ '<|system|>\n' + m.content + eos_token }}\n"
+    "{% elif m.role == 'assistant' %}\n{{ '<|assistant|>\n'  + m.content + eos_token }}\n{% endif %}\n"
+    "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
+)
+ENDS_ONCE = (
+    "{% for m in messages %}{{ '\\n' + m.role + ': ' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\nassistant:' }}{% else %}{{ eos_token }}{% endif %}"
+)
+STYLES: dict[str, tuple[str, Callable[[str, bool], str]]] = {
+    "Llama 2": (LLAMA_2, lambda said, last: f" {said.strip()} </s>"),
+    "Llama 3": (LLAMA_3, lambda said, last: f"{said.strip()}<|eot_id|>"),
+    "Phi 3": (PHI_3, lambda said, last: f"{said}<|end|>" + ("\n</s>" if last else "")),
+    "ChatML": (CHATML, lambda said, last: f"{said}<|im_end|>"),
+    "Gemma": (GEMMA, lambda said, last: f"{said.strip()}<end_of_turn>"),
+    "Mistral": (MISTRAL, lambda said, last: f" {said}</s>"),
+    "Zephyr": (ZEPHYR, lambda said, last: f"{said}</s>"),
+    "ends once": (ENDS_ONCE, lambda said, last: f" {said}" + ("</s>" if last else "")),
+}
+"""A template, and what is learnt of a message of the assistant's, which may be the conversation's last."""
+SPECIAL = (
+    *("<unk>", "<s>", "</s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|system|>", "<|user|>"),
+    *("<|assistant|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>"),
+)
+LINES = (
+    "What is stored is read again, and what is read again is the same. Yes. No.",
+    "\n\n\nassistant: user: system [INST] [/INST] <<SYS>>\n<</SYS>>\n\n Hello. Hello.\n\n",
+    "model\n\n\n# A list\n\n\n- one\n\n- two\n\n\n",
+    "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ .,:;?!()<>/|_'",
+)
+TALK = [
+    {"role": "user", "content": "What is stored?"},
+    {"role": "assistant", "content": "What is read again."},
+    {"role": "user", "content": "And then?"},
+    {"role": "assistant", "content": "It is\n\nthe same."},
+    {"role": "user", "content": "Again?"},
+    {"role": "assistant", "content": "Yes."},
+]
+
+
+def byte_level() -> Tokenizer:
+    """Of Llama 3's kind: runs of line breaks are one token."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(_KNOWN_SPLITS[0]), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _train(tokenizer, trainers.BpeTrainer(special_tokens=list(SPECIAL), initial_alphabet=alphabet, vocab_size=400))
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """Of Llama 2's kind: a text's first word has a space before it, and unknown characters are bytes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    _train(tokenizer, trainers.BpeTrainer(special_tokens=[*SPECIAL, *bytes_], vocab_size=600, max_token_length=12))
+    return tokenizer
+
+
+def gemma_like() -> Tokenizer:
+    """Of Gemma's kind: spaces are marks, nothing is put before the first word, line breaks merge."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+|▁?[^▁\n]+|▁"), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    _train(tokenizer, trainers.BpeTrainer(special_tokens=list(SPECIAL), vocab_size=300))
+    return tokenizer
+
+
+def _train(tokenizer: Tokenizer, trainer: Any) -> None:
+    trainer.show_progress = False
+    tokenizer.train_from_iterator(LINES * 3, trainer)
+
+
+KINDS = {"byte level": byte_level, "Metaspace": metaspace, "Gemma": gemma_like}
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tokenizer that begins every text with <s>."""
+    return save(KINDS[request.param](), tmp_path_factory.mktemp("model"))
+
+
+def save(tokenizer: Tokenizer, directory: Path) -> Path:
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def tokenizer(kept: Path) -> Any:
+    return load_tokenizer(kept)
+
+
+@pytest.fixture
+def merging(tmp_path: Path) -> Any:
+    return load_tokenizer(save(byte_level(), tmp_path / "model"))
+
+
+def load(path: Path, tokenizer: Any, rows: list[Any], **options: Any) -> TextData:
+    path.mkdir(exist_ok=True)
+    (path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return TextData(path / "a.jsonl", tokenizer, **{"sequence_length": 512, "pack": False, **options})
+
+
+def talk(path: Path, tokenizer: Any, messages: list[dict[str, str]], template: str, **options: Any) -> TextData:
+    tokenizer.chat_template = template
+    return load(path, tokenizer, [{"messages": messages}], **options)
+
+
+def learnt(data: TextData, tokenizer: Any, sample: int = 0) -> list[str]:
+    ids, mask = data.sample(sample)
+    borders = [0, *(np.flatnonzero(np.diff(mask)) + 1), len(ids)]
+    return [read(tokenizer, ids[a:b]) for a, b in itertools.pairwise(borders) if mask[a]]
+
+
+def read(tokenizer: Any, ids: Any) -> str:
+    """Tokens as text, in whatever context: a decoder drops the space before a text's first word."""
+    (mark,) = tokenizer.convert_tokens_to_ids(["<unk>"])
+    return str(tokenizer.decode([mark, *ids], clean_up_tokenization_spaces=False)).removeprefix("<unk>")
+
+
+def ids_of(data: TextData, sample: int = 0) -> list[int]:
+    return [int(token) for token in data.sample(sample)[0]]
+
+
+def given(data: TextData, sample: int = 0) -> list[int]:
+    """The tokens before the first that is learnt."""
+    ids, mask = data.sample(sample)
+    return [int(token) for token in ids[: int(np.argmax(mask))]]
+
+
+# Whole conversations
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_conversation_is_that_of_transformers_and_the_assistants_part_is_learnt(
+    tmp_path: Path, tokenizer: Any, style: str, turns: int
+) -> None:
+    template, answer = STYLES[style]
+    data = talk(tmp_path / "data", tokenizer, messages := TALK[: 2 * turns], template)
+    expected = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+    assert ids_of(data) == expected
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert learnt(data, tokenizer) == [answer(each, each == said[-1]) for each in said]
+    assert expected.count(tokenizer.bos_token_id) == ({"Llama 2": turns}.get(style, int("bos_token" in template)))
+
+
+@pytest.mark.parametrize("style", ["Llama 2", "Llama 3", "Phi 3", "ChatML", "Zephyr"])
+def test_a_system_message_is_given_and_what_follows_the_last_answer_is_not_learnt(
+    tmp_path: Path, tokenizer: Any, style: str
+) -> None:
+    template, answer = STYLES[style]
+    messages = [{"role": "system", "content": "Be brief."}, *TALK[:3]]
+    data = talk(tmp_path / "data", tokenizer, messages, template)
+    assert ids_of(data) == tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+    assert learnt(data, tokenizer) == [answer("What is read again.", False)]
+    assert "Be brief." in tokenizer.decode(given(data)) and not any("leaves" in note for note in data.notes())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # another end token when others follow: which of them ends a message is not known
+        "{{ m.content }}{% if loop.last %}</s>{% else %}<|end|>{% endif %}",
+        "{{ m.content if loop.last else '(...)' }}{% if loop.last %}</s>{% endif %}",  # the message itself
+        "{{ m.content }}{% if loop.last %} That is all.</s>{% endif %}",  # words behind it
+        "{% if loop.last %}<think></think>{% endif %}{{ m.content }}",  # words before it
+        "{{ m.content if loop.last else m.content | upper }}",
+    ],
+)
+def test_messages_that_a_template_writes_in_two_ways_are_refused(tmp_path: Path, merging: Any, body: str) -> None:
+    template = f"{{% for m in messages %}}<|{{{{ m.role }}}}|>\n{body}{{% endfor %}}"
+    template += "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: the chat template writes message 2 otherwise when others"):
+        talk(tmp_path / "data", merging, TALK[:4], template.replace("if loop.last", "if loop.last and true"))
+
+
+def test_an_empty_answer_is_told_apart_from_one_that_is_replaced(tmp_path: Path, merging: Any) -> None:
+    messages = [TALK[0], {"role": "assistant", "content": ""}, *TALK[2:4]]
+    data = talk(tmp_path / "data", merging, messages, PHI_3)
+    assert learnt(data, merging) == ["<|end|>", "It is\n\nthe same.<|end|>\n</s>"]
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' and not loop.last %}(...)"
+        "{% else %}{{ m.content }}{% endif %}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    with pytest.raises(UsageError, match="writes message 2 otherwise"):
+        talk(tmp_path / "data", merging, messages, template)
+
+
+# A message that begins with white space
+
+
+@pytest.mark.parametrize("style", ["Phi 3", "ChatML", "Zephyr"])
+def test_a_message_that_begins_with_line_breaks_follows_what_asks_for_it(
+    tmp_path: Path, merging: Any, style: str
+) -> None:
+    """The header's line break and the message's would be one token, which a model that is asked never sees."""
+    template, answer = STYLES[style]
+    if style == "Phi 3":  # its header is a special token, and with nothing behind it nothing could merge
+        template = template.replace("<|assistant|>", "assistant")
+    messages = [TALK[0], {"role": "assistant", "content": "\n\nHello."}, TALK[2], TALK[3]]
+    data = talk(tmp_path / "data", merging, messages, template)
+    whole = merging.apply_chat_template(messages, tokenize=False)
+    asked = merging.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    alone = merging(whole, add_special_tokens=False)["input_ids"]
+    assert alone[: len(asked)] != asked, "the case that this test is about"
+    assert given(data) == asked
+    text = merging.apply_chat_template(messages[:1], add_generation_prompt=True, tokenize=False)
+    assert ids_of(data) == asked + merging(whole[len(text) :], add_special_tokens=False)["input_ids"]
+    assert merging.decode(ids_of(data)) == whole
+    assert learnt(data, merging) == [answer("\n\nHello.", False), answer(TALK[3]["content"], True)]
+
+
+def test_each_such_message_is_tokenised_apart(tmp_path: Path, merging: Any) -> None:
+    said = ["\n\nHello.", "\nYes.", "No."]
+    messages = [m for i, each in enumerate(said) for m in (TALK[2 * i], {"role": "assistant", "content": each})]
+    data = talk(tmp_path / "data", merging, messages, CHATML)
+    header = "<|im_start|>assistant\n"
+    parts = merging.apply_chat_template(messages, tokenize=False).split(header)
+    expected: list[int] = []
+    for part in [parts[0] + header, parts[1] + header, parts[2] + header + parts[3]]:
+        expected += merging(part, add_special_tokens=False)["input_ids"]
+    assert ids_of(data) == expected
+    assert learnt(data, merging) == [f"{each}<|im_end|>" for each in said]
+
+
+def test_the_same_in_a_template_that_marks_what_is_generated(tmp_path: Path, merging: Any) -> None:
+    marked = (
+        "{% for m in messages %}<|im_start|>{{ m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\\n' }}"
+        "{% endfor %}"
+    )
+    messages = [TALK[0], {"role": "assistant", "content": "\n\nHello."}]
+    one, other = (talk(tmp_path / name, merging, messages, t) for name, t in (("a", marked), ("b", CHATML)))
+    assert ids_of(one) == ids_of(other) and (one.sample(0)[1] == other.sample(0)[1]).all()
+
+
+def test_where_a_tokenizer_puts_a_space_before_the_rest_it_is_refused(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    found = load_tokenizer(save(tokenizer, tmp_path / "model"))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "What i"}, {"role": "assistant", "content": "s stored"}]
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: what asks the assistant and its message share a token.*'What i"):
+        talk(tmp_path / "data", found, messages, template)
+
+
+# The token at which a model stops
+
+NO_END = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
+EARLY = (
+    "{% for m in messages %}<|im_start|>{{ m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [NO_END, EARLY])
+def test_a_conversation_of_which_no_end_is_learnt_is_told(tmp_path: Path, merging: Any, template: str) -> None:
+    merging.chat_template = template
+    rows = [{"messages": TALK[:4]}, {"messages": TALK[:2]}]
+    data = load(tmp_path / "data", merging, rows)
+    (note,) = data.notes()
+    assert note.startswith(
+        f"{tmp_path / 'data' / 'a.jsonl'}: 2 of 2 sample(s) learn no end token (</s>), first {tmp_path}/data/a.jsonl:1;"
+    )
+    assert "--append-eos" in note and note in data.remarks()
+
+
+@pytest.mark.parametrize("style", sorted(set(STYLES) - {"Llama 3", "ChatML", "Gemma"}))
+def test_one_of_which_an_end_is_learnt_is_not(tmp_path: Path, merging: Any, style: str) -> None:
+    assert not talk(tmp_path / "data", merging, TALK, STYLES[style][0]).notes()
+
+
+def test_ends_are_those_of_the_tokenizer_and_of_the_models_generation(tmp_path: Path, kept: Path) -> None:
+    tokenizer = load_tokenizer(kept)
+    names = tokenizer.convert_tokens_to_ids
+    try:
+        assert end_tokens(tokenizer) == (names("</s>"),)
+        assert "learn no end token (</s>)" in talk(tmp_path / "data", tokenizer, TALK, CHATML).notes()[0]
+        (kept / "config.json").write_text(json.dumps({"eos_token_id": names("<|eot_id|>")}))
+        assert end_tokens(tokenizer) == (names("</s>"), names("<|eot_id|>"))
+        assert "(</s>, <|eot_id|>)" in talk(tmp_path / "data", tokenizer, TALK, CHATML).notes()[0]
+        (kept / "generation_config.json").write_text(json.dumps({"eos_token_id": [names("<|im_end|>"), 99999]}))
+        assert end_tokens(tokenizer) == (names("</s>"), names("<|im_end|>"), 99999)
+        assert not talk(tmp_path / "data", tokenizer, TALK, CHATML).notes()
+        assert "<|im_end|>, " in talk(tmp_path / "data", tokenizer, TALK, LLAMA_3).notes()[0]
+        for wrong in ("{", '{"eos_token_id": "</s>"}', '{"eos_token_id": [true]}'):
+            (kept / "generation_config.json").write_text(wrong)
+            with pytest.raises(UsageError, match=r"generation_config\.json: "):
+                talk(tmp_path / "data", tokenizer, TALK, CHATML)
+    finally:
+        for name in ("config.json", "generation_config.json"):
+            (kept / name).unlink(missing_ok=True)
+
+
+def test_an_end_can_be_put_behind_the_last_answer(tmp_path: Path, tokenizer: Any) -> None:
+    """Up to there the tokens are the template's, as the model sees them when it is asked."""
+    without = talk(tmp_path / "data", tokenizer, TALK[:4], NO_END)
+    data = talk(tmp_path / "data", tokenizer, TALK[:4], NO_END, append_eos=True)
+    assert ids_of(data) == [*ids_of(without), tokenizer.eos_token_id]
+    assert learnt(data, tokenizer) == [
+        "<|assistant|>\nWhat is read again.",
+        "<|assistant|>\nIt is\n\nthe same.</s>",
+    ]
+    assert not data.notes()
+    asked = talk(tmp_path / "data", tokenizer, TALK[:3], NO_END, append_eos=True)
+    assert ids_of(asked) == [*ids_of(talk(tmp_path / "data", tokenizer, TALK[:2], NO_END)), tokenizer.eos_token_id]
+
+
+def test_an_end_that_follows_an_answer_is_learnt_instead(tmp_path: Path, kept: Path) -> None:
+    tokenizer = load_tokenizer(kept)
+    try:
+        (kept / "generation_config.json").write_text(
+            json.dumps({"eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>")})
+        )
+        without = talk(tmp_path / "data", tokenizer, TALK[:4], EARLY)
+        assert len(without.notes()) == 1 and learnt(without, tokenizer)[0] == "What is read again."
+        data = talk(tmp_path / "data", tokenizer, TALK[:4], EARLY, append_eos=True)
+        assert ids_of(data) == ids_of(without)
+        assert learnt(data, tokenizer) == ["What is read again.<|im_end|>", "It is\n\nthe same.<|im_end|>"]
+        assert not data.notes()
+    finally:
+        (kept / "generation_config.json").unlink()
+
+
+@pytest.mark.parametrize("style", sorted(set(STYLES) - {"Llama 3", "ChatML", "Gemma"}))
+def test_where_an_end_is_learnt_none_is_put(tmp_path: Path, merging: Any, style: str) -> None:
+    found = [talk(tmp_path / "data", merging, TALK, STYLES[style][0], append_eos=each) for each in (False, True)]
+    assert ids_of(found[0]) == ids_of(found[1]) and (found[0].sample(0)[1] == found[1].sample(0)[1]).all()
+
+
+def test_an_end_that_is_put_is_another_cache_and_other_content(tmp_path: Path, merging: Any) -> None:
+    cache = tmp_path / "cache"
+    found = [
+        talk(tmp_path / "data", merging, TALK, NO_END, append_eos=each, cache=cache) for each in (False, True, False)
+    ]
+    assert len(list(cache.iterdir())) == 2
+    assert ids_of(found[0]) == ids_of(found[2]) != ids_of(found[1])
+    assert found[0].content == found[2].content != found[1].content
+    assert found[0].notes() == found[2].notes() and not found[1].notes(), "what is told is in the cache"
+
+
+def test_texts_and_completions_always_learn_an_end(tmp_path: Path, merging: Any) -> None:
+    for rows in ([{"text": "Yes."}], [{"prompt": "What?", "completion": " Yes."}]):
+        for append_eos in (False, True):
+            data = load(tmp_path / "data", merging, rows, append_eos=append_eos)
+            assert ids_of(data)[-1] == merging.eos_token_id and data.sample(0)[1][-1] and not data.notes()
+
+
+# Special tokens that a text brings along
+
+
+@pytest.mark.parametrize(
+    "text", ["What is stored?", "<s>What is stored?", "What is stored?</s>", "<s>What is stored?</s>"]
+)
+def test_a_text_with_special_tokens_of_its_own_has_each_once(tmp_path: Path, tokenizer: Any, text: str) -> None:
+    own = tokenizer(text, add_special_tokens=False)["input_ids"]
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    expected = [*([] if own[0] == start else [start]), *own, *([] if own[-1] == end else [end])]
+    data = load(tmp_path / "data", tokenizer, [{"text": "Yes."}, {"text": text}])
+    assert ids_of(data, 1) == expected and expected.count(start) == expected.count(end) == 1
+    names = " and ".join(name for name in ("<s>", "</s>") if name in text)
+    place = f"{tmp_path}/data/a.jsonl"
+    assert data.notes() == (
+        [
+            f"{place}: 1 of 2 sample(s) bring {names} of their own where the tokenizer puts it too, first {place}:2; "
+            "it is there once"
+        ]
+        if names
+        else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("[INST] What is stored? [/INST]", " Yes."),
+        ("<s>[INST] What is stored? [/INST]", " Yes."),
+        ("<s>[INST] What is stored? [/INST]", " Yes.</s>"),
+        ("", "<s>Yes.</s>"),
+        ("<s>", "Yes."),
+        ("What?</s>", ""),
+    ],
+)
+def test_a_completion_with_special_tokens_of_its_own_has_each_once(
+    tmp_path: Path, tokenizer: Any, prompt: str, completion: str
+) -> None:
+    own, asked = tokenizer([prompt + completion, prompt], add_special_tokens=False)["input_ids"]
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    before = [] if own[0] == start else [start]
+    data = load(tmp_path / "data", tokenizer, [{"prompt": prompt, "completion": completion}])
+    assert ids_of(data) == [*before, *own, *([] if completion.endswith("</s>") else [end])]
+    assert given(data) == [*before, *(asked or own[:1] * (own[0] == start))]
+    assert bool(data.notes()) == (prompt.startswith("<s>") or "<s>" in completion)
+
+
+def test_a_token_that_begins_and_ends_texts_is_taken_once_for_each(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    directory = save(tokenizer, tmp_path / "model")
+    found = load_tokenizer(directory)
+    found.bos_token = "</s>"
+    found.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="</s> $A", special_tokens=[("</s>", found.eos_token_id)]
+    )
+    data = load(tmp_path / "data", found, [{"text": text} for text in ("Yes.", "</s>Yes.", "Yes.</s>", "</s>")])
+    yes, end = found("Yes.", add_special_tokens=False)["input_ids"], found.eos_token_id
+    assert [ids_of(data, i) for i in range(4)] == [[end, *yes, end]] * 3 + [[end, end]]
+
+
+def test_a_tokenizer_that_ends_texts_by_itself_adds_no_second_end(tmp_path: Path, tokenizer: Any) -> None:
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", start), ("</s>", end)]
+    )
+    yes = tokenizer("Yes.")["input_ids"]
+    rows = [{"text": text} for text in ("Yes.", "<s>Yes.", "Yes.</s>", "<s>Yes.</s>")]
+    data = load(tmp_path / "data", tokenizer, rows)
+    own = [tokenizer(row["text"], add_special_tokens=False)["input_ids"] for row in rows]
+    assert [ids_of(data, i) for i in range(4)] == [
+        [*([] if ids[0] == start else [start]), *ids, *([] if ids[-1] == end else [end])] for ids in own
+    ]
+    assert ids_of(data, 0) == yes
+
+
+def test_a_long_text_that_is_cut_into_pieces_has_each_once(
+    tmp_path: Path, merging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssdplan.executor.data.tokens._PIECE_CHARACTERS", 2000)
+    text = "<s>" + "What is stored is read again.\n\n" * 400 + "</s>"
+    data = load(tmp_path / "data", merging, [{"text": text}, {"text": "Yes."}], sequence_length=10**6)
+    assert ids_of(data) == merging(text, add_special_tokens=False)["input_ids"]
+    assert len(data.notes()) == 1
+
+
+def test_a_chat_templates_text_as_a_row_of_text_is_the_same_conversation(tmp_path: Path, tokenizer: Any) -> None:
+    """As transformers tokenises it: what the template wrote of special tokens is all that there is."""
+    for style in ("Llama 2", "Mistral"):
+        tokenizer.chat_template = STYLES[style][0]
+        text = tokenizer.apply_chat_template(TALK, tokenize=False)
+        one, other = (
+            load(tmp_path / "a", tokenizer, [{"text": text}]),
+            load(tmp_path / "b", tokenizer, [{"messages": TALK}]),
+        )
+        assert ids_of(one) == ids_of(other)
+
+
+# What a template or a format leaves out
+
+
+def test_messages_that_a_template_leaves_out_are_told(tmp_path: Path, tokenizer: Any) -> None:
+    silent = PHI_3.replace("m.role == 'system'", "m.role == 'nobody'")
+    messages = [{"role": "system", "content": "Be brief."}, *TALK[:2]]
+    tokenizer.chat_template = silent
+    data = load(tmp_path / "data", tokenizer, [{"messages": TALK[:2]}, {"messages": messages}])
+    (note,) = data.notes()
+    place = f"{tmp_path}/data/a.jsonl"
+    assert note.startswith(
+        f"{place}: the chat template leaves messages out in 1 of 2 sample(s), first message 1 (`system`) of {place}:2; "
+    )
+    assert not talk(tmp_path / "data", tokenizer, messages, PHI_3).notes()
+
+
+@pytest.mark.parametrize("change", ["m.content.split('</think>')[-1]", "m.content | replace('is', 'was')"])
+def test_parts_of_messages_that_a_template_leaves_out_are_told(tmp_path: Path, merging: Any, change: str) -> None:
+    template = CHATML.replace("m.content", f"({change})").replace("<|im_end|>", "</s>")
+    messages = [TALK[0], {"role": "assistant", "content": "<think>What is it?</think>It is read."}]
+    (note,) = talk(tmp_path / "data", merging, messages, template).notes()
+    assert "does not write all of a message" in note and "first message " in note
+
+
+def test_fields_beside_those_of_the_format_that_say_something_are_told(tmp_path: Path, merging: Any) -> None:
+    merging.chat_template = ZEPHYR
+    nothing = {"system": "", "history": [], "images": None, "id": 7, "source": "book"}
+    more = {"system": "Be brief.", "history": [["a", "b"]]}
+    for row in ({"messages": TALK[:2]}, {"instruction": "a", "output": "b"}, {"prompt": "a", "completion": "b"}):
+        notes = load(tmp_path / "data", merging, [{**row, **nothing}, {**row, **more}]).notes()
+        assert [note.split("the field ")[1][:40] for note in notes] == [
+            f"`{name}` of 1 of 2 sample(s) is not read, first"[:40] for name in ("system", "history")
+        ]
+        assert all(f"first {tmp_path}/data/a.jsonl:2;" in note for note in notes)
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {}])
+def test_a_message_field_that_says_nothing_is_as_if_it_were_absent(tmp_path: Path, merging: Any, nothing: Any) -> None:
+    messages = [TALK[0], {**TALK[1], "tool_calls": nothing, "reasoning_content": nothing}]
+    assert ids_of(talk(tmp_path / "data", merging, messages, ZEPHYR)) == ids_of(
+        talk(tmp_path / "data", merging, TALK[:2], ZEPHYR)
+    )
