@@ -499,6 +499,18 @@ def test_a_long_text_that_is_cut_into_pieces_has_each_once(
     assert len(data.notes()) == 1
 
 
+@pytest.mark.parametrize("end", ["</s>\n", "</s> \n\n"])
+def test_white_space_behind_a_texts_own_end_is_no_reason_for_another(tmp_path: Path, tokenizer: Any, end: str) -> None:
+    """As the chat templates of Zephyr and others end a conversation."""
+    own, asked = tokenizer([f"<s>What?Yes.{end}", "<s>What?"], add_special_tokens=False)["input_ids"]
+    for row in ({"text": f"<s>What?Yes.{end}"}, {"prompt": "<s>What?", "completion": f"Yes.{end}"}):
+        data = load(tmp_path / "data", tokenizer, [row])
+        assert ids_of(data) == own and len(data.notes()) == 1
+    assert given(data) == asked
+    words = load(tmp_path / "data", tokenizer, [{"text": "Yes.</s> No."}])
+    assert ids_of(words).count(tokenizer.eos_token_id) == 2 and not words.notes()
+
+
 def test_a_chat_templates_text_as_a_row_of_text_is_the_same_conversation(tmp_path: Path, tokenizer: Any) -> None:
     """As transformers tokenises it: what the template wrote of special tokens is all that there is."""
     for style in ("Llama 2", "Mistral"):
@@ -542,9 +554,16 @@ def test_fields_beside_those_of_the_format_that_say_something_are_told(tmp_path:
     for row in ({"messages": TALK[:2]}, {"instruction": "a", "output": "b"}, {"prompt": "a", "completion": "b"}):
         notes = load(tmp_path / "data", merging, [{**row, **nothing}, {**row, **more}]).notes()
         assert [note.split("the field ")[1][:40] for note in notes] == [
-            f"`{name}` of 1 of 2 sample(s) is not read, first"[:40] for name in ("system", "history")
+            f"`{name}` of 1 of 2 sample(s) is not read, first"[:40] for name in ("history", "system")
         ]
         assert all(f"first {tmp_path}/data/a.jsonl:2;" in note for note in notes)
+
+
+def test_a_completion_that_is_labelled_as_one_to_avoid_is_told(tmp_path: Path, merging: Any) -> None:
+    row = {"prompt": "a", "completion": "b"}
+    for label, told in ((True, 0), (None, 0), ("no", 0), (False, 1)):
+        notes = load(tmp_path / "data", merging, [row, {**row, "label": label}]).notes()
+        assert len(notes) == told and all("the field `label` of 1 of 2 sample(s) is not read" in note for note in notes)
 
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}])
