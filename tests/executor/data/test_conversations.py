@@ -228,6 +228,8 @@ def test_a_system_message_is_given_and_what_follows_the_last_answer_is_not_learn
     [
         # another end token when others follow: which of them ends a message is not known
         "{{ m.content }}{% if loop.last %}</s>{% else %}<|end|>{% endif %}",
+        "{{ m.content }}{% if loop.last %}<|end|>{% else %}</s>{% endif %}",
+        "{{ m.content }}<|end|>{% if loop.last %}<|eot_id|>{% else %}</s>{% endif %}",
         "{{ m.content if loop.last else '(...)' }}{% if loop.last %}</s>{% endif %}",  # the message itself
         "{{ m.content }}{% if loop.last %} That is all.</s>{% endif %}",  # words behind it
         "{% if loop.last %}<think></think>{% endif %}{{ m.content }}",  # words before it
@@ -235,10 +237,13 @@ def test_a_system_message_is_given_and_what_follows_the_last_answer_is_not_learn
     ],
 )
 def test_messages_that_a_template_writes_in_two_ways_are_refused(tmp_path: Path, merging: Any, body: str) -> None:
-    template = f"{{% for m in messages %}}<|{{{{ m.role }}}}|>\n{body}{{% endfor %}}"
+    template = (
+        f"{{% for m in messages %}}<|{{{{ m.role }}}}|>\n{{% if m.role == 'assistant' %}}{body}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
     template += "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     with pytest.raises(UsageError, match=r"a\.jsonl:1: the chat template writes message 2 otherwise when others"):
-        talk(tmp_path / "data", merging, TALK[:4], template.replace("if loop.last", "if loop.last and true"))
+        talk(tmp_path / "data", merging, TALK[:4], template)
 
 
 def test_an_empty_answer_is_told_apart_from_one_that_is_replaced(tmp_path: Path, merging: Any) -> None:
