@@ -383,14 +383,14 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
 def _looked_for(options: argparse.Namespace, plan: Plan, kept: "Kept | None") -> Path:
     """The model's directory. Raises UsageError where that, the data or the place of a new run is not as it must be,
     before torch is loaded, which takes seconds."""
-    from ssdplan.executor.data.documents import data_files
+    from ssdplan.executor.data.files import find_files
     from ssdplan.executor.hub import find_model
     from ssdplan.executor.run_directory import require_new
 
     if kept is None:
         require_new(options.out)
     for path in filter(None, (options.data, options.eval_data)):
-        data_files(path)
+        find_files(path)
     if not (options.model or plan.model.path):
         raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
     return find_model(options.model or plan.model.path)

@@ -16,7 +16,6 @@ from .clock import timed
 from .documents import json_name
 from .formats import Conversation
 from .notes import CHANGED, DROPPED
-from .tokens import end_tokens
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -79,7 +78,6 @@ class Chat:
         self._specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         either = "|".join(map(re.escape, sorted(self._specials, key=len, reverse=True)))
         self._pieces = re.compile(rf"(?:{either})|\s" if either else r"\s")
-        self._ends = {str(token) for token in tokenizer.convert_ids_to_tokens(list(end_tokens(tokenizer)))}
 
     def render(self, sample: Conversation) -> Rendering:
         """The conversation as the template writes it. Raises UsageError, with the sample's place."""
@@ -132,7 +130,7 @@ class Chat:
             asked = self._text(sample, messages[:index], add_generation_prompt=True)
             answered = self._text(sample, messages[: index + 1])
             if answered.startswith(asked) and not whole.startswith(answered):
-                answered = self._without_closing(answered, whole, found.get(index) if found else None)
+                answered = self._without_closing(sample, index, answered, whole, found)
             if not (answered.startswith(asked) and whole.startswith(answered)):
                 raise UsageError(
                     f"{sample.place}: the chat template writes message {index + 1} otherwise when others follow it, or "
@@ -142,14 +140,17 @@ class Chat:
             spans.append((len(asked), self._end_of_turn(answered, len(asked))))
         return tuple(spans)
 
-    def _without_closing(self, answered: str, whole: str, said: "tuple[int, int] | None") -> str:
-        """A conversation up to a message that others follow in `whole`, without what the template writes behind the
-        last message alone; as it is, where more than special tokens and white space at its end differs.
+    def _without_closing(
+        self, sample: Conversation, index: int, answered: str, whole: str, found: "_Found | None"
+    ) -> str:
+        """A conversation up to message `index`, which others follow in `whole`, without what the template writes behind
+        the last message alone; as it is, where more than special tokens and white space at its end differs.
 
-        `said` is where in the whole the message is. Where the template ends it by another end token when others follow,
-        which of the two ends it is not known.
+        What follows in the whole must be what the template begins the next message with when nothing is before it: else
+        another token may end the message there.
         """
-        if said is None or answered[: said[1]] != whole[: said[1]]:
+        said, following = (found.get(each) if found else None for each in (index, index + 1))
+        if not said or not following or answered[: said[1]] != whole[: said[1]]:
             return answered
         cuts, place = [said[1]], said[1]
         while piece := self._pieces.match(answered, place):
@@ -158,8 +159,14 @@ class Chat:
         if place != len(answered):
             return answered
         cut = max(cut for cut in cuts if whole.startswith(answered[:cut]))
-        rest = whole[cut:].lstrip()
-        return answered if any(rest.startswith(end) for end in self._ends) else answered[:cut]
+        alone = Conversation(sample.place, sample.messages[index + 1 : index + 2])
+        try:
+            text = self._text(alone, list(alone.messages))
+        except UsageError:  # the template takes it only behind others
+            return answered
+        begun = self._found(alone, text)
+        start = begun.get(0) if begun else None
+        return answered[:cut] if start and text[: start[0]].endswith(whole[cut : following[0]]) else answered
 
     def _text(self, sample: Conversation, messages: list[dict[str, str]], **options: Any) -> str:
         try:

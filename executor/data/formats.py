@@ -27,6 +27,8 @@ _CONTENTS = (
     *("image", "images", "audio", "audios", "video", "videos"),
 )
 """Fields that no format reads, and in which others put what a model is to see: that is told."""
+_VERDICT = "label"
+"""In which others put, of a prompt and its completion, whether that is what a model should say."""
 _NAMED = 12
 
 
@@ -137,7 +139,7 @@ def samples(files: list[Path], format: str, *, as_chat: bool) -> Iterator[Sample
         if is_plain_text(file):
             yield plain_text(file)
             continue
-        others = () if format == "text" else _CONTENTS
+        others = () if format == "text" else (*_CONTENTS, _VERDICT)
         for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()), *others)):
             yield _sample(row, format, as_chat)
 
@@ -154,7 +156,8 @@ def _sample(row: Row, format: str, as_chat: bool) -> Sample:
 
 
 def _unread(row: Row) -> tuple[str, ...]:
-    return tuple(name for name in _CONTENTS if not _is_nothing(row.fields.get(name)))
+    found = tuple(name for name in _CONTENTS if not _is_nothing(row.fields.get(name)))
+    return (*found, _VERDICT) if row.fields.get(_VERDICT) is False else found
 
 
 def _is_nothing(value: Any) -> bool:

@@ -39,7 +39,8 @@ class Tally:
 
     def kept(self) -> bytes:
         """What `read_notes` reads."""
-        return json.dumps([astuple(note) for note in self._found.values()]).encode()
+        ordered = sorted(self._found.values(), key=lambda note: (note.first, note.kind, note.detail))
+        return json.dumps([astuple(note) for note in ordered]).encode()
 
 
 def read_notes(kept: bytes) -> tuple[Note, ...]:

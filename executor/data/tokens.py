@@ -32,6 +32,8 @@ _PIECE_CHARACTERS = 1 << 13
 BATCH_CHARACTERS = 1 << 15
 """Tokenised at once: a tokenizer takes up to 250 bytes for each on its way, and its threads keep a part of that."""
 WHOLE_CHARACTERS = 100_000_000
+_FEW = 4
+"""Tokens at a text's end among which its own end is looked for."""
 
 
 def load_tokenizer(model_dir: Path) -> Any:
@@ -280,7 +282,9 @@ class Frame:
         return [] if self.own_end(ids) else self._closing
 
     def own_end(self, ids: list[int]) -> bool:
-        return bool(ids) and ids[-1] == self._eos
+        """Whether the last of a text's tokens is its end, but for a line break or other white space behind that."""
+        last = next((i for i in range(1, min(len(ids), _FEW) + 1) if ids[-i] == self._eos), 0)
+        return last == 1 or (last > 1 and not self._tokenizer.decode(ids[1 - last :]).strip())
 
     def own(self, start: int, end: bool) -> str:
         """In words, `start` tokens of its own at a text's start, and its own `end`; empty for neither."""

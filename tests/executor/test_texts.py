@@ -1,5 +1,6 @@
 """A run's texts: what is not in the cache is tokenised in a process of its own, once."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from ssdplan.executor import texts
+from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.model import open_model
@@ -42,3 +44,25 @@ def test_texts_that_no_cache_has_are_tokenised_apart(tmp_path: Path, monkeypatch
         )
         assert found.step(0) and found.evaluated
     assert asked == ["text.txt", "held-out.txt"]
+
+
+def test_a_run_says_what_the_preview_says_and_appends_ends_as_it_is_told(tmp_path: Path) -> None:
+    directory = prepare(tmp_path)
+    template = "{% for m in messages %}{{ m.role + ' ' + m.content }}{% endfor %}"
+    (directory / "llama" / "chat_template.jinja").write_text(template)
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    data = directory / "talk.jsonl"
+    data.write_text((json.dumps({"messages": talk}) + "\n") * 2)
+    model = open_model(directory / "llama", torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, micro_batches=1, micro_batch_size=1)
+    tokenizer = load_tokenizer(model.path)
+    for append_eos in (False, True):
+        recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3), append_eos=append_eos, pack=False)
+        assert recipe.deciding()["append_eos"] is append_eos
+        notes: list[str] = []
+        found = texts.Texts(plan, recipe, data, None, tokenizer, model, Watch(note=notes.append))
+        (batch,) = found.step(0)
+        last = batch.labels[0][batch.labels[0] != -100][-1]
+        assert (last == tokenizer.eos_token_id) == append_eos
+        assert notes == TextData(data, tokenizer, sequence_length=LENGTH, pack=False, append_eos=append_eos).remarks()
+        assert len(notes) == (0 if append_eos else 1)

@@ -228,6 +228,8 @@ def test_a_system_message_is_given_and_what_follows_the_last_answer_is_not_learn
     [
         # another end token when others follow: which of them ends a message is not known
         "{{ m.content }}{% if loop.last %}</s>{% else %}<|end|>{% endif %}",
+        "{{ m.content }}{% if loop.last %}<|end|>{% else %}</s>{% endif %}",
+        "{{ m.content }}<|end|>{% if loop.last %}<|eot_id|>{% else %}</s>{% endif %}",
         "{{ m.content if loop.last else '(...)' }}{% if loop.last %}</s>{% endif %}",  # the message itself
         "{{ m.content }}{% if loop.last %} That is all.</s>{% endif %}",  # words behind it
         "{% if loop.last %}<think></think>{% endif %}{{ m.content }}",  # words before it
@@ -235,10 +237,13 @@ def test_a_system_message_is_given_and_what_follows_the_last_answer_is_not_learn
     ],
 )
 def test_messages_that_a_template_writes_in_two_ways_are_refused(tmp_path: Path, merging: Any, body: str) -> None:
-    template = f"{{% for m in messages %}}<|{{{{ m.role }}}}|>\n{body}{{% endfor %}}"
+    template = (
+        f"{{% for m in messages %}}<|{{{{ m.role }}}}|>\n{{% if m.role == 'assistant' %}}{body}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
     template += "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     with pytest.raises(UsageError, match=r"a\.jsonl:1: the chat template writes message 2 otherwise when others"):
-        talk(tmp_path / "data", merging, TALK[:4], template.replace("if loop.last", "if loop.last and true"))
+        talk(tmp_path / "data", merging, TALK[:4], template)
 
 
 def test_an_empty_answer_is_told_apart_from_one_that_is_replaced(tmp_path: Path, merging: Any) -> None:
@@ -499,6 +504,18 @@ def test_a_long_text_that_is_cut_into_pieces_has_each_once(
     assert len(data.notes()) == 1
 
 
+@pytest.mark.parametrize("end", ["</s>\n", "</s> \n\n"])
+def test_white_space_behind_a_texts_own_end_is_no_reason_for_another(tmp_path: Path, tokenizer: Any, end: str) -> None:
+    """As the chat templates of Zephyr and others end a conversation."""
+    own, asked = tokenizer([f"<s>What?Yes.{end}", "<s>What?"], add_special_tokens=False)["input_ids"]
+    for row in ({"text": f"<s>What?Yes.{end}"}, {"prompt": "<s>What?", "completion": f"Yes.{end}"}):
+        data = load(tmp_path / "data", tokenizer, [row])
+        assert ids_of(data) == own and len(data.notes()) == 1
+    assert given(data) == asked
+    words = load(tmp_path / "data", tokenizer, [{"text": "Yes.</s> No."}])
+    assert ids_of(words).count(tokenizer.eos_token_id) == 2 and not words.notes()
+
+
 def test_a_chat_templates_text_as_a_row_of_text_is_the_same_conversation(tmp_path: Path, tokenizer: Any) -> None:
     """As transformers tokenises it: what the template wrote of special tokens is all that there is."""
     for style in ("Llama 2", "Mistral"):
@@ -542,9 +559,16 @@ def test_fields_beside_those_of_the_format_that_say_something_are_told(tmp_path:
     for row in ({"messages": TALK[:2]}, {"instruction": "a", "output": "b"}, {"prompt": "a", "completion": "b"}):
         notes = load(tmp_path / "data", merging, [{**row, **nothing}, {**row, **more}]).notes()
         assert [note.split("the field ")[1][:40] for note in notes] == [
-            f"`{name}` of 1 of 2 sample(s) is not read, first"[:40] for name in ("system", "history")
+            f"`{name}` of 1 of 2 sample(s) is not read, first"[:40] for name in ("history", "system")
         ]
         assert all(f"first {tmp_path}/data/a.jsonl:2;" in note for note in notes)
+
+
+def test_a_completion_that_is_labelled_as_one_to_avoid_is_told(tmp_path: Path, merging: Any) -> None:
+    row = {"prompt": "a", "completion": "b"}
+    for label, told in ((True, 0), (None, 0), ("no", 0), (False, 1)):
+        notes = load(tmp_path / "data", merging, [row, {**row, "label": label}]).notes()
+        assert len(notes) == told and all("the field `label` of 1 of 2 sample(s) is not read" in note for note in notes)
 
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}])

@@ -89,6 +89,39 @@ def test_what_is_learnt_is_marked_with_and_without_colour(home: Path, capsys: py
     assert f"\x1b[2mThe quick\x1b[0m\x1b[32m brown fox{EOS}\x1b[0m\n" in coloured and "⟦" not in coloured
 
 
+def test_what_may_be_meant_otherwise_is_noted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "What is", "completion": f" stored{EOS}"}, {**ROWS[0], "system": "Be brief.\x1b[31m"}]
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(preview("--json")) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert notes == [
+        f"rows.jsonl: 1 of 2 sample(s) bring {EOS} of their own where the tokenizer puts it too, first rows.jsonl:1; "
+        "it is there once",
+        "rows.jsonl: the field `system` of 1 of 2 sample(s) is not read, first rows.jsonl:2; put what it says into the "
+        "fields that are, or take it away",
+    ]
+    for _ in range(2):  # from the cache too
+        assert cli.main(preview()) == 0
+        assert [line.split(None, 1)[1] for line in capsys.readouterr().out.splitlines() if line[:5] == "note "] == notes
+
+
+def test_an_end_that_is_not_learnt_is_noted_and_can_be_appended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "model" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role + ' ' + m.content }}{% endfor %}"
+    )
+    talk = [{"role": "user", "content": "dog"}, {"role": "assistant", "content": "fox"}]
+    (home / "rows.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    assert cli.main(preview()) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"note            rows.jsonl: 1 of 1 sample(s) learn no end token ({EOS}), first rows.jsonl:1; a model" in said
+    )
+    assert "user dog⟦assistant fox⟧\n" in said
+    assert cli.main(preview("--append-eos")) == 0
+    said = capsys.readouterr().out
+    assert f"user dog⟦assistant fox{EOS}⟧\n" in said and "note " not in said
+
+
 def test_a_long_sample_is_shown_in_part(home: Path) -> None:
     tokenizer = load_tokenizer(home / "model")
     (home / "a.txt").write_text("dog " * 3000)
