@@ -38,7 +38,7 @@ class Step:
 
 
 STEPS = (
-    Step("build", "missing wheels, ssdplan itself, versions, doctor", 120, without_ssdplan=True, without_gpu=True),
+    Step("build", "missing wheels, ssdplan itself, versions, doctor", 180, without_ssdplan=True, without_gpu=True),
     Step("probes", "copies, registration, libraries, attention, waits: torch alone", 60, without_ssdplan=True),
     Step("layers", "a block forward and backward: pipelined, and synchronised after each", 45),
     Step("tests", "the tests marked gpu", 90, without_gpu=True),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SECONDS = 600
+SECONDS = 1800
 
 
 def script(out: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
@@ -34,7 +34,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_step_but_the_tests_runs_without_a_gpu(tmp_path: Path) -> None:
-    code, lines = script(tmp_path / "out", "--steps", "build,probes,layers,train,sanitizer", "--limit", str(SECONDS))
+    code, lines = script(
+        tmp_path / "out", "--steps", "build,probes,layers,train,sanitizer", "--limit", str(SECONDS - 60)
+    )
     assert code == 0 and [line["status"] for line in lines] == ["ok"] * 5, lines
     build, probes, layers, train, sanitizer = (line["figures"] for line in lines)
     assert build["ssdplan"] and not build["missing"] and build["doctor"]["findings"] and build["versions"]["torch"]
