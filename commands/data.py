@@ -77,5 +77,6 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(preview.as_json(), indent=2, ensure_ascii=False))
     else:
-        print(describe(preview, colour=sys.stdout.isatty() if options.color is None else options.color))
+        text = describe(preview, colour=sys.stdout.isatty() if options.color is None else options.color)
+        getattr(sys.stdout, "steer", sys.stdout.write)(text + "\n")
     return 0

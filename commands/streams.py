@@ -1,13 +1,16 @@
 """The standard streams of a command: standard error that ends none, and standard output whose errors are known.
 
 Owns what becomes of a command where its progress cannot be written: a full disk, a terminal that was closed, a reader
-that is gone. It goes on. Results, on standard output, are another matter: what cannot be written of them is an error.
+that is gone. It goes on. Results, on standard output, are another matter: what cannot be written of them is an error. Also
+owned here: nothing that a command prints steers the terminal, wherever its text came from.
 """
 
 import io
 import os
 import sys
 from typing import Any
+
+from ssdplan.plans.printable import printable
 
 _DESCRIPTORS = (0, 1, 2)
 
@@ -63,8 +66,20 @@ class _Enduring(io.FileIO):
         return nbytes
 
 
-def _text(raw: io.FileIO, before: io.TextIOBase | None, *, errors: str) -> io.TextIOWrapper:
+class Plain(io.TextIOWrapper):
+    """A text stream that writes what would steer a terminal as an escape (`plans/printable.py`)."""
+
+    def write(self, text: str, /) -> int:
+        super().write(printable(text))
+        return len(text)
+
+    def steer(self, text: str) -> int:
+        """Write `text` as it is: of our own making, but for parts that are printable."""
+        return super().write(text)
+
+
+def _text(raw: io.FileIO, before: io.TextIOBase | None, *, errors: str) -> Plain:
     """A text stream on `raw`, like the one before it; None: that was closed."""
     encoding = getattr(before, "encoding", "utf-8")
     buffering = bool(getattr(before, "line_buffering", False)) or isinstance(raw, _Enduring)
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors=errors, line_buffering=buffering)
+    return Plain(io.BufferedWriter(raw), encoding=encoding, errors=errors, line_buffering=buffering)

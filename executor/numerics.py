@@ -10,6 +10,8 @@ import transformers
 
 from ssdplan.plans.profile import Machine
 
+from .device import visible_gpus
+
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "DNNL_DEFAULT_FPMATH_MODE",
@@ -32,5 +34,5 @@ def of_this_process(machine: Machine) -> dict[str, str]:
     if machine.device == "cpu":
         found["instruction_set"] = torch.backends.cpu.get_cpu_capability()
     else:
-        found["device"] = torch.cuda.get_device_name()
+        found["device"] = visible_gpus()[machine.device_index][0]
     return found | {name: os.environ[name] for name in _VARIABLES if name in os.environ}

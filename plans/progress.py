@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TextIO
 
+from .printable import printable
 from .units import format_seconds
 
 SELDOM_SECONDS = 5.0
@@ -23,6 +24,8 @@ class ProgressLine:
         self._start = time.monotonic()
         self._last = -math.inf
         self._width = 0
+        self._steer = getattr(self._stream, "steer", self._stream.write)
+        """Writes what moves a terminal's cursor, which the streams of a command let nothing else do."""
         self._ended = ""
         """What was said to be whole; a caller that reads ahead is there long before its last call."""
 
@@ -41,10 +44,10 @@ class ProgressLine:
     def say(self, text: str, *, seldom: bool = False) -> None:
         """Show `text` as the line. With `seldom` it is left out where there is no terminal and a line was printed a
         moment ago."""
-        now = time.monotonic()
+        now, text = time.monotonic(), printable(text)
         if self._live:
             text = text[: self._columns() - 1]  # a longer one could not be rewritten
-            self._stream.write("\r" + text.ljust(self._width))
+            self._steer("\r" + text.ljust(self._width))
             self._width = len(text)
         else:
             pause = min(max(SELDOM_SECONDS, (now - self._start) / 100), SELDOMEST_SECONDS)
@@ -57,8 +60,8 @@ class ProgressLine:
     def note(self, text: str) -> None:
         """A line that stays."""
         if self._live and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-        self._stream.write(f"{self._title}: {text}\n")
+            self._steer("\r" + " " * self._width + "\r")
+        self._stream.write(f"{self._title}: {printable(text)}\n")
         self._width = 0
         self._stream.flush()
 

@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ssdplan.plans.printable import printable
+
 from .text_data import TextData
 
 _SHOWN_TOKENS = 400
 _LEARNT, _GIVEN, _RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 _OPEN, _CLOSE = "⟦", "⟧"
-_CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {
-    0x7F: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-}
-"""Characters that a terminal would obey stand as pictures of themselves."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +114,12 @@ def _shown(data: TextData, tokenizer: Any, index: int, place: str) -> Shown:
 
 
 def describe(preview: Preview, *, colour: bool) -> str:
-    """The preview as text. What is learnt is green, or between ⟦ and ⟧ without `colour`."""
+    """The preview as text. What is learnt is green, or between ⟦ and ⟧ without `colour`; nothing else in it steers a
+    terminal."""
     lines = []
     for number, sample in enumerate(preview.shown, start=1):
         lines.append(
-            f"Sample {number}, {sample.place}: {sample.tokens} tokens, {sample.learnt_tokens} of them learnt"
+            f"Sample {number}, {printable(sample.place)}: {sample.tokens} tokens, {sample.learnt_tokens} of them learnt"
             + (f", cut at {preview.sequence_length}" if _is_cut(preview, sample) else "")
         )
         lines.append("".join(_part(part, colour) for part in sample.parts))
@@ -138,7 +136,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("rows", f"{preview.rows:,} of {preview.sequence_length} tokens, {preview.row_tokens_used:.1%} full ({rows})"),
         ("cut", f"{preview.cut:,} sample(s) longer than a row"),
         ("left out", f"{preview.left_out:,} sample(s) of which nothing is learnt within a row"),
-        *(("note", note.translate(_CONTROL)) for note in preview.notes),
+        *(("note", printable(note)) for note in preview.notes),
     ]
     return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
 
@@ -149,7 +147,7 @@ def _is_cut(preview: Preview, sample: Shown) -> bool:
 
 
 def _part(part: Part, colour: bool) -> str:
-    text = part.text.translate(_CONTROL)
+    text = printable(part.text)
     if colour:
         return f"{_LEARNT if part.learnt else _GIVEN}{text}{_RESET}"
     return f"{_OPEN}{text}{_CLOSE}" if part.learnt else text
