@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ssdplan.plans.build import build_schedule
+from tests.bounds import HANG_SECONDS
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 from tests.plans.planned import planned
@@ -46,7 +47,7 @@ def test_what_cannot_begin_is_refused_at_once(home: Path, arguments: str, says: 
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr

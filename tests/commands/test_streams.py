@@ -17,6 +17,7 @@ from ssdplan.commands import doctor
 from ssdplan.native.engines import ENGINES
 from ssdplan.plans.errors import StoppedWithSnapshot
 from ssdplan.plans.room import no_room
+from tests.bounds import HANG_SECONDS
 
 SAYS = """
 import sys
@@ -40,7 +41,7 @@ sys.exit(cli.main(["doctor"]))
 def command(results: str = "'all of it'", **streams: object) -> subprocess.CompletedProcess[str]:
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     code = SAYS.format(results=results)
-    return subprocess.run([sys.executable, "-c", code], text=True, timeout=60, check=False, **given)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run([sys.executable, "-c", code], text=True, timeout=HANG_SECONDS, check=False, **given)  # type: ignore[call-overload,no-any-return]
 
 
 def test_progress_that_cannot_be_written_ends_nothing() -> None:
@@ -91,7 +92,9 @@ def test_a_file_opened_later_is_no_standard_stream(tmp_path: Path) -> None:
         "    file.write(b'states')\n    return 0\n"
         "doctor.call = call\nsys.exit(cli.main(['doctor']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], preexec_fn=lambda: os.close(2), timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], preexec_fn=lambda: os.close(2), timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode == 0 and (tmp_path / "store").read_bytes() == b"states"
 
 
@@ -125,7 +128,7 @@ def test_a_request_to_end_is_an_interruption_unless_it_was_ignored(name: str, ig
         preexec_fn=lambda: signal.signal(signal.Signals[name], how),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert (done.returncode, done.stderr) == ((0, "") if ignored else (130, "ssdplan: error: interrupted\n"))
