@@ -26,7 +26,7 @@ from tests.profiler.made_time import MadeTime, MadeTurn
 from tests.profiler.test_storage import MadeDrive, Segments, silent
 
 CORES = 4
-LIMITS = Limits(seconds=5.0, least=3, most=5)
+LIMITS = Limits(seconds=20.0, least=3, most=5)
 WORK_SECONDS = 0.01
 EXACT = 0.03
 """But for the first and last request of a window."""
