@@ -94,20 +94,20 @@ def _standing(run: Path, curves: "Curves") -> "Standing":
     )
 
 
-def _store(run: Path, kept: "Run") -> str:
-    """What there is of a run's store, in words; empty: nothing."""
+def _store(run: Path, kept: "Run") -> tuple[str, ...]:
+    """Lines on what there is of a run's store; none where there is nothing."""
     from ssdplan.executor.store import inspect
 
     places = [place for place in map(Path, kept.volumes or (run,)) if place.exists()]
     try:
         volumes = [info for info in inspect(places) if info.superblock and info.superblock.store.hex() in kept.stores]
     except (IoFailure, StoreError) as error:
-        return f"Its store cannot be looked at: {error}"
+        return (f"Its store cannot be looked at: {error}",)
     if not volumes:
-        return ""
+        return ()
     nbytes = sum(info.capacity_bytes for info in volumes)
     words = "the states of its last snapshots" if kept.snapshots else "of use only while it runs"
-    return f"Its store takes {format_bytes(nbytes)} in {' '.join(str(info.path) for info in volumes)}: {words}"
+    return (f"Its store takes {format_bytes(nbytes)}, {words}:", *(f"  {info.path}" for info in volumes))
 
 
 def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None":

@@ -47,7 +47,7 @@ def export_run(
                 raise UsageError(f"{run}: has neither a snapshot nor a finished model")
             if model or volumes:
                 raise UsageError(
-                    f"{run}: keeps no snapshots, so its finished model is copied as it is; leave out --model and "
+                    f"{run}: kept no snapshots, so its finished model is copied as it is; leave out --model and "
                     "--volume"
                 )
             copy_model(to, run / MODEL)

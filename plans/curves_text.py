@@ -38,8 +38,8 @@ class Standing:
     """Whether it could go on after a kill."""
     now: float
     """Seconds since 1970."""
-    store: str = ""
-    """What of its store there is, in words; empty: nothing."""
+    store: tuple[str, ...] = ()
+    """Lines on what there is of its store; none: nothing."""
     dropped: int | None = None
     """After how many steps its states were when its store was dropped; None: it was not."""
 
@@ -115,9 +115,9 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
 def _progress(curves: Curves, standing: Standing) -> list[str]:
     """How far it is, whether it goes on, and what it keeps."""
     words = _how_far(curves, standing)
-    if standing.store:
-        removes = f"ssdplan volume drop {standing.directory} removes it, once the run is done."
-        words += wrapped(f"{standing.store}. {removes}")
+    if standing.store:  # paths and the command stand alone: to be copied
+        removes = ["Once the run is done, this removes it:", f"  ssdplan volume drop {standing.directory}"]
+        words += [*standing.store, *removes]
     elif standing.dropped is not None:
         words += wrapped(f"Its store was dropped with the states after step {standing.dropped}; it cannot go on.")
     return words

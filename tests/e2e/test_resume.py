@@ -116,7 +116,10 @@ def test_a_run_whose_log_is_full_ends_as_ever_and_its_store_goes_when_told(rows,
             assert line["tokens_per_second"] * line["step_seconds"] == pytest.approx(line["computed_tokens"])
             assert line["learnt_tokens_per_second"] * line["step_seconds"] == pytest.approx(line["tokens"])
     shown = " ".join(ssdplan("show", out, cwd=rows).stdout.split())
-    assert "volume-0.ssdplan: the states of its last snapshots" in shown and f"ssdplan volume drop {out}" in shown
+    assert (
+        f"the states of its last snapshots: {out / 'volume-0.ssdplan'} " in shown
+        and f"ssdplan volume drop {out}" in shown
+    )
     assert "give --yes" in refused("volume", "drop", out, cwd=rows, code=2)
     ssdplan("volume", "drop", out, "--yes", cwd=rows)
     assert not list(out.glob("*.ssdplan"))

@@ -237,9 +237,9 @@ def test_the_speed_of_a_run_says_that_it_is_of_all_steps_and_counts_all_position
 
 def test_a_run_tells_of_its_store(tmp_path):
     curves = read_curves(written(tmp_path / "metrics.jsonl", [step_line(1, 2.0)]))
-    words = "Its store takes 4.75 GiB in run/volume-0.ssdplan: the states of its last snapshots"
-    text = " ".join(describe_curves(curves, PLAN, standing(done=True, store=words)).split())
-    assert f"{words}. ssdplan volume drop run removes it" in text
+    words = ("Its store takes 4.75 GiB, the states of its last snapshots:", "  run/volume-0.ssdplan")
+    lines = describe_curves(curves, PLAN, standing(done=True, store=words)).splitlines()
+    assert lines.index(words[1]) == lines.index(words[0]) + 1 and "  ssdplan volume drop run" in lines
     text = describe_curves(curves, PLAN, standing(now=curves.written_at + 1e6, dropped=1))
     assert "dropped with the states after step 1; it cannot go on" in text and "--resume" not in text
 
