@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from ssdplan.executor.readable import require_readable
+from ssdplan.executor.data.documents import require_itself
 from ssdplan.executor.weight_files import weight_files
 from ssdplan.plans.errors import MismatchError
 
@@ -147,7 +147,7 @@ def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
     The safetensors library says whether the file is whole; it tells no places, so these are read from the header: eight
     bytes of its length, little-endian, then as much JSON, then the data that the places are counted from.
     """
-    require_readable(file)
+    require_itself(file)
     try:
         with safe_open(file, framework="pt", device="cpu"):
             pass

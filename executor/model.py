@@ -22,10 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ssdplan.executor.checkpoint import Checkpoint
+from ssdplan.executor.data.documents import require_itself
 from ssdplan.executor.freezing import frozen_parameters
 from ssdplan.executor.inspection import Anatomy, Refusal, inspect
 from ssdplan.executor.loaded import Zeroed, in_fp32, initialise
-from ssdplan.executor.readable import require_readable
 from ssdplan.executor.weight_files import weight_files
 from ssdplan.plans.errors import MismatchError, UsageError
 
@@ -255,7 +255,7 @@ def _read_config(path: Path) -> PretrainedConfig:
                 f"{path}: holds an adapter and no model; merge it into its model (merge_and_unload of peft)"
             )
         raise UsageError(f"{path}: no config.json, so this is not a Hugging Face model directory")
-    require_readable(file)
+    require_itself(file)
     try:
         raw = json.loads(file.read_text())
         model_type = raw.get("model_type")

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssdplan.executor.readable import require_readable
+from ssdplan.executor.data.documents import require_itself
 from ssdplan.plans.errors import MismatchError, UsageError
 
 SINGLE_FILE = "model.safetensors"
@@ -98,7 +98,7 @@ def _named_by_config(path: Path) -> Path | None:
     file = path / "config.json"
     if not file.is_file():
         return None
-    require_readable(file)
+    require_itself(file)
     try:
         name = json.loads(file.read_text(encoding="utf-8")).get("transformers_weights")
     except (ValueError, AttributeError) as error:
@@ -113,7 +113,7 @@ def _named_by_config(path: Path) -> Path | None:
 
 
 def _shards(index: Path) -> tuple[Path, ...]:
-    require_readable(index)
+    require_itself(index)
     try:
         names = sorted(set(map(os.fspath, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

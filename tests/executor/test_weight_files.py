@@ -194,7 +194,7 @@ def test_a_pointer_of_git_lfs_is_named_as_one(llama: Path, name: str) -> None:
     if name == INDEX:
         (llama / SINGLE).unlink()
     (llama / name).write_text(_POINTER)
-    with pytest.raises(UsageError, match=rf"{name}: is a git-LFS pointer.*git lfs pull"):
+    with pytest.raises(UsageError, match=rf"{name}: a pointer of git LFS, not the file.*git lfs pull"):
         load_tokenizer(llama) if name == "tokenizer.json" else Weights(open_model(llama, torch.float32))
 
 
