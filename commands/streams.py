@@ -1,8 +1,8 @@
 """The standard streams of a command: standard error that ends none, and standard output whose errors are known.
 
 Owns what becomes of a command where its progress cannot be written: a full disk, a terminal that was closed, a reader
-that is gone. It goes on. Results, on standard output, are another matter: what cannot be written of them is an error. Also
-owned here: nothing that a command prints steers the terminal, wherever its text came from.
+that is gone. It goes on. Results, on standard output, are another matter: what cannot be written of them is an error.
+Owns too that nothing printed steers the terminal, wherever its text came from.
 """
 
 import io
