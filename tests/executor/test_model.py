@@ -333,20 +333,23 @@ def test_pickles_are_never_opened(llama: Path) -> None:
 
 
 def test_an_index_that_names_missing_shards(llama: Path) -> None:
+    (llama / "model.safetensors").unlink()
     (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}}))
     with pytest.raises(MismatchError, match=r"not there: model-00001\.safetensors"):
         open_model(llama, torch.float32)
 
 
 def test_an_index_cannot_reach_outside_of_its_directory(llama: Path) -> None:
+    (llama / "model.safetensors").unlink()
     for name in ("../other/model.safetensors", "/etc/passwd", "sub/model.safetensors"):
         (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(MismatchError, match="outside of its directory"):
             open_model(llama, torch.float32)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": {}}'])
 def test_an_index_that_is_none(llama: Path, text: str) -> None:
+    (llama / "model.safetensors").unlink()
     (llama / "model.safetensors.index.json").write_text(text)
     with pytest.raises(MismatchError, match="not an index"):
         open_model(llama, torch.float32)
