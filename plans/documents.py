@@ -51,13 +51,13 @@ class Document(Part):
         """The document that `data` is, which came from `path`. Raises UsageError, as `load`."""
         kind = cls.__name__.lower()
         try:
-            raw = json.loads(data.decode("utf-8"), object_pairs_hook=_once)
+            json.loads(data.decode("utf-8"), object_pairs_hook=_once)
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not a {kind}: not UTF-8 text") from error
         except (ValueError, RecursionError) as error:  # a JSONDecodeError, or a number of thousands of digits
             raise UsageError(f"{path}: not a {kind}: {error}") from error
         try:
-            return cls.model_validate(raw)
+            return cls.model_validate_json(data, strict=True)  # a boolean is no number, and "10" none either
         except ValidationError as error:
             raise UsageError(f"{path}: not a valid {kind}: {describe(error, cls)}") from error
 

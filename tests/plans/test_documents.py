@@ -29,6 +29,10 @@ def test_a_profile_survives_a_round_trip(tmp_path):
         (lambda p: p["model"]["states"][0].update(elements=100), "not a multiple of 2048"),
         (lambda p: p["model"]["layers"][0].update(states=[99]), "a state that does not exist"),
         (lambda p: p.update(schema="ssdplan.plan/1"), "schema"),
+        (lambda p: p["machine"].update(cores=True), "machine.cores = True"),
+        (lambda p: p["machine"].update(cores="10"), "machine.cores = '10'"),
+        (lambda p: p["machine"].update(cores=2.0), "machine.cores = 2.0"),
+        (lambda p: p["model"].update(name=7), "model.name = 7"),
     ],
 )
 def test_a_damaged_profile_is_refused(tmp_path, damage, message):
