@@ -38,6 +38,7 @@ from ssdplan.executor.session import Session
 from ssdplan.executor.store import Store, check
 from ssdplan.executor.train import train
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.files import Folder
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.schedule import Graph
 from tests.bounds import HANG_SECONDS
@@ -269,6 +270,7 @@ def wound(moment: int | None) -> Clock:
     Operations.bind = ticking  # type: ignore[method-assign]
     clock.before(RunDirectory, "change", "moved", "plan_ahead")
     clock.before(Path, "unlink", "rename", "replace")
+    clock.before(Folder, "write", "remove")
     return clock
 
 

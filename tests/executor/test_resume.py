@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor import run_directory, session
+from ssdplan.executor import session
 from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.export_run import export_run
@@ -278,16 +278,16 @@ def test_a_run_stopped_before_its_first_snapshot_begins_again(directory, tmp_pat
 
 def test_a_run_that_is_stopped_while_it_begins_again_begins_again(directory, tmp_path, expected, monkeypatch):
     """Under another plan, which takes the place of the first at one moment."""
-    out, save = tmp_path / "run", run_directory._save
+    out, write = tmp_path / "run", RunDirectory._write
     stopped(directory, out, plan_of(directory, SPREAD), 3, snapshot_every=100)
 
-    def cut_off(document: Any, path: Path) -> None:
-        if path.name == "plan.json":
+    def cut_off(self: RunDirectory, name: str, text: str) -> None:
+        if name == "plan.json":
             raise Stop
-        save(document, path)
+        write(self, name, text)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(run_directory, "_save", cut_off)
+        patch.setattr(RunDirectory, "_write", cut_off)
         resume(directory, out, plan_of(directory, ON_SSD))
     same_run(out, resume(directory, out), *expected)
 
