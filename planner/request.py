@@ -195,11 +195,16 @@ def _not_made(
     """Why no pair makes a global batch, and what would."""
     asked = f"micro-batch size {sizes[0]}" if len(sizes) == 1 < len(there) else ""
     whole = f" in {n} micro-batch{'es' if n > 1 else ''}" if n else ""
-    kind = f"{asked}, which was asked for," if asked else "any of the micro-batch sizes"
-    problem = f"global batch {batch}{whole} is not a multiple of {kind} ({', '.join(map(str, there))})"
+    listed = ", ".join(map(str, there))
+    of = (
+        f"{asked}, which was asked for; the sizes {listed} can be used"
+        if asked
+        else f"any of the micro-batch sizes {listed}"
+    )
+    problem = f"global batch {batch}{whole} is not a multiple of {of}"
     possible = sorted({batch // b for b in there if batch % b == 0 and batch // b <= most})
     if possible:
-        return UsageError(f"{problem}; it can be made of {', '.join(map(str, possible))} micro-batches")
+        return UsageError(f"{problem}: it can be made of {', '.join(map(str, possible))} micro-batches")
     if any(batch % b == 0 for b in there):
         return UsageError(f"{problem} with at most {most} micro-batches, which one step can have")
     more = "name one that divides it with --micro-batch-sizes" if estimated else "profile one that divides it"
