@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
+from ssdplan.plans.files import Folder, open_regular
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.units import format_bytes
@@ -35,6 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--json", action="store_true", help="print the document as JSON")
 
 
+_FILES_OF_A_RUN = ("plan.json", "run.json", "metrics.jsonl", "report.json", "trace.json")
+
+
 def call(options: argparse.Namespace) -> int:
     from ssdplan.plans.build import build_schedule
     from ssdplan.plans.curves_text import describe_curves
@@ -44,6 +48,10 @@ def call(options: argparse.Namespace) -> int:
     from ssdplan.plans.text import describe_plan
 
     path: Path = options.document
+    if path.is_dir():
+        with Folder(path) as folder:
+            for name in _FILES_OF_A_RUN:
+                folder.has_file(name)  # a link is an error: what it points at is not the run's
     document = _open_document(path / "plan.json" if path.is_dir() else path)
     if isinstance(document, Profile):
         if options.plots or options.trace or options.html:
@@ -83,6 +91,7 @@ def _curves(run: Path, plan: Plan) -> "Curves | None":
 
 def _standing(run: Path, curves: "Curves") -> "Standing":
     from ssdplan.executor.run_directory import MODEL, RUN, Run
+    from ssdplan.executor.store import is_locked
     from ssdplan.plans.curves_text import Standing
 
     kept = Run.load(run / RUN)
@@ -90,7 +99,14 @@ def _standing(run: Path, curves: "Curves") -> "Standing":
     asked = int(steps) if isinstance(steps, str) and steps.isdecimal() and len(steps) < 20 else curves.last
     done = curves.last >= asked > 0 and (run / MODEL).is_dir()
     return Standing(
-        str(run), max(asked, curves.last), done, kept.snapshots, time.time(), _store(run, kept), kept.dropped
+        str(run),
+        max(asked, curves.last),
+        done,
+        kept.snapshots,
+        time.time(),
+        _store(run, kept),
+        kept.dropped,
+        goes_on=is_locked(run),
     )
 
 
@@ -159,9 +175,9 @@ def _draw(
 def _open_document(path: Path) -> Plan | Profile:
     """A plan or a profile, by what its `schema` says."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with open_regular(path, "plan or profile") as file:
             start = file.read(4096)
     except OSError as error:
         raise UsageError(f"{path}: cannot read: {error.strerror}") from error
-    kind: type[Plan] | type[Profile] = Profile if '"ssdplan.profile/' in start else Plan
+    kind: type[Plan] | type[Profile] = Profile if b'"ssdplan.profile/' in start else Plan
     return kind.load(path)

@@ -39,6 +39,8 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
     with RunDirectory.open(run) as directory:
         found = stores_of(directory, volumes, confirm="")
         stores = found.clearable
+        if not found.stores and not directory.run.snapshots:
+            raise UsageError(f"{run}: kept no snapshots, so its store went when it ended; there is nothing to drop")
         if not found.stores:
             raise UsageError(
                 f"{run}: no store of this run is on {' '.join(map(str, found.places))}; name where it is with --volume"

@@ -43,7 +43,7 @@ def export_run(
     """
     with RunDirectory.open(run) as directory:
         if not directory.run.snapshots or directory.run.dropped is not None:
-            if not (run / MODEL).is_dir():
+            if not directory.folder.has_folder(MODEL):
                 raise UsageError(f"{run}: has neither a snapshot nor a finished model")
             if model or volumes:
                 raise UsageError(

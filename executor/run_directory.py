@@ -73,8 +73,17 @@ def require_new(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(
             f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
-            + (f", or go on with it: ssdplan run --resume {path}" if (path / RUN).exists() else "")
+            + (f", or go on with it: ssdplan run --resume {path}" if _could_go_on(path) else "")
         )
+
+
+def _could_go_on(path: Path) -> bool:
+    """Whether something there is a run that keeps snapshots, and has not lost its store."""
+    try:
+        run = Run.load(path / RUN)
+    except UsageError:  # none, or none that can be read
+        return False
+    return run.snapshots and run.dropped is None
 
 
 def require_run(path: Path) -> None:

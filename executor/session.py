@@ -315,7 +315,7 @@ class Sessions:
             return
         self._watch.note(
             f"{kept}, {format_bytes(store.nbytes)}: {again} --steps N trains on from them, N above {step}, and ssdplan "
-            f"volume drop {self._directory.path} removes them"
+            f"volume drop {self._directory.path} --yes removes them"
         )
 
 

@@ -42,6 +42,8 @@ class Standing:
     """Lines on what there is of its store; none: nothing."""
     dropped: int | None = None
     """After how many steps its states were when its store was dropped; None: it was not."""
+    goes_on: bool | None = None
+    """Whether a process trains it now; None where nobody knows."""
 
 
 def describe_curves(curves: Curves, plan: Plan, standing: Standing) -> str:
@@ -116,7 +118,8 @@ def _progress(curves: Curves, standing: Standing) -> list[str]:
     """How far it is, whether it goes on, and what it keeps."""
     words = _how_far(curves, standing)
     if standing.store:  # paths and the command stand alone: to be copied
-        removes = ["Once the run is done, this removes it:", f"  ssdplan volume drop {standing.directory}"]
+        once = "This removes it:" if standing.done else "Once the run is done, this removes it:"
+        removes = [once, f"  ssdplan volume drop {standing.directory} --yes"]
         words += [*standing.store, *removes]
     elif standing.dropped is not None:
         words += wrapped(f"Its store was dropped with the states after step {standing.dropped}; it cannot go on.")
@@ -127,6 +130,13 @@ def _how_far(curves: Curves, standing: Standing) -> list[str]:
     far = f"{curves.last:,} of {standing.steps:,} steps"
     if standing.done:
         return [f"{far}; it is done."]
+    if standing.goes_on is False:
+        words = f"{far}; no process trains it now."
+        if standing.dropped is not None:
+            return [words]
+        if not standing.snapshots:
+            return [words, "It kept no snapshots, so it cannot go on."]
+        return [words, f"It goes on with: ssdplan run --resume {standing.directory}"]
     if not len(curves):
         return [f"{far}; none is done yet."]
     silent = max(standing.now - curves.written_at, 0.0)

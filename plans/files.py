@@ -135,6 +135,13 @@ class Folder:
             raise self._link(name)
         return mode is not None and stat.S_ISREG(mode)
 
+    def has_folder(self, name: str) -> bool:
+        """Whether the entry is a directory. Raises LinkError."""
+        mode = self.mode(name)
+        if mode is not None and stat.S_ISLNK(mode):
+            raise self._link(name)
+        return mode is not None and stat.S_ISDIR(mode)
+
     def read(self, name: str, most_bytes: int, kind: str) -> bytes:
         """The content of an entry, as `read_bounded`."""
         with self.open(name, kind) as file:

@@ -10,7 +10,7 @@ from .layout import MOST_KEPT, Record
 from .store import Store
 from .survey import Lying, discard, survey, sweep
 from .tools import check, initialise, inspect
-from .volumes import SUFFIX, Locks
+from .volumes import SUFFIX, Locks, is_locked
 
 __all__ = [
     "MOST_KEPT",
@@ -24,6 +24,7 @@ __all__ = [
     "discard",
     "initialise",
     "inspect",
+    "is_locked",
     "survey",
     "sweep",
 ]

@@ -135,6 +135,23 @@ class Locks:
         self._taken = {}
 
 
+def is_locked(path: Path) -> bool | None:
+    """Whether a run holds the lock of a directory or volume now; None where that cannot be seen."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not disturb each other
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     """What is one file or one device under whatever names."""
     if stat.S_ISBLK(status.st_mode):

@@ -239,7 +239,7 @@ def test_a_run_tells_of_its_store(tmp_path):
     curves = read_curves(written(tmp_path / "metrics.jsonl", [step_line(1, 2.0)]))
     words = ("Its store takes 4.75 GiB, the states of its last snapshots:", "  run/volume-0.ssdplan")
     lines = describe_curves(curves, PLAN, standing(done=True, store=words)).splitlines()
-    assert lines.index(words[1]) == lines.index(words[0]) + 1 and "  ssdplan volume drop run" in lines
+    assert lines.index(words[1]) == lines.index(words[0]) + 1 and "  ssdplan volume drop run --yes" in lines
     text = describe_curves(curves, PLAN, standing(now=curves.written_at + 1e6, dropped=1))
     assert "dropped with the states after step 1; it cannot go on" in text and "--resume" not in text
 

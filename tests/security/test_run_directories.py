@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ssdplan.cli import main
 from ssdplan.executor.claims import Claims
+from ssdplan.executor.export_run import export_run
 from ssdplan.executor.resume import reopened
 from ssdplan.executor.run_directory import Run
 from ssdplan.executor.store import inspect
@@ -187,3 +189,32 @@ def test_claims_of_runs_that_are_gone_are_forgotten(tmp_path, monkeypatch):
     (tmp_path / "run").rmdir()
     claims.note("b" * 32, tmp_path)
     assert os.listdir(tmp_path / "state" / "runs") == ["b" * 32]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "run.json", "metrics.jsonl", "report.json", "trace.json"])
+def test_show_follows_no_link_of_a_run(directory, tmp_path, expected, name, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(expected[0], out)
+    (tmp_path / "theirs").write_bytes((out / name).read_bytes())
+    (out / name).unlink()
+    (out / name).symlink_to(tmp_path / "theirs")
+    assert main(["show", str(out)]) == 2
+    assert f"{out / name}: is a symbolic link" in capsys.readouterr().err
+
+
+def test_an_export_takes_no_other_model_for_the_runs(tmp_path, expected):
+    out, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(expected[0], out)
+    (out / "model").rename(other)
+    (out / "model").symlink_to(other)
+    with pytest.raises(LinkError, match="model: is a symbolic link"):
+        export_run(out, tmp_path / "exported")
+
+
+@pytest.mark.parametrize(("snapshots", "offered"), [({"snapshot_every": 2}, True), ({}, False)])
+def test_to_go_on_is_offered_where_it_can_be(directory, tmp_path, snapshots, offered):
+    out = tmp_path / "run"
+    train_run(directory, out, plan_of(directory, SPREAD), steps=2, **snapshots)
+    with pytest.raises(UsageError, match="exists already") as caught:
+        train_run(directory, out, plan_of(directory, SPREAD))
+    assert ("--resume" in str(caught.value)) == offered
