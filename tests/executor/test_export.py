@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -220,11 +221,15 @@ def test_the_finished_model_of_a_run_without_snapshots_is_copied_and_not_made_ot
     assert os.listdir(tmp_path / "to") == ["config.json"]
 
 
-def test_the_directory_has_the_permissions_of_any_other(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
+def test_a_model_is_its_owners_alone_whatever_the_umask(source: Path, tmp_path: Path) -> None:
     tensors = trained(source)
-    export_model(tmp_path / "out", source=source, entries=listed(tensors), tensors=tensors)
-    assert (tmp_path / "out").stat().st_mode == (tmp_path / "other").stat().st_mode
+    before = os.umask(0)
+    try:
+        export_model(tmp_path / "out", source=source, entries=listed(tensors), tensors=tensors)
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert modes == {0o600} and stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
 
 
 # Nothing half-written
