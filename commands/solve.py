@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes
@@ -154,31 +155,33 @@ def _one_plan(
     text = describe_plan(plan, schedule)
     of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
     line = ProgressLine("solve")
-    for note in (*_beyond(measured, request), replaced):
+    too_large = "" if what_if else _beyond(plan)
+    for note in (too_large, replaced):
         if note:
             line.note(note)
     if output is None:
         line.note("nothing was written: it is an estimate; -o FILE keeps it for ssdplan show")
     elif what_if:
         line.note(f"written to {output}: an estimate, which ssdplan show explains and no run takes")
+    elif too_large:
+        line.note(f"written to {output}; a plan that runs here needs a smaller --host-memory")
     else:
         line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N")
     return 0
 
 
-def _beyond(measured: Profile, request: "SolveRequest") -> list[str]:
-    """What a plan may take that the machine of its profile did not have: no error, for memory can be bought."""
-    there = measured.machine.host_memory_bytes
-    asked = request.host_memory_bytes
-    if measured.machine.compute_shares_cpu:
-        asked += request.device_memory_bytes or 0
-    if asked <= there:
-        return []
-    what = "host and device memory" if asked > request.host_memory_bytes else "host memory"
-    return [
-        f"{what} of {format_bytes(asked)} is more than the {format_bytes(there)} of the profiled machine, which will "
-        "not run this plan"
-    ]
+def _beyond(plan: Plan) -> str:
+    """What a plan takes that the machine of its profile did not have: no error, for memory can be bought."""
+    there, prediction = plan.machine.host_memory_bytes, plan.prediction
+    peak, what = prediction.peak_process_bytes, "the whole process"
+    if peak is None:
+        peak, what = prediction.peak_host_bytes, "host memory"
+    if peak <= there:
+        return ""
+    return (
+        f"{what} peaks at {format_bytes(peak)}, more than the {format_bytes(there)} of the profiled machine, which "
+        "will not run this plan"
+    )
 
 
 def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
@@ -202,6 +205,11 @@ def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
         return Profile.load(options.profile)
     if options.model is None:
         raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
+    if Path(options.model).is_dir():
+        raise UsageError(
+            f"--model {options.model}: is a directory, and a what-if takes a name of the catalogue; measure it with "
+            f"ssdplan profile {options.model}, and give solve the profile"
+        )
     needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
     if missing := [name for name, value in needed.items() if value is None]:
         raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}")

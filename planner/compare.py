@@ -26,6 +26,7 @@ from .traffic import checkpoint_bytes
 NO_DELAY = "vertical, no delayed update"
 """The row that says what delayed updates bring; why a plan delays them is told by the same figures."""
 NO_SUMS = "gradients add up on the device, so no buffer of them all"
+NO_SUMS_UNIFIED = "gradients add up in memory a layer at a time, so no buffer of them all"
 ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
 """Budgets that a decision can name and nothing exceeds."""
 
@@ -199,10 +200,11 @@ class _Comparison:
         if check:
             yield self._zero_infinity("+ overflow check without copies", replace(ways, overflow_copies=False))
         if self.decision.schedule == "vertical":
+            sums = NO_SUMS_UNIFIED if self.fixed.unified_memory else NO_SUMS
             if self.all_first:
-                yield self._vertical("+ vertical schedule, delayed update", 1.0, NO_SUMS)
+                yield self._vertical("+ vertical schedule, delayed update", 1.0, sums)
             else:
-                yield self._vertical("+ vertical schedule", 0.0, NO_SUMS)
+                yield self._vertical("+ vertical schedule", 0.0, sums)
                 yield self._vertical("+ delayed update", None, "")
         yield self._own("idea", "+ the program's placement")
 

@@ -7,12 +7,12 @@ written where its figures do not hold.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ssdplan.plans.homes import OPTIMIZER_BYTES
+from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
 from ssdplan.plans.profile import ELEMENT_BYTES
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
-from ssdplan.plans.wear import TB, YEAR_DAYS, lifetime, wear
+from ssdplan.plans.wear import TB, drive_words, lifetime, wear
 
 from .compare import NO_DELAY
 from .critical import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
@@ -38,6 +38,8 @@ WORDS = {
     DRAIN: "the end of the step",
     NO_WORK: "any work",
 }
+ON_HOST_ALONE = {"d2h": "copies on host", "device buffer": WORDS["host buffer"]}
+"""Other words where compute works on host memory itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,8 @@ def _bound(plan: Plan, evidence: Evidence) -> str:
         f"The step is bound by {first}, busy for {most / step:.0%} of it; next comes {second} with {less / step:.0%}."
     )
     spent = {resource: sum(seconds.values()) / step for resource, seconds in plan.prediction.critical_path.items()}
-    chain = [f"{share:.0%} {WORDS.get(name, name)}" for name, share in _largest(spent)]
+    words = WORDS | (ON_HOST_ALONE if plan.decision.unified_memory else {})
+    chain = [f"{share:.0%} {words.get(name, name)}" for name, share in _largest(spent)]
     if chain:
         text += f" The chain of operations that makes it so long is {_listed(chain)}."
     waits = plan.prediction.idle.get(_RESOURCE.get(first, ""), {})
@@ -112,7 +115,7 @@ def _bound(plan: Plan, evidence: Evidence) -> str:
     if first == SHARED_CORES:
         idle.pop("cpu", None)
     if sum(idle.values()) >= 0.05:
-        each = [f"{share:.0%} for {WORDS.get(name, name)}" for name, share in _largest(idle)]
+        each = [f"{share:.0%} for {words.get(name, name)}" for name, share in _largest(idle)]
         text += f" It still waits {_listed(each)}."
     return text
 
@@ -155,7 +158,7 @@ def _batch(plan: Plan, evidence: Evidence) -> str:
         nearest = min(smaller, key=_seconds_a_row)
         fastest = min(plan.alternatives, key=_seconds_a_row)
         share = _seconds_a_row(fastest) / _seconds_a_row(nearest)
-        text += f"; by the program alone smaller ones reach at most {share:.1%} of the best, without fill and drain"
+        text += f"; by the program alone smaller ones reach about {share:.1%} of the best, without fill and drain"
     compute, rest = own.compute_tokens_per_second, own.io_tokens_per_second
     return f"{text}. Compute alone would allow {_number(compute)} tokens/s here, all else {_number(rest)}."
 
@@ -225,7 +228,15 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     decision, p = plan.decision, plan.prediction
     states, checkpoints = _state_bytes(plan), _checkpoint_bytes(plan)
     budget, buffers = decision.host_budget_bytes, p.host_arena_bytes - evidence.resident_bytes
-    what = f"{format_bytes(states)} of parameters and optimizer states and {format_bytes(checkpoints)} of checkpoints"
+    gradients, gradient_host = _delayed_gradients(plan)
+    what = _listed(
+        [
+            f"{format_bytes(states)} of parameters and optimizer states",
+            f"{format_bytes(checkpoints)} of checkpoints",
+            *([f"{format_bytes(gradients)} of delayed gradients"] if gradients else []),
+        ]
+    )
+    all_of_it = states + max(checkpoints, gradients)  # at the least: gradients may lie where checkpoints were
     device = "none" if decision.unified_memory else _share_of(plan, "device")
     if not p.ssd_bytes:
         left = format_bytes(budget - p.peak_host_bytes)
@@ -236,9 +247,9 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     if asked:
         whole = "" if len(asked) == len(_ON_HOST) else f" of the {_listed(asked)}"
         why = f"What stays on host{whole} was asked for"
-    elif states + checkpoints > budget:
+    elif all_of_it > budget:
         why = f"{what} are more than the host budget of {format_bytes(budget)}"
-    elif states + checkpoints + buffers > budget:
+    elif all_of_it + buffers > budget:
         beside = f"with the {format_bytes(buffers)} of buffers that this step needs"
         why = f"{what} are, {beside}, more than the host budget of {format_bytes(budget)}"
     else:
@@ -247,9 +258,21 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         f"{_share_of(plan, 'parameters')} of the parameters",
         f"{_share_of(plan, 'optimizer')} of the optimizer states",
         f"{_percent(decision.checkpoint_host)} of the checkpoints",
+        *([f"{_percent(gradient_host / gradients)} of the delayed gradients"] if gradients else []),
     ]
     text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
     return text if device == "none" else f"{text} The device keeps {device} of the parameters."
+
+
+def _delayed_gradients(plan: Plan) -> tuple[float, float]:
+    """Bytes of the gradients that wait for the next step, and those of them on host."""
+    whole = on_host = 0.0
+    for state in plan.model.states:
+        if not state.frozen:
+            place = plan.decision.placement[state.state_class]
+            on_host += GRADIENT_BYTES * state.elements * place.delayed_gradient_host
+            whole += GRADIENT_BYTES * state.elements * (place.delayed_gradient_host + place.delayed_gradient_ssd)
+    return whole, on_host
 
 
 _ON_HOST = {"parameters": "parameters", "optimizer": "optimizer states", "checkpoints": "checkpoints"}
@@ -315,11 +338,13 @@ def _wear(plan: Plan) -> str:
     if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
         return ""
     rated = f"{found.volume.endurance_bytes / TB:,.0f} TB"
-    text = (
-        f"{format_bytes(p.ssd_write_bytes)} written a step are {found.bytes_a_day / TB:.3g} TB a day: "
-        f"{found.volume.path} reaches its rated {rated} after {lifetime(found.days)} of training without a pause"
+    drives = len(plan.machine.volumes)
+    together = f", to all {drives} drives together" if drives > 1 else ""
+    return (
+        f"{format_bytes(p.ssd_write_bytes)} written a step are {found.bytes_a_day / TB:.3g} TB a day{together}: "
+        f"{drive_words(plan.machine, found.volume)} reaches its rated {rated} after {lifetime(found.days)} of training "
+        "without a pause."
     )
-    return text + (", in less than a year." if found.days < YEAR_DAYS else ".")
 
 
 # Figures and lists.

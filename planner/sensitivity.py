@@ -39,7 +39,8 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
         assert found is not None, "more of something has made a program infeasible"
         return found
 
-    host, gpu = more_host_memory(fitter.budget.host), "device" if machine.compute_shares_cpu else "GPU"
+    host, gpu = more_host_memory(fitter.budget.host), "a device" if machine.compute_shares_cpu else "a GPU"
+    faster = "compute" if branch.fixed.unified_memory else gpu
     more_host = replace(branch, limits=replace(branch.limits, host_bytes=branch.limits.host_bytes + host))
     one = len(machine.volumes) == 1
     second = "a second SSD like the first" if one else "twice as many SSDs"
@@ -68,7 +69,7 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
             f"{'an SSD' if one else 'SSDs'} 1 GB/s faster",
             lambda: seconds(machine=_faster_drives(machine, (read + 1e9) / read)),
         ),
-        _Change("compute", "2x", f"a {gpu} twice as fast", lambda: seconds(model=scaled_compute(model, 0.5))),
+        _Change("compute", "2x", f"{faster} twice as fast", lambda: seconds(model=scaled_compute(model, 0.5))),
         _Change("link", "2x", "a link twice as fast", lambda: seconds(machine=machine.model_copy(update=link))),
         _Change(
             "update rate",

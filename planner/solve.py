@@ -4,12 +4,12 @@ Owns the outer search over micro-batch sizes and numbers of micro-batches (Greed
 which a plan is justified or refused. The program finds placements, `fit` makes them exact, the simulator predicts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import InfeasibleError
-from ssdplan.plans.plan import Alternative, Asked, Least, Plan, Prediction
+from ssdplan.plans.plan import Alternative, Asked, Decision, Least, Plan, Prediction
 from ssdplan.plans.profile import Machine, Model, Profile
 from ssdplan.plans.schedule import Schedule
 from ssdplan.plans.timeline import Timeline
@@ -423,5 +423,13 @@ def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Predictio
         busy=busy,
         program_seconds=chosen.solved.program.seconds,
         critical_path={str(resource): seconds for resource, seconds in causes.path_seconds.items()},
-        idle={str(resource): seconds for resource, seconds in causes.idle.items()},
+        idle={str(resource): _of_memory(seconds, fitted.decision) for resource, seconds in causes.idle.items()},
     )
+
+
+def _of_memory(seconds: Mapping[str, float], decision: Decision) -> dict[str, float]:
+    """Causes to idle -> seconds. Where compute works on host memory, what waits for a buffer waits for one of host."""
+    found = dict(seconds)
+    if decision.unified_memory and "device buffer" in found:
+        found["host buffer"] = found.get("host buffer", 0.0) + found.pop("device buffer")
+    return found

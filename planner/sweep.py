@@ -18,6 +18,9 @@ from .whatif import SIZES, WhatIf, estimate, parse_value
 
 MOST_POINTS = 32
 SSDS = "ssds"
+REQUESTED = ("host-memory", "device-memory", "micro-batches", "micro-batch-size", "global-batch")
+FIGURE = "or a figure such as gpu.flops"
+FORM = "write NAME=FROM..TO, which doubles, or NAME=FROM..TO:STEP, such as host-memory=32GiB..256GiB"
 COUNTS = ("micro-batches", "micro-batch-size", "global-batch", SSDS)
 
 
@@ -40,7 +43,9 @@ def parse_range(text: str) -> Range:
     first, dots, rest = values.partition("..")
     last, colon, step = rest.partition(":")
     if not (equals and dots and first and last and (step or not colon)):
-        raise UsageError(f"--sweep {text!r}: write NAME=FROM..TO, which doubles, or NAME=FROM..TO:STEP")
+        raise UsageError(f"--sweep {text!r}: {FORM}")
+    if name not in (*REQUESTED, SSDS) and "." not in name:
+        raise UsageError(nearest(f"--sweep {name}: that cannot be swept; {FORM}", name, [*REQUESTED, SSDS, FIGURE]))
     start, stop = (parse_value(name, end, f"--sweep {text}") for end in (first, last))
     by = parse_value(name, step, f"--sweep {text}") if colon else None
     if name in COUNTS and any(number is not None and number != round(number) for number in (start, by)):
@@ -109,7 +114,4 @@ def _at(
         return source, requests[name]()
     if name == SSDS:
         return replace(source, ssds=[f"{ssd.partition('*')[0]}*{whole}" for ssd in source.ssds]), request
-    if "." not in name:
-        names = [*requests, SSDS, "or a figure such as gpu.flops"]
-        raise UsageError(nearest(f"--sweep {name}: that cannot be swept", name, names))
     return replace(source, figures={**source.figures, name: value}), request

@@ -5,9 +5,10 @@ Owns reading, checking and writing of documents; it never interprets one. What i
 
 import hashlib
 import json
+import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +26,14 @@ Index = Annotated[int, Field(ge=0, lt=1 << 32)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 MAX_DOCUMENT_BYTES = 64 << 20
+TAKEN_BY = {
+    "plan": "ssdplan run and ssdplan show take a plan, and ssdplan solve makes one of a profile",
+    "profile": "ssdplan solve makes a plan of a profile, and ssdplan show prints either",
+    "sweep": "it is what ssdplan solve --sweep --json printed, and no command takes it",
+    "run": "ssdplan run and ssdplan show take the directory that it is in",
+    "snapshot": "ssdplan run --resume takes the directory that it is in",
+}
+"""Kind of document -> who takes it."""
 
 
 class Part(BaseModel):
@@ -51,11 +60,14 @@ class Document(Part):
         """The document that `data` is, which came from `path`. Raises UsageError, as `load`."""
         kind = cls.__name__.lower()
         try:
-            json.loads(data.decode("utf-8"), object_pairs_hook=_once)
+            content = json.loads(data.decode("utf-8"), object_pairs_hook=_once)
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not a {kind}: not UTF-8 text") from error
         except (ValueError, RecursionError) as error:  # a JSONDecodeError, or a number of thousands of digits
             raise UsageError(f"{path}: not a {kind}: {error}") from error
+        other = _kind(content.get("schema")) if isinstance(content, dict) else ""
+        if other in TAKEN_BY and other != _kind(cls.model_fields["schema_"].annotation):
+            raise UsageError(f"{path}: this is a {other}, not a {kind}; {TAKEN_BY[other]}")
         try:
             return cls.model_validate_json(data, strict=True)  # a boolean is no number, and "10" none either
         except ValidationError as error:
@@ -98,6 +110,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{_shown(twice)} is named twice in one object; leave one of them")
     return found
+
+
+def _kind(schema: object) -> str:
+    """`plan` of `ssdplan.plan/1`, or of the type of a field that only that can be; empty for what is no schema."""
+    text = schema if isinstance(schema, str) else next(iter(get_args(schema)), "")
+    found = re.fullmatch(r"ssdplan\.([a-z]+)/[0-9]+", text) if isinstance(text, str) else None
+    return found[1] if found else ""
 
 
 def _shown(key: str) -> str:

@@ -49,6 +49,13 @@ def table(heads: Sequence[Row], rows: Sequence[Row], left: Sequence[int] = (0, 1
     return lines
 
 
+def hanging(head: str, words: str) -> list[str]:
+    """`words` whole behind `head`, on as many lines as they take, all of them beginning at one column."""
+    columns = cell_len(head)
+    body = wrap(clean(words), max(COLUMNS - columns, NAME_COLUMNS)) or [""]
+    return [head + body[0], *(" " * columns + line for line in body[1:])]
+
+
 def wrapped(text: str) -> list[str]:
     """Lines that fit, when no character is wide; the page cuts those that do not."""
     return wrap(text, COLUMNS - 4, initial_indent="", subsequent_indent="  ") or [""]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 
 from .errors import MismatchError
-from .layout import page, table
+from .layout import hanging, page, table
 from .plan import Plan
 from .profile import Model
 from .quantities import RESOURCE_LABELS, duration, percent
@@ -175,9 +175,12 @@ def describe_overlay(overlay: Overlay) -> str:
     name = overlay.measured.graph.name
     both = f"{duration(measured)} measured, {duration(predicted)} predicted ({measured / predicted - 1:+.1%})"
     opening = [f"{both}; {STEPS.get(name, name)}.", difference_in_words(overlay)]
+    when = [(duration(stall.seconds), f"at {duration(stall.start_seconds)}") for stall in overlay.longest]
+    heads = table([], when, left=()) if when else []
     longest = [
-        (duration(stall.seconds), f"at {duration(stall.start_seconds)}", f"{stall.waiting}:", stall.cause)
-        for stall in overlay.longest
+        line
+        for head, stall in zip(heads, overlay.longest, strict=True)
+        for line in hanging(f"{head}  ", f"{stall.waiting}: {stall.cause}")
     ]
     return page(
         "The last step as measured, laid over its prediction",
@@ -185,7 +188,7 @@ def describe_overlay(overlay: Overlay) -> str:
         ("Operations by kind: seconds in all, and measured over predicted", _kinds_table(overlay.kinds)),
         ("Resources: how long each works, and of the step", _resources_table(overlay)),
         ("What compute waited for: what ran meanwhile, without which it could not go on", _causes_table(overlay)),
-        ("The longest of these waits", table([], longest, left=(2, 3)) if longest else []),
+        ("The longest of these waits", longest),
     )
 
 

@@ -162,7 +162,8 @@ class Prediction(Part):
     busy: dict[str, Fraction]
     """Resource -> share of the step in which it works."""
     program_seconds: Seconds
-    """The linear program's own optimum: a lower bound without fill and drain."""
+    """The linear program's own optimum: an estimate, the sum of stages that each take as long as their slowest resource,
+    without fill and drain. A simulated step may beat it where one stage's work runs beside another's."""
     critical_path: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
     """Resource -> kind of work -> its seconds on the chain of operations that makes the step as long as it is."""
     idle: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
@@ -205,7 +206,7 @@ class Least(Part):
     least_bytes: Bytes
     """No less than the true least, and close to it: rounded up where no whole schedule was built."""
     tokens_per_second: Positive
-    """What the program reaches there: an upper bound, without fill and drain, and no more than the plan's own."""
+    """What the program reaches there: an estimate, as `program_seconds` is, and no more than the plan's own."""
 
 
 class Reason(Part):

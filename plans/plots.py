@@ -295,7 +295,7 @@ def draw_throughput(plan: Plan) -> Figure:
             marker="o",
             markerfacecolor="white",
             linestyle="",
-            label="upper bound, without fill and drain",
+            label="estimated by the linear program",
         ),
         Line2D([], [], color=_FAINT, linestyle="--", label="if only compute took time"),
         Line2D([], [], color=_FAINT, linestyle=":", label="if all but compute took time"),

@@ -3,12 +3,13 @@
 Owns what is kept of each plan and how it is shown; the planner asks the questions (planner/sweep.py).
 """
 
+from textwrap import wrap
 from typing import Literal
 
 from pydantic import Field
 
 from .documents import Bytes, Count, Document, Part, Positive
-from .layout import COLUMNS
+from .layout import COLUMNS, clean, hanging
 from .plan import Plan
 from .quantities import bar, duration, number
 from .units import format_bytes
@@ -75,16 +76,16 @@ def describe_sweep(sweep: Sweep) -> str:
     most = max((point.result.tokens_per_second for point in sweep.points if point.result), default=1.0)
     width = max(len(sweep.name), *(len(point.label) for point in sweep.points))
     title = f"{sweep.title}, by {sweep.name}"
-    lines = [title, "=" * len(title)]
+    lines = [*wrap(clean(title), COLUMNS), "=" * min(len(title), COLUMNS)]
     if sweep.estimated:
         lines.append("Estimated from data sheets and the model's shape: a what-if; nothing was measured.")
-    lines += ["", _line(width, sweep.name, "tokens/s", "", "step", "batch", "written", "device", "bound by")]
+    lines += ["", _line(width, sweep.name, "tokens/s", "", "step", "batch", "written", "device") + "bound by"]
     for point in sweep.points:
         found = point.result
         if found is None:
-            lines.append(f"  {point.label:>{width}}  {point.refusal}")
+            lines += hanging(f"  {point.label:>{width}}  ", point.refusal)
             continue
-        lines.append(
+        lines += hanging(
             _line(
                 width,
                 point.label,
@@ -94,14 +95,12 @@ def describe_sweep(sweep: Sweep) -> str:
                 f"{found.micro_batches} x {found.micro_batch_size}",
                 format_bytes(found.ssd_write_bytes),
                 format_bytes(found.peak_device_bytes),
-                found.bound_by,
-            )
+            ),
+            found.bound_by,
         )
-    return "\n".join(line.rstrip()[:COLUMNS] for line in lines) + "\n"
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _line(
-    width: int, name: str, rate: str, gauge: str, step: str, batch: str, written: str, device: str, by: str
-) -> str:
+def _line(width: int, name: str, rate: str, gauge: str, step: str, batch: str, written: str, device: str) -> str:
     head = f"  {name:>{width}}  {rate:>8}  {gauge:<{BAR_COLUMNS + 2}}  {step:>8}  {batch:>7}"
-    return f"{head}  {written:>8}  {device:>8}  {by}"
+    return f"{head}  {written:>8}  {device:>8}  "

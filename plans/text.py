@@ -40,7 +40,7 @@ from .quantities import (
     signed,
     times,
 )
-from .schedule import RESOURCES, Region, Schedule, Tier
+from .schedule import RESOURCES, Buffer, Region, Schedule, Tier
 from .units import format_bytes, format_enough
 from .usage import label, reserved, snapshot_store_bytes
 from .wear import Wear, lifetime, wear
@@ -69,12 +69,12 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         bound += " The ssd is not used: all fits in memory, and ssdplan is for what does not."
     return page(
         title,
-        [bound, *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
+        [*wrapped(bound), *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
         ("Why", _reasons(plan.reasons)),
         ("What it decides", [*_decision(plan.decision), *_frozen(model)]),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan, schedule)),
-        ("The least budgets that this batch would still fit, each alone", _least(plan)),
+        (f"The least budgets that {_split_of(plan.decision)} would still fit, each alone", _least(plan)),
         ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
         ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),
         ("Host memory, by what it is reserved for", [*_split(schedule, "host"), *_beside(plan, "host")]),
@@ -175,10 +175,35 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     rows.append(("all blocks", "checkpoints", *map(percent, shares), *(amount(kept[tier]) for tier in LIVES)))
     total = [kept[tier] + sum(nbytes for key, nbytes in held.items() if key[2] == tier) for tier in LIVES]
     rows.append(("all", "", "", "", "", "", *map(amount, total)))
+    shared = total[0] - _covered(schedule)
+    note = f"{format_bytes(shared)} of these on host count twice: delayed gradients lie where checkpoints were"
     heads: list[Row] = [("", "", "", "prompt", "", "delayed", "", ""), ("", "", *LIVES, *LIVES, "on host", "on ssd")]
     if not plan.decision.delay_ratio:
         rows, heads = [(*row[:4], *row[6:]) for row in rows], [(*heads[1][:4], *heads[1][6:])]
-    return table(heads, rows)
+    return [*table(heads, rows), *([f"  {note}"] if shared > 0 else [])]
+
+
+def _covered(schedule: Schedule) -> int:
+    """Bytes of host memory that hold checkpoints or something of a state between its uses, each byte counted once."""
+    regions = [region for home in schedule.homes for region in (home.parameters, home.optimizer, home.gradient)]
+    spans = [(buffer.offset, buffer.offset + buffer.nbytes) for buffer in schedule.buffers if _checkpoints(buffer)]
+    for region in regions:
+        if region and (buffer := schedule.buffers[region.buffer]).tier == "host":
+            spans.append((buffer.offset + region.start, buffer.offset + region.stop))
+    covered = until = 0
+    for start, stop in sorted(spans):
+        covered += max(stop - max(start, until), 0)
+        until = max(until, stop)
+    return covered
+
+
+def _checkpoints(buffer: Buffer) -> bool:
+    return buffer.role == "checkpoints" and buffer.tier == "host"
+
+
+def _split_of(decision: Decision) -> str:
+    """The micro-batches that make a plan's batch."""
+    return f"{times(decision.micro_batches, 'micro-batch', 'micro-batches')} of {decision.micro_batch_size}"
 
 
 def _shares(p: Placement, *, unified: bool) -> list[tuple[str, str, tuple[float, float, float, float]]]:
@@ -198,14 +223,14 @@ def _shares(p: Placement, *, unified: bool) -> list[tuple[str, str, tuple[float,
 
 def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
     p, d = plan.prediction, plan.decision
-    lower = f"{duration(p.program_seconds)} by the linear program alone, without fill and drain"
+    estimate = f"the linear program, stage by stage, estimates {duration(p.program_seconds)}"
     free = room(plan.machine.volumes)
     volumes = times(len(plan.machine.volumes), "volume")
     worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
     a_day = decimal(worn.bytes_a_day)
     written = f"{format_bytes(p.ssd_write_bytes)}, or {a_day} a day" if p.ssd_write_bytes else "nothing"
     figures = facts(
-        ("step", f"{duration(p.step_seconds)} ({lower})"),
+        ("step", f"{duration(p.step_seconds)} ({estimate})"),
         ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
         ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
         ("written to ssd", written),
@@ -243,7 +268,7 @@ def _wear(found: Wear) -> str:
 
 def _least(plan: Plan) -> list[str]:
     rows: list[Row] = [
-        (row.budget, format_enough(row.least_bytes), f"at most {number(row.tokens_per_second)} tokens/s")
+        (row.budget, format_enough(row.least_bytes), f"about {number(row.tokens_per_second)} tokens/s")
         for row in plan.least
     ]
     if not rows:
@@ -252,7 +277,7 @@ def _least(plan: Plan) -> list[str]:
     own = number(tokens / plan.prediction.program_seconds) if plan.prediction.program_seconds else "?"
     return [
         *table([], rows, left=(0, 2)),
-        f"  bounds without fill and drain; of this plan the same bound is {own} tokens/s",
+        f"  by the linear program, stage by stage, which estimates {own} tokens/s for this plan itself",
     ]
 
 
@@ -394,7 +419,7 @@ def _alternative(plan: Plan, entry: Alternative, most: float) -> Row:
         f"{entry.delay_ratio:.3g}",
         number(entry.compute_tokens_per_second),
         number(entry.io_tokens_per_second),
-        "simulated" if entry.simulated else "upper bound",
+        "simulated" if entry.simulated else "estimated",
     )
 
 

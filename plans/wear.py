@@ -10,6 +10,7 @@ from .dealing import shares
 from .profile import Machine, Volume
 
 DAY_SECONDS, YEAR_DAYS, TB = 86_400, 365.25, 10**12
+ORDINALS = ("the first", "the second", "the third", "the fourth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,18 @@ def share_of_rating(machine: Machine, written_bytes: float) -> float | None:
         if volume.endurance_bytes
     ]
     return max(used, default=None)
+
+
+def drive_words(machine: Machine, volume: Volume) -> str:
+    """Which drive a volume is: its directory; of a what-if, whose volumes are numbered, `NAME, the first of 2`."""
+    if machine.figures != "estimated":
+        return volume.path
+    name = volume.path.rpartition(" (")[0] or volume.path
+    alike = [each.path for each in machine.volumes if (each.path.rpartition(" (")[0] or each.path) == name]
+    if len(alike) == 1:
+        return name
+    place = alike.index(volume.path)
+    return f"{name}, {ORDINALS[place] if place < len(ORDINALS) else f'number {place + 1}'} of {len(alike)},"
 
 
 def lifetime(days: float) -> str:

@@ -89,7 +89,7 @@ def throughput_chart(plan: Plan) -> Markup:
     legend += [
         element("li", _key("roof dashed"), "if only compute took time"),
         element("li", _key("roof dotted"), "if all but compute took time"),
-        element("li", _key("hollow"), "upper bound, without fill and drain"),
+        element("li", _key("hollow"), "estimated by the linear program"),
         element("li", _key("solid"), "simulated, as plans predict"),
     ]
     return element("figure", drawing, element("ul", *legend, class_="legend"))
@@ -138,7 +138,7 @@ def _lines(entries: Sequence[Alternative], x: Scale, y: Scale, colour: str) -> l
         path([entry.tokens_per_second for entry in line], "curve"),
     ]
     for entry in entries:
-        kind = "simulated" if entry.simulated else "upper bound"
+        kind = "simulated" if entry.simulated else "estimated"
         told = (
             f"{entry.micro_batches} micro-batches of {entry.micro_batch_size}: {number(entry.tokens_per_second)} "
             f"tokens/s ({kind})"

@@ -179,7 +179,7 @@ def _candidates(plan: Plan) -> Markup:
             f"{entry.delay_ratio:.3g}",
             number(entry.compute_tokens_per_second),
             number(entry.io_tokens_per_second),
-            "simulated" if entry.simulated else "upper bound",
+            "simulated" if entry.simulated else "estimated",
         )
 
     heads = ("", "size", "n", "tokens/s", "alpha", "if only compute", "if only I/O", "")
