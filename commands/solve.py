@@ -164,7 +164,9 @@ def _one_plan(
     elif what_if:
         line.note(f"written to {output}: an estimate, which ssdplan show explains and no run takes")
     elif too_large:
-        line.note(f"written to {output}; a plan that runs here needs a smaller --host-memory")
+        line.note(
+            f"written to {output}; to run takes a machine with more memory, or a plan with a smaller --host-memory"
+        )
     else:
         line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N")
     return 0

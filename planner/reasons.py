@@ -261,7 +261,26 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         *([f"{_percent(gradient_host / gradients)} of the delayed gradients"] if gradients else []),
     ]
     text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
-    return text if device == "none" else f"{text} The device keeps {device} of the parameters."
+    if device != "none":
+        text += f" The device keeps {device} of the parameters."
+    shared = _on_host_bytes(plan) - evidence.resident_bytes
+    if gradients and shared >= 0.01 * gradients:
+        text += f" {format_bytes(shared)} of the delayed gradients lie where checkpoints were."
+    return text
+
+
+def _on_host_bytes(plan: Plan) -> float:
+    """What stays on host of parameters, optimizer states, checkpoints and delayed gradients, each by itself."""
+    decision, total = plan.decision, _checkpoint_bytes(plan) * plan.decision.checkpoint_host
+    for state in plan.model.states:
+        place = decision.placement[state.state_class]
+        there = (1.0 - place.parameters_device) * (place.parameters_prompt_host + place.parameters_delayed_host)
+        each = ELEMENT_BYTES[decision.precision] * (there + place.parameters_device * decision.unified_memory)
+        if not state.frozen:
+            on_host = place.optimizer_prompt_host + place.optimizer_delayed_host
+            each += OPTIMIZER_BYTES[decision.optimizer_states] * on_host + GRADIENT_BYTES * place.delayed_gradient_host
+        total += state.elements * each
+    return total
 
 
 def _delayed_gradients(plan: Plan) -> tuple[float, float]:
@@ -339,7 +358,7 @@ def _wear(plan: Plan) -> str:
         return ""
     rated = f"{found.volume.endurance_bytes / TB:,.0f} TB"
     drives = len(plan.machine.volumes)
-    together = f", to all {drives} drives together" if drives > 1 else ""
+    together = f", to {'both' if drives == 2 else f'all {drives}'} drives together" if drives > 1 else ""
     return (
         f"{format_bytes(p.ssd_write_bytes)} written a step are {found.bytes_a_day / TB:.3g} TB a day{together}: "
         f"{drive_words(plan.machine, found.volume)} reaches its rated {rated} after {lifetime(found.days)} of training "

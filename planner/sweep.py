@@ -19,7 +19,7 @@ from .whatif import SIZES, WhatIf, estimate, parse_value
 MOST_POINTS = 32
 SSDS = "ssds"
 REQUESTED = ("host-memory", "device-memory", "micro-batches", "micro-batch-size", "global-batch")
-FIGURE = "or a figure such as gpu.flops"
+FIGURE = "a figure such as gpu.flops=1e14..4e14"
 FORM = "write NAME=FROM..TO, which doubles, or NAME=FROM..TO:STEP, such as host-memory=32GiB..256GiB"
 COUNTS = ("micro-batches", "micro-batch-size", "global-batch", SSDS)
 
@@ -45,7 +45,9 @@ def parse_range(text: str) -> Range:
     if not (equals and dots and first and last and (step or not colon)):
         raise UsageError(f"--sweep {text!r}: {FORM}")
     if name not in (*REQUESTED, SSDS) and "." not in name:
-        raise UsageError(nearest(f"--sweep {name}: that cannot be swept; {FORM}", name, [*REQUESTED, SSDS, FIGURE]))
+        raise UsageError(
+            nearest(f"--sweep {name}: that cannot be swept; {FORM}, or of {FIGURE}", name, [*REQUESTED, SSDS])
+        )
     start, stop = (parse_value(name, end, f"--sweep {text}") for end in (first, last))
     by = parse_value(name, step, f"--sweep {text}") if colon else None
     if name in COUNTS and any(number is not None and number != round(number) for number in (start, by)):

@@ -162,8 +162,8 @@ class Prediction(Part):
     busy: dict[str, Fraction]
     """Resource -> share of the step in which it works."""
     program_seconds: Seconds
-    """The linear program's own optimum: an estimate, the sum of stages that each take as long as their slowest resource,
-    without fill and drain. A simulated step may beat it where one stage's work runs beside another's."""
+    """The linear program's own optimum: an estimate, the sum of stages that each take as long as their slowest
+    resource, without fill and drain. A simulated step may beat it where one stage's work runs beside another's."""
     critical_path: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
     """Resource -> kind of work -> its seconds on the chain of operations that makes the step as long as it is."""
     idle: dict[str, dict[str, Seconds]] = Field(default_factory=dict)

@@ -25,7 +25,7 @@ from .plan import (
     needs_all_gradients,
 )
 from .pools import Blocks, blocks, by_class, needs, page_lock_waste, saved
-from .profile import Model
+from .profile import Machine, Model
 from .quantities import (
     RESOURCE_LABELS,
     amount,
@@ -43,7 +43,7 @@ from .quantities import (
 from .schedule import RESOURCES, Buffer, Region, Schedule, Tier
 from .units import format_bytes, format_enough
 from .usage import label, reserved, snapshot_store_bytes
-from .wear import Wear, lifetime, wear
+from .wear import Wear, drive_name, lifetime, wear
 
 LIVES: tuple[Tier, Tier] = ("host", "ssd")
 BUSY_COLUMNS = 20
@@ -234,7 +234,7 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
         ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
         ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
         ("written to ssd", written),
-        *([("drive wear", _wear(worn))] if p.ssd_write_bytes else []),
+        *([("drive wear", _wear(plan.machine, worn))] if p.ssd_write_bytes else []),
         ("copied on host", format_bytes(p.d2h_bytes))
         if d.unified_memory
         else ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
@@ -258,12 +258,12 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
     return [*figures, *bars, *facts(("with snapshots", kept))]
 
 
-def _wear(found: Wear) -> str:
+def _wear(machine: Machine, found: Wear) -> str:
     if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
         return "ssdplan profile --endurance SIZE, the drive's rating, shows how long it lasts"
     rated = decimal(found.volume.endurance_bytes)
     rest = f"; {times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
-    return f"{lifetime(found.days)} without a pause, to the {rated} of {short(found.volume.path, 24)}{rest}"
+    return f"{lifetime(found.days)} without a pause, to the {rated} of {short(drive_name(machine, found.volume), 24)}{rest}"
 
 
 def _least(plan: Plan) -> list[str]:

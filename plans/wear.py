@@ -53,16 +53,19 @@ def share_of_rating(machine: Machine, written_bytes: float) -> float | None:
     return max(used, default=None)
 
 
+def drive_name(machine: Machine, volume: Volume) -> str:
+    """A volume's directory; of a what-if, which numbers its volumes, the name of the drive."""
+    return volume.path.rpartition(" (")[0] or volume.path if machine.figures == "estimated" else volume.path
+
+
 def drive_words(machine: Machine, volume: Volume) -> str:
-    """Which drive a volume is: its directory; of a what-if, whose volumes are numbered, `NAME, the first of 2`."""
-    if machine.figures != "estimated":
-        return volume.path
-    name = volume.path.rpartition(" (")[0] or volume.path
-    alike = [each.path for each in machine.volumes if (each.path.rpartition(" (")[0] or each.path) == name]
+    """The same, and which it is of several drives of one name: `samsung-990-pro:2TB (the first of 2)`."""
+    name = drive_name(machine, volume)
+    alike = [each.path for each in machine.volumes if drive_name(machine, each) == name]
     if len(alike) == 1:
         return name
     place = alike.index(volume.path)
-    return f"{name}, {ORDINALS[place] if place < len(ORDINALS) else f'number {place + 1}'} of {len(alike)},"
+    return f"{name} ({ORDINALS[place] if place < len(ORDINALS) else f'number {place + 1}'} of {len(alike)})"
 
 
 def lifetime(days: float) -> str:

@@ -10,7 +10,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Profile
 from ssdplan.plans.profile_text import suggested_host_memory
-from ssdplan.plans.units import parse_bytes
+from ssdplan.plans.units import format_bytes, parse_bytes
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, with_frozen
 
 
@@ -87,6 +87,7 @@ def test_a_plan_of_another_version_is_kept_and_what_is_none_is_refused(
         (("--residency", "optimizer=1,optimizer=0"), "write "),
         (("--global-batch", "0"), "not a whole number"),
         (("--sweep", "host-memory=1..4"), "has no unit"),
+        (("--sweep", "foo=4MiB..16MiB"), "cannot be swept; write NAME=FROM..TO.*known: .*host-memory"),
     ],
 )
 def test_sizes_and_numbers_that_mean_nothing_are_refused(
@@ -113,11 +114,24 @@ def test_suffixes_mean_the_same_and_nothing_may_be_written_to_the_drive(profile:
     assert plan.asked.max_ssd_write_bytes == 0
 
 
-def test_more_memory_than_the_machine_has_is_said(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_is_too_large_for_the_machine_is_said(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what the plan takes, not by what it may take: a large budget is no large plan."""
     assert solve("--host-memory", "128GiB", "--global-batch", 2) == 0
-    assert "host memory of 128 GiB is more than the 64 GiB of the profiled machine" in capsys.readouterr().err
-    assert solve("--host-memory", "64GiB", "--global-batch", 2) == 0
-    assert "is more than" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "more than" not in said and "next: ssdplan run plan.json" in said
+    made_profile(machine=made_machine(host_memory=256 * MIB), blocks=2, micro_batch_sizes=(1,)).save(profile)
+    assert solve("--host-memory", "64MiB", "--global-batch", 2) == 0
+    peak = Plan.load(Path("plan.json")).prediction.peak_process_bytes
+    assert peak is not None and peak > 256 * MIB
+    said = capsys.readouterr().err
+    assert f"the whole process peaks at {format_bytes(peak)}, more than the 256 MiB of the profiled machine" in said
+    assert "next:" not in said and "written to plan.json" in said
+
+
+def test_a_directory_is_no_name_of_the_catalogue(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("weights").mkdir()
+    assert cli.main(["solve", "--model", "weights", "--gpu", "rtx-4090"]) == UsageError.exit_code
+    assert "--model weights: is a directory" in (said := capsys.readouterr().err) and "ssdplan profile weights" in said
 
 
 def test_the_first_budget_that_a_profile_names_fits_model_and_machine() -> None:
