@@ -8,6 +8,9 @@ from ssdplan.plans.progress import ProgressLine
 
 from . import options as of
 
+_USUAL_LENGTH = 1024
+"""Tokens a row where nothing else is said: as `ssdplan profile` has it."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
@@ -32,7 +35,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a .txt, .jsonl, .parquet or .arrow file, or a directory",
     )
-    read.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
+    read.add_argument(
+        "--sequence-length",
+        type=of.count,
+        metavar="S",
+        help=f"tokens a row [{_USUAL_LENGTH}, or as many as the model has positions, if that are fewer]",
+    )
     read.add_argument(
         "--pack",
         action=argparse.BooleanOptionalAction,
@@ -53,17 +61,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     from ssdplan.executor.data.preview import describe, look
     from ssdplan.executor.data.text_data import TextData
-    from ssdplan.executor.data.tokens import load_tokenizer, vocabulary_of
+    from ssdplan.executor.data.tokens import load_tokenizer, positions_of, vocabulary_of
     from ssdplan.executor.hub import find_model
 
     model = find_model(options.model)
     tokenizer = load_tokenizer(model)
+    length, length_from = options.sequence_length, "as given"
+    if length is None:
+        length, length_from = _USUAL_LENGTH, "since --sequence-length is not given"
+        if (most := positions_of(model)) is not None and most < length:
+            length, length_from = most, f"the model's max_position_embeddings, {length_from}"
     line = ProgressLine("data")
     try:
         data = TextData(
             options.data,
             tokenizer,
-            sequence_length=options.sequence_length,
+            sequence_length=length,
             pack=options.pack,
             format=options.data_format,
             append_eos=options.append_eos,
@@ -73,7 +86,7 @@ def call(options: argparse.Namespace) -> int:
         )
     finally:
         line.done()
-    preview = look(options.data, data, tokenizer, options.samples)
+    preview = look(options.data, data, tokenizer, options.samples, length_from)
     if options.json:
         print(json.dumps(preview.as_json(), indent=2, ensure_ascii=False))
     else:

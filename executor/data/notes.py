@@ -86,3 +86,30 @@ def no_end(path: Path, note: Note, total: int, place: str, ends: Iterable[str]) 
         "model that is trained so does not learn to stop: let the chat template write one behind what the assistant "
         "says, within its {% generation %} marks if it has any, or give --append-eos"
     )
+
+
+def cut_before_end(path: Path, note: Note, total: int, place: str, ends: Iterable[str]) -> str:
+    """That `note.samples` would learn one of `ends`, but for their row, which ends before it."""
+    return (
+        f"{path}: {note.samples:,} of {total:,} sample(s) are cut before an end token ({', '.join(ends)}) is learnt, "
+        f"first {place}; a model that is trained so does not learn to stop behind texts that are as long: take a "
+        "longer --sequence-length, or split the samples"
+    )
+
+
+def cut_off(samples: int, tokens: int, row: int) -> str:
+    """That `samples` are longer than a row of `row` tokens, which cuts off `tokens` of them in all."""
+    if samples == 0:
+        return f"no sample is cut at the end of a row of {row:,} tokens"
+    many, theirs = ("1 sample is", "its") if samples == 1 else (f"{samples:,} samples are", "their")
+    verb = "is" if tokens == 1 else "are"
+    return f"{many} longer than a row of {row:,} tokens: {tokens:,} of {theirs} tokens {verb} cut off"
+
+
+def left_out(samples: int, tokens: int) -> str:
+    """That no row has `samples`, which have `tokens` in all."""
+    if samples == 0:
+        return "no sample is left out"
+    many, them = ("1 sample is", "it") if samples == 1 else (f"{samples:,} samples are", "them")
+    what = "token" if tokens == 1 else "tokens"
+    return f"{many} left out, since nothing of {them} is learnt within a row ({tokens:,} {what})"

@@ -22,7 +22,7 @@ from ssdplan.plans.rows import row_length
 
 from .files import find_files, named
 from .formats import listed, recognise, samples, unread_fields
-from .notes import Note, no_end, read_notes, words
+from .notes import Note, cut_before_end, cut_off, left_out, no_end, read_notes, words
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
 from .rendering import NOT_LEARNT
 from .token_cache import Tokens, cache_key, digest_of_files, open_cache
@@ -85,6 +85,11 @@ def _state(file: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _names(tokenizer: Any) -> list[str]:
+    """What the tokens at which a model stops are called."""
+    return [str(tokenizer.convert_ids_to_tokens(end)) for end in end_tokens(tokenizer)]
+
+
 @functools.lru_cache(maxsize=2)
 def _shuffle(seed: int, epoch: int, samples: int) -> Ints:
     """The order of an epoch. Only raw Philox output is used, which numpy promises never to change."""
@@ -103,13 +108,13 @@ class TextData:
     is predicted, unless `attend_across`.
 
     `samples` counts rows an epoch; `documents` and `tokens` what was read (end-of-sequence tokens included, before
-    cutting); `cut` samples that are longer than a row (no text, when packed); `left_out` those of which no token is to
-    be learnt within a row; `row_tokens_used` is the share of rows of full length that samples fill. `held_out` is the
-    same of what `hold_out` keeps from training, None without. `has_borders` says whether a row may hold several
-    samples, `full_rows` whether none is ever shorter than `sequence_length`. With `append_eos` every conversation
-    learns an end token, whatever the chat template writes. `instant` is when it is for a template that writes the time
-    (now, by default). The tokens are kept in the directory `cache`, or in an unnamed temporary file; `tokenise` makes
-    them, in this process or in another (`tokenising`).
+    cutting); `cut` samples that are longer than a row (no text, when packed), and `cut_off` the tokens that those lose;
+    `left_out` samples of which no token is to be learnt within a row, of `left_out_tokens`; `row_tokens_used` is the
+    share of rows of full length that samples fill. `held_out` is the same of what `hold_out` keeps from training, None
+    without. `has_borders` says whether a row may hold several samples, `full_rows` whether none is ever shorter than
+    `sequence_length`. With `append_eos` every conversation learns an end token, whatever the chat template writes.
+    `instant` is when it is for a template that writes the time (now, by default). The tokens are kept in the directory
+    `cache`, or in an unnamed temporary file; `tokenise` makes them, in this process or in another (`tokenising`).
 
     Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the data have ids that a model of
     `vocab_size` lacks, DiskFullError when the cache does not fit.
@@ -170,7 +175,7 @@ class TextData:
         self._no_end = self._without_end(tokenizer) if self.as_chat else None
         self.held_out: TextData | None = None
         if hold_out is None:
-            self._choose(None)
+            self._choose(None, tokenizer)
             return
         held = hold_out.of(found.hashes)
         if held.all() or not held.any():
@@ -180,8 +185,8 @@ class TextData:
                 "with --eval-data"
             )
         self.held_out = copy.copy(self)
-        self.held_out._choose(np.flatnonzero(held))
-        self._choose(np.flatnonzero(~held))
+        self.held_out._choose(np.flatnonzero(held), tokenizer)
+        self._choose(np.flatnonzero(~held), tokenizer)
 
     def _tokenised(
         self, tokenise: Tokenise, tokenizer: Any, eos: int, cache: Path | None, progress: Progress | None
@@ -238,14 +243,15 @@ class TextData:
         ours, theirs = (each._hashes if each._chosen is None else each._hashes[each._chosen] for each in (self, other))
         return int(np.isin(ours, theirs).sum())
 
-    def _choose(self, chosen: Ints | None) -> None:
+    def _choose(self, chosen: Ints | None, tokenizer: Any) -> None:
         """Take the samples `chosen` (all of them: None), and lay them into rows."""
         starts, stops = self._bounds if chosen is None else (bound[chosen] for bound in self._bounds)
         self.documents = len(starts)
         self.tokens = int((stops - starts).sum())
         self.full_rows = self.pack and self.format == "text"
+        self._cut_before_end: tuple[Note, list[str]] | None = None
         if self.full_rows:
-            self.cut = self.left_out = self._lost = 0
+            self.cut = self.cut_off = self.left_out = self.left_out_tokens = 0
             self.row_tokens_used = 1.0
             self._rows: Rows = EndToEnd(starts, stops, self.sequence_length)
             if self._rows.count == 0:
@@ -256,16 +262,24 @@ class TextData:
         else:
             learnt = self._learnt(starts, np.minimum(stops, starts + self.sequence_length)) > 0
             self.left_out = int(len(learnt) - learnt.sum())
+            self.left_out_tokens = int((stops - starts)[~learnt].sum())
+            kept = np.flatnonzero(learnt)
             starts, stops = starts[learnt], stops[learnt]
             if not len(starts):
                 raise UsageError(
                     f"{self.path}: no sample has a token to learn within {self.sequence_length} tokens; plan for a "
                     "longer --sequence-length"
                 )
-            self.cut = int((stops - starts > self.sequence_length).sum())
+            longer = np.flatnonzero(stops - starts > self.sequence_length)
+            self.cut = len(longer)
+            if self.cut:
+                lacking = kept[longer[self._end_is_cut(starts[longer], stops[longer], end_tokens(tokenizer))]]
+                if len(lacking):
+                    first = int(lacking[0] if chosen is None else chosen[lacking[0]])
+                    self._cut_before_end = Note("", len(lacking), first, ""), _names(tokenizer)
             self._rows = (WholeSamples if self.pack else OneARow)(starts, stops, self.sequence_length)
             used = int(np.minimum(stops - starts, self.sequence_length).sum())
-            self._lost = int((stops - starts).sum()) - used
+            self.cut_off = int((stops - starts).sum()) - used
             self.row_tokens_used = used / (self._rows.count * self.sequence_length)
         self.samples = self._rows.count
         self.has_borders = self.pack and self.documents > 1
@@ -296,11 +310,17 @@ class TextData:
     def _without_end(self, tokenizer: Any) -> tuple[Note, list[str]] | None:
         """The samples that learn no token at which a model stops, and what those tokens are called."""
         ends = end_tokens(tokenizer)
-        starts, stops = self._bounds
-        learnt = self._counts(starts, stops, lambda raw: np.isin(raw, ends))  # one that is not learnt is none of them
-        lacking = np.flatnonzero(learnt == 0)
-        names = [str(tokenizer.convert_ids_to_tokens(end)) for end in ends]
-        return (Note("", len(lacking), int(lacking[0]), ""), names) if len(lacking) else None
+        lacking = np.flatnonzero(self._ends_learnt(*self._bounds, ends) == 0)
+        return (Note("", len(lacking), int(lacking[0]), ""), _names(tokenizer)) if len(lacking) else None
+
+    def _ends_learnt(self, starts: Ints, stops: Ints, ends: tuple[int, ...]) -> Ints:
+        """How many of the tokens `ends` are learnt in each range; the mark of one that is not makes it none of them."""
+        return self._counts(np.minimum(starts + 1, stops), stops, lambda raw: np.isin(raw, ends))
+
+    def _end_is_cut(self, starts: Ints, stops: Ints, ends: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+        """Of samples that are longer than a row: whether each has a token of `ends` to learn, but none within it."""
+        within = self._ends_learnt(starts, starts + self.sequence_length, ends)
+        return (within == 0) & (self._ends_learnt(starts, stops, ends) > 0)
 
     def sample(self, index: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """The tokens of the `index`-th of these samples, and which of them are learnt; before it is cut."""
@@ -322,6 +342,9 @@ class TextData:
         if self._no_end:
             note, ends = self._no_end
             found.append(no_end(self.path, note, total, self._place(note.first), ends))
+        if self._cut_before_end:
+            note, ends = self._cut_before_end
+            found.append(cut_before_end(self.path, note, self.documents, self._place(note.first), ends))
         return found
 
     def _place(self, index: int) -> str:
@@ -331,21 +354,34 @@ class TextData:
         """What a user should know of samples that are not learnt as they are."""
         found = self.notes()
         if self.left_out:
-            found.append(
-                f"{self.path}: {self.left_out} sample(s) left out, of which no token within {self.sequence_length} is "
-                "to be learnt"
-            )
+            found.append(f"{self.path}: {left_out(self.left_out, self.left_out_tokens)}")
         if self.cut:
-            found.append(
-                f"{self.path}: {self.cut} sample(s) cut at {self.sequence_length} tokens; {self._lost} of "
-                f"{self.tokens} tokens are not trained on"
-            )
+            found.append(f"{self.path}: {cut_off(self.cut, self.cut_off, self.sequence_length)}")
         return found
 
     def learnt(self) -> Ints:
         """How many tokens of each of these samples are learnt, before it is cut."""
         starts, stops = self._bounds if self._chosen is None else (bound[self._chosen] for bound in self._bounds)
         return self._learnt(starts, stops)
+
+    def in_rows(self) -> tuple[Ints, Ints]:
+        """How many tokens of each of these samples lie in rows, and how many of those a run trains on: the tokens whose
+        labels count, but for the first of each row, which is predicted from nothing."""
+        starts, stops = self._bounds if self._chosen is None else (bound[self._chosen] for bound in self._bounds)
+        length = self.sequence_length
+        if self.full_rows:  # of texts, all is learnt
+            ends = np.minimum(np.cumsum(stops - starts), self.samples * length)
+            begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+            openings = -(-ends // length) + (-begins // length)  # rows that begin within it
+            apart = (begins % length > 0) & (ends > begins) & (not self.attend_across)
+            return ends - begins, ends - begins - openings - apart
+        stops = np.minimum(stops, starts + length)
+        learnt = self._learnt(starts, stops)
+        kept = learnt > 0
+        if self.attend_across:
+            opening = np.array([self._rows.segments(row)[0][0] for row in range(self.samples)], np.int64)
+            learnt[kept] += (self._tokens[starts[kept]] < NOT_LEARNT) & ~np.isin(starts[kept], opening)
+        return np.where(kept, stops - starts, 0), learnt
 
     @property
     def content(self) -> dict[str, str]:

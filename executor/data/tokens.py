@@ -68,6 +68,16 @@ def load_tokenizer(model_dir: Path) -> Any:
 def vocabulary_of(model_dir: Path) -> int | None:
     """How many ids the model in a directory has, by its configuration; None where it has none. A directory that is no
     model a run refuses by itself."""
+    return _configured(model_dir, "vocab_size")
+
+
+def positions_of(model_dir: Path) -> int | None:
+    """For how many positions the model in a directory was made, by its configuration; None where it does not say."""
+    found = _configured(model_dir, "max_position_embeddings")
+    return None if found is None or found < 1 else found
+
+
+def _configured(model_dir: Path, name: str) -> int | None:
     if not (model_dir / "config.json").is_file():
         return None
     from transformers import AutoConfig
@@ -78,8 +88,8 @@ def vocabulary_of(model_dir: Path) -> int | None:
         raise UsageError(
             f"{model_dir / 'config.json'}: not a model configuration ({first_line(error)}); copy the model's own again"
         ) from error
-    size = getattr(config.get_text_config(), "vocab_size", None)
-    return None if size is None else int(size)
+    found = getattr(config.get_text_config(), name, None)
+    return None if found is None else int(found)
 
 
 def end_of_sequence(tokenizer: Any) -> int:

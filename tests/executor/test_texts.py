@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ssdplan.executor import texts
+from ssdplan.executor.data.preview import describe, look
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokenising import tokenise
-from ssdplan.executor.data.tokens import load_tokenizer
+from ssdplan.executor.data.tokens import end_tokens, load_tokenizer
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
@@ -67,3 +68,31 @@ def test_a_run_says_what_the_preview_says_and_appends_ends_as_it_is_told(tmp_pat
         assert (last == tokenizer.eos_token_id) == append_eos
         told = TextData(data, tokenizer, sequence_length=LENGTH, pack=False, append_eos=append_eos).remarks()
         assert [note for note in notes if "end token" in note] == told and len(told) == (0 if append_eos else 1)
+
+
+def test_a_run_and_the_preview_say_what_is_cut_in_the_same_words(tmp_path: Path) -> None:
+    directory = prepare(tmp_path)
+    data = directory / "rows.jsonl"
+    rows = [("a", " b" * 200), (" a" * 200, "b"), ("a", " b"), ("a", " b" * 300)]
+    data.write_text("".join(json.dumps({"prompt": a, "completion": b}) + "\n" for a, b in rows))
+    model = open_model(directory / "llama", torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, micro_batches=1, micro_batch_size=1)
+    tokenizer = load_tokenizer(model.path)
+    notes: list[str] = []
+    recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3))
+    texts.Texts(plan, recipe, data, None, tokenizer, model, Watch(note=notes.append), datetime(2024, 7, 26))
+    lengths = [len(tokenizer(a + b)["input_ids"]) + 1 for a, b in rows]
+    ends = ", ".join(tokenizer.convert_ids_to_tokens(end_tokens(tokenizer)))
+    expected = [
+        f"2 of 4 sample(s) are cut before an end token ({ends}) is learnt, first {data}:1; a model that "
+        "is trained so does not learn to stop behind texts that are as long: take a longer --sequence-length, or split "
+        "the samples",
+        f"1 sample is left out, since nothing of it is learnt within a row ({lengths[1]} tokens)",
+        f"2 samples are longer than a row of {LENGTH} tokens: {lengths[0] + lengths[3] - 2 * LENGTH} of their tokens "
+        "are cut off",
+    ]
+    found = TextData(data, tokenizer, sequence_length=LENGTH)
+    shown = describe(look(data, found, tokenizer, 1), colour=False).splitlines()
+    for words in expected:
+        assert f"{data}: {words}" in notes
+        assert sum(line.endswith(words) for line in shown) == 1, words

@@ -20,7 +20,7 @@ from ssdplan.executor.data.formats import FORMATS
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import SsdplanError, UsageError
-from tests.tiny import make_tokenizer
+from tests.tiny import EOS, make_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -239,10 +239,13 @@ def test_samples_of_which_nothing_is_learnt_within_a_row_are_left_out_and_counte
     for pack in (True, False):
         data = load(path, tokenizer, sequence_length=16, pack=pack)
         assert (data.left_out, data.cut, data.samples) == (1, 1, 1)
-        lost, of = data.lengths()[1] - 16, sum(data.lengths())
+        lost = data.lengths()[1] - 16
         assert [remark.split(": ", 1)[1] for remark in data.remarks()] == [
-            "1 sample(s) left out, of which no token within 16 is to be learnt",
-            f"1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on",
+            f"1 of 2 sample(s) are cut before an end token ({EOS}) is learnt, first {path}:2; a model that is trained "
+            "so does not learn to stop behind texts that are as long: take a longer --sequence-length, or split the "
+            "samples",
+            f"1 sample is left out, since nothing of it is learnt within a row ({data.lengths()[0]} tokens)",
+            f"1 sample is longer than a row of 16 tokens: {lost} of its tokens are cut off",
         ]
         with pytest.raises(UsageError, match="no sample has a token to learn within 16 tokens; plan for a longer"):
             load(write(tmp_path / "b.jsonl", rows[:1]), tokenizer, sequence_length=16, pack=pack)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoConfig
 
@@ -42,15 +43,19 @@ def test_counts_are_those_of_the_samples(home: Path, capsys: pytest.CaptureFixtu
     given = [len(tokenizer(row["prompt"])["input_ids"]) for row in ROWS]
     lengths = [len(ids) for ids in whole]
     assert found["samples"] == 4 and found["tokens"] == sum(lengths)
-    assert found["learnt_tokens"] == sum(lengths) - sum(given)
+    assert found["learnt_before_cut"] == sum(lengths) - sum(given)
+    assert found["learnt_tokens"] == sum(lengths[:2]) + 64 - sum(given[:2]) - given[3]
+    assert found["row_tokens"] == lengths[0] + lengths[1] + 64
+    assert (found["cut_off_tokens"], found["left_out_tokens"]) == (lengths[3] - 64, lengths[2])
+    assert found["left_over_tokens"] == 0
     assert found["lengths"]["shortest"] == min(lengths) and found["lengths"]["longest"] == max(lengths)
     assert found["lengths"]["mean"] == sum(lengths) / 4
     assert (found["cut"], found["left_out"], found["rows"]) == (1, 1, 2)
     assert found["row_tokens_used"] == pytest.approx((lengths[0] + lengths[1] + 64) / 128)
     assert [sample["place"] for sample in found["shown"]] == ["rows.jsonl:1", "rows.jsonl:2"]
     assert found["shown"][0]["parts"] == [
-        {"text": "The quick", "learnt": False},
-        {"text": f" brown fox{EOS}", "learnt": True},
+        {"text": "The quick", "learnt": False, "cut": False},
+        {"text": f" brown fox{EOS}", "learnt": True, "cut": False},
     ]
     assert found["shown"][0]["tokens"] == lengths[0]
     assert found["shown"][0]["learnt_tokens"] == lengths[0] - given[0]
@@ -82,8 +87,8 @@ def test_what_is_learnt_is_marked_with_and_without_colour(home: Path, capsys: py
     assert cli.main(preview()) == 0  # not a terminal
     plain = capsys.readouterr().out
     assert f"The quick⟦ brown fox{EOS}⟧\n" in plain and "\x1b" not in plain
-    assert "␛[31mred" in plain, "what the data say to a terminal is shown, not obeyed"
-    assert "Sample 1, rows.jsonl:1: " in plain and "1 sample(s) longer than a row" in plain
+    assert "\\x1b[31mred" in plain, "what the data say to a terminal is shown, not obeyed"
+    assert "Sample 1, rows.jsonl:1: " in plain and "1 sample is longer than a row of 64 tokens" in plain
     assert cli.main(preview("--color")) == 0
     coloured = capsys.readouterr().out
     assert f"\x1b[2mThe quick\x1b[0m\x1b[32m brown fox{EOS}\x1b[0m\n" in coloured and "⟦" not in coloured
@@ -130,8 +135,83 @@ def test_a_long_sample_is_shown_in_part(home: Path) -> None:
     (shown,) = found.shown
     assert (shown.tokens, shown.shown_tokens) == (data.tokens, 400)
     assert f"... and {data.tokens - 400} tokens more" in describe(found, colour=False)
-    assert found.learnt_tokens == data.tokens - 1  # its first token is predicted from nothing
+    assert found.learnt_before_cut == data.tokens - 1  # its first token is predicted from nothing
+    assert found.learnt_tokens == found.rows * 31  # and so is the first of each row
+    assert found.left_over_tokens == data.tokens % 32 > 0
+    assert "are not trained on: they lie behind the last full row" in describe(found, colour=False)
     assert (found.rows, found.cut, found.row_tokens_used) == (data.tokens // 32, 0, 1.0)
+
+
+@pytest.mark.parametrize(("pack", "attend_across"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("format", ["text", "completion"])
+@pytest.mark.parametrize("length", [5, 16, 33])
+def test_learnt_are_the_labels_of_all_rows_that_count(
+    home: Path, format: str, length: int, pack: bool, attend_across: bool
+) -> None:
+    words = ["fox", "", "dog " * 7, "The quick brown fox " * 5, "x", "jumps over " * 9]
+    rows = [
+        {"text": a + b} if format == "text" else {"prompt": a, "completion": b + " red"} for a in words for b in words
+    ]
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = load_tokenizer(home / "model")
+    data = TextData(
+        home / "rows.jsonl", tokenizer, sequence_length=length, pack=pack, attend_across=attend_across, format=format
+    )
+    batches = [batch for (batch,) in data.eval_batches(1)]
+    # the model's loss compares each position's logits with the next label, so a row's first label has no part in it
+    counted = sum(int((batch.labels[:, 1:] != -100).sum()) for batch in batches)
+    masks = [np.ones(batch.labels.shape) if batch.attention_mask is None else batch.attention_mask for batch in batches]
+    present = sum(int(mask.sum()) for mask in masks)
+    in_rows, learnt = data.in_rows()
+    assert learnt.sum() == counted
+    if not (pack and format == "completion"):  # there, rows that are shared have no mask for their padding
+        assert in_rows.sum() == present
+    found = look(home / "rows.jsonl", data, tokenizer, len(rows))
+    assert found.learnt_tokens == counted == sum(sample.learnt_tokens for sample in found.shown)
+    rest = found.cut_off_tokens + found.left_out_tokens + found.left_over_tokens
+    assert found.tokens == found.row_tokens + rest and found.row_tokens == in_rows.sum()
+
+
+def test_a_cut_sample_is_shown_as_it_is_trained_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(preview("--samples", "4", "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    tokenizer = load_tokenizer(home / "model")
+    given, ids = (tokenizer(text)["input_ids"] for text in ("a", "a" + " dog" * 80))
+    assert found["shown"][3]["parts"] == [
+        {"text": "a", "learnt": False, "cut": False},
+        {"text": tokenizer.decode(ids[len(given) : 64]), "learnt": True, "cut": False},
+        {"text": tokenizer.decode([*ids[64:], 0]), "learnt": False, "cut": True},
+    ]
+    assert found["shown"][3]["learnt_tokens"] == 64 - len(given)
+    assert [part["learnt"] for part in found["shown"][2]["parts"]] == [False] and not found["shown"][2]["row_tokens"]
+    assert cli.main(preview("--samples", "4")) == 0
+    said = capsys.readouterr().out
+    lost, left = len(ids) + 1 - 64, found["shown"][2]["tokens"]
+    assert f"⟧⟨cut⟩{tokenizer.decode(ids[64:])}{EOS}\n{lost} of its {64 + lost} tokens are cut off" in said
+    assert f"It is left out, since nothing of it is learnt within a row: {left} of its {left} tokens" in said
+    assert f"\ncut             1 sample is longer than a row of 64 tokens: {lost} of its tokens are cut off\n" in said
+    assert f"1 sample is left out, since nothing of it is learnt within a row ({left} tokens)\n" in said
+    assert f"note            rows.jsonl: 1 of 4 sample(s) are cut before an end token ({EOS}) is learnt, first " in said
+    assert "first rows.jsonl:4; " in said and "a longer --sequence-length, or split the samples" in said
+    assert cli.main(preview("--sequence-length", "512")) == 0
+    assert "end token" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("most", "length"), [(48, 48), (4096, 1024), (None, 1024)])
+def test_rows_are_no_longer_than_the_model_has_positions_unless_it_is_said(
+    home: Path, capsys: pytest.CaptureFixture[str], most: int | None, length: int
+) -> None:
+    if most:
+        AutoConfig.for_model("gpt2", vocab_size=512, n_positions=most).save_pretrained(home / "model")
+    less = [each for each in preview() if each not in ("--sequence-length", "64")]
+    assert cli.main([*less, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sequence_length"] == length
+    assert cli.main(less) == 0
+    why = "the model's max_position_embeddings, " if length == 48 else ""
+    said = capsys.readouterr().out
+    assert f"\nrow length      {length} tokens, {why}since --sequence-length is not given\n" in said
+    assert cli.main(preview()) == 0
+    assert "\nrow length      64 tokens, as given\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -416,7 +416,7 @@ def test_a_text_with_nothing_to_predict_is_left_out_unless_packed(tmp_path: Path
     assert (alone.documents, alone.samples, alone.left_out) == (4, 3, 1)
     assert alone.remarks() == [
         *alone.notes(),
-        f"{path}: 1 sample(s) left out, of which no token within 8 is to be learnt",
+        f"{path}: 1 sample is left out, since nothing of it is learnt within a row (1 token)",
     ]
     assert rows_in_order(TextData(path, tokenizer, sequence_length=2)) == packed(tokenizer, texts, 2)
 
@@ -426,10 +426,15 @@ def test_texts_that_are_cut_say_how_many_tokens_are_lost(tmp_path: Path, tokeniz
     path = write_rows(tmp_path / "a.jsonl", texts)
     shared = TextData(path, tokenizer, sequence_length=16)
     assert shared.remarks() == shared.notes()
-    lost, of = len(whole(tokenizer, texts[1])) - 16, sum(len(whole(tokenizer, text)) for text in texts)
-    assert TextData(path, tokenizer, sequence_length=16, pack=False).remarks() == [
+    lost = len(whole(tokenizer, texts[1])) - 16
+    alone = TextData(path, tokenizer, sequence_length=16, pack=False)
+    *others, end = alone.notes()
+    assert others == shared.notes()
+    assert end.startswith(f"{path}: 1 of 2 sample(s) are cut before an end token ({EOS}) is learnt, first {path}:2; ")
+    assert alone.remarks() == [
         *shared.notes(),
-        f"{path}: 1 sample(s) cut at 16 tokens; {lost} of {of} tokens are not trained on",
+        end,
+        f"{path}: 1 sample is longer than a row of 16 tokens: {lost} of its tokens are cut off",
     ]
 
 
