@@ -59,34 +59,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    from ssdplan.executor.data.preview import describe, look
-    from ssdplan.executor.data.text_data import TextData
-    from ssdplan.executor.data.tokens import load_tokenizer, positions_of, vocabulary_of
+    from ssdplan.executor.data import previewing
+    from ssdplan.executor.data.preview import describe
     from ssdplan.executor.hub import find_model
 
-    model = find_model(options.model)
-    tokenizer = load_tokenizer(model)
-    length, length_from = options.sequence_length, "as given"
-    if length is None:
-        length, length_from = _USUAL_LENGTH, "since --sequence-length is not given"
-        if (most := positions_of(model)) is not None and most < length:
-            length, length_from = most, f"the model's max_position_embeddings, {length_from}"
+    cache = of.token_cache(options)
+    order = previewing.Order(
+        model=str(find_model(options.model)),
+        data=str(options.data),
+        sequence_length=options.sequence_length,
+        usual_length=_USUAL_LENGTH,
+        pack=options.pack,
+        format=options.data_format,
+        append_eos=options.append_eos,
+        cache=None if cache is None else str(cache),
+        samples=options.samples,
+    )
     line = ProgressLine("data")
     try:
-        data = TextData(
-            options.data,
-            tokenizer,
-            sequence_length=length,
-            pack=options.pack,
-            format=options.data_format,
-            append_eos=options.append_eos,
-            cache=of.token_cache(options),
-            vocab_size=vocabulary_of(model),
-            progress=lambda done, total: line(done / total, f"tokenising {options.data}"),
-        )
+        preview = previewing.look_apart(order, lambda done, total: line(done / total, f"tokenising {options.data}"))
     finally:
         line.done()
-    preview = look(options.data, data, tokenizer, options.samples, length_from)
     if options.json:
         print(json.dumps(preview.as_json(), indent=2, ensure_ascii=False))
     else:

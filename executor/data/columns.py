@@ -1,6 +1,7 @@
 """Tables: the rows of .parquet and .arrow files, a few at a time.
 
 Owns pyarrow, an optional dependency, and what is wrong with such a file. It never holds more than one batch of rows.
+What becomes of one in Python is bounded too: tables may say a long text once and refer to it a million times.
 """
 
 from collections import Counter
@@ -10,11 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ssdplan.plans.errors import UsageError, first_line
+from ssdplan.plans.files import open_regular
 
 from .files import unreadable
+from .places import At, unsaid
 
 _ROWS_AT_A_TIME = 64
 _FILE_MAGIC = b"ARROW1"
+_BATCH_BYTES = 1 << 28
+"""Of rows that become Python's at once: more is done a row at a time."""
+_ROW_BYTES = 1 << 30
+"""What is more is no row, as it would be none of a .jsonl file, which takes a quarter of that."""
+_PAGE_HEAD_BYTES = 16
+_NEXT_I32 = b"\x15"
+_VALUE_BYTES = 64
+"""Of any value in Python, at least."""
 
 
 def names(file: Path) -> list[str]:
@@ -23,29 +34,130 @@ def names(file: Path) -> list[str]:
         return list(schema.names)
 
 
-def rows(file: Path, wanted: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row's number, from 1, and those of the `wanted` columns that the table has. Raises UsageError for a file
-    that is not such a table, is damaged, or holds what is not UTF-8."""
+def rows(file: Path, wanted: Iterable[str], at: At = unsaid) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row's number, from 1, and those of the `wanted` columns that the table has. `at` is told of each batch
+    before it is read. Raises UsageError for a file that is not such a table, is damaged, holds what is not UTF-8, or
+    has a row that is too large."""
     number = 0
     with _opened(file) as (schema, batches):
         columns = [name for name in wanted if name in schema.names]
+        at("reading", f"{file}: row 1 or one after it", 0)
         for batch in batches(columns):
             for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
-                for fields in _values(file, batch.slice(start, _ROWS_AT_A_TIME), number):
-                    number += 1
-                    yield number, fields
+                for part in _parts(file, batch.slice(start, _ROWS_AT_A_TIME), number):
+                    for fields in _values(file, part, number):
+                        number += 1
+                        yield number, fields
+                    at("reading", f"{file}: row {number + 1} or one after it", 0)
+
+
+def _parts(file: Path, batch: Any, before: int) -> Iterator[Any]:
+    """The batch, or where it would be large in Python its rows one by one. Raises UsageError for a row that would be
+    too large by itself, and for a damaged batch."""
+    _require_valid(file, batch, before)
+    if _python_bytes(batch) <= _BATCH_BYTES:
+        yield batch
+        return
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        if (nbytes := _python_bytes(row)) > _ROW_BYTES:
+            raise UsageError(
+                f"{file}: row {before + index + 1} would take {nbytes / (1 << 30):.3g} GiB or more "
+                f"({_ROW_BYTES >> 30} at most); split it into several rows"
+            )
+        yield row
+
+
+def _python_bytes(batch: Any) -> int:
+    return sum(_bytes_of(column) for column in batch.columns)
+
+
+def _bytes_of(array: Any) -> int:
+    """What the values take in Python, roughly: every reference to a value counts as the value."""
+    import pyarrow
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    kind, own = array.type, _VALUE_BYTES * len(array)
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return _bytes_of(array.storage)
+    if types.is_dictionary(kind):
+        used = pc.value_counts(array.indices.drop_null())
+        return own + sum(
+            count.as_py() * _bytes_of(array.dictionary.slice(index.as_py(), 1))
+            for index, count in zip(used.field("values"), used.field("counts"), strict=True)
+        )
+    if types.is_struct(kind):
+        return own + sum(map(_bytes_of, array.flatten()))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return own + _bytes_of(array.flatten())
+    if types.is_map(kind) and len(array):
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return own + sum(_bytes_of(part.slice(first, last - first)) for part in (array.keys, array.items))
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        spans = zip(array.offsets, array.sizes, array.is_valid(), strict=True)
+        return own + sum(_bytes_of(array.values.slice(a.as_py(), n.as_py())) for a, n, valid in spans if valid.as_py())
+    if types.is_run_end_encoded(kind):
+        first = array.find_physical_offset()
+        runs = array.values.slice(first, array.find_physical_length())
+        return own + len(array) * max((_bytes_of(runs.slice(index, 1)) for index in range(len(runs))), default=0)
+    if any(of(kind) for of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)):
+        return own + int(pc.sum(pc.binary_length(array)).as_py() or 0)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return own + sum(len(value.as_buffer() or b"") for value in array if value.is_valid)
+    return own + int(array.nbytes)
+
+
+def _require_valid(file: Path, batch: Any, before: int) -> None:
+    """Raise UsageError for a damaged batch, of which values may lie outside of it."""
+    try:
+        batch.validate(full=True)
+    except (ValueError, OverflowError) as error:
+        raise _unreadable_rows(file, batch, before, error) from error
 
 
 def _values(file: Path, batch: Any, before: int) -> list[dict[str, Any]]:
     try:
-        batch.validate(full=True)  # a damaged file may say that values lie outside of it
         found: list[dict[str, Any]] = batch.to_pylist()
         return found
     except (ValueError, OverflowError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(
-            f"{file}: one of rows {before + 1} to {before + batch.num_rows} cannot be read: {reason}"
-        ) from error
+        raise _unreadable_rows(file, batch, before, error) from error
+
+
+def _unreadable_rows(file: Path, batch: Any, before: int, error: Exception) -> UsageError:
+    reason = str(error).strip().split("\n")[0]
+    return UsageError(f"{file}: one of rows {before + 1} to {before + batch.num_rows} cannot be read: {reason}")
+
+
+def _rows_at_once(file: Path, metadata: Any, wanted: Iterable[str]) -> int:
+    """How many rows of a .parquet file are decoded together. Each may refer to the longest value of a dictionary, or
+    repeat what the one before it begins with."""
+    roots, most = set(wanted), 1
+    with open_regular(file, ".parquet table") as stream:
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(metadata.num_columns)):
+                if column.path_in_schema.split(".")[0] not in roots:
+                    continue
+                if "DELTA_BYTE_ARRAY" in column.encodings:
+                    most = max(most, column.total_uncompressed_size)
+                if column.dictionary_page_offset is not None:
+                    stream.seek(column.dictionary_page_offset)
+                    most = max(most, _page_bytes(stream.read(_PAGE_HEAD_BYTES)))
+    return max(1, min(_ROWS_AT_A_TIME, _ROW_BYTES // most))
+
+
+def _page_bytes(head: bytes) -> int:
+    """How large a page of a .parquet file is without compression, by its header: a structure of Thrift's compact
+    protocol, which begins with the type and this size, each a byte that says so and a zigzag number; 0 for others."""
+    numbers, place = [], 0
+    for _ in range(2):
+        if head[place : place + 1] != _NEXT_I32:
+            return 0
+        end = next((i for i in range(place + 1, len(head)) if head[i] < 0x80), len(head) - 1)
+        zigzag = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(head[place + 1 : end + 1]))
+        numbers.append((zigzag >> 1) ^ -(zigzag & 1))
+        place = end + 1
+    return max(0, numbers[1])
 
 
 def _to_its_end(file: Path, source: Any, stream: Any) -> Iterator[Any]:
@@ -91,7 +203,7 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
             "the file to .jsonl"
         ) from error
     try:
-        with file.open("rb"):
+        with open_regular(file, f"{file.suffix} table"):
             pass  # pyarrow's own error would not say why
     except OSError as error:
         raise unreadable(file, error) from error
@@ -100,7 +212,7 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
             with parquet.ParquetFile(file, pre_buffer=False) as table:
                 yield (
                     _distinct(file, table.schema_arrow),
-                    lambda names: table.iter_batches(_ROWS_AT_A_TIME, columns=names),
+                    lambda names: table.iter_batches(_rows_at_once(file, table.metadata, names), columns=names),
                 )
             return
         with pyarrow.memory_map(str(file)) as source:

@@ -26,6 +26,9 @@ _FROM, _TO, _STOP = "\ufdd2", "\ufdd3", "\ufdd4"
 enclose what a message says, as FROM number STOP ... TO number STOP."""
 _PROBES = re.compile(f"([{_FROM}{_TO}])([0-9]+){_STOP}")
 
+_WRITTEN, _WRITTEN_A_CHARACTER = 1 << 20, 64
+"""A template writes no more than so many characters, and so many for each of the messages."""
+
 
 @dataclass(frozen=True)
 class Rendering:
@@ -88,6 +91,12 @@ class Chat:
             )
         messages = list(sample.messages)
         text = self._text(sample, messages)
+        said = sum(len(message["role"]) + len(message["content"]) for message in messages)
+        if len(text) > _WRITTEN + _WRITTEN_A_CHARACTER * (said + len(messages)):
+            raise UsageError(
+                f"{sample.place}: the chat template of {self._name} makes {len(text):,} characters of the "
+                f"{said:,} of its messages; look at the template"
+            )
         found = self._found(sample, text)
         if self._marked == self._template:
             spans = self._by_prefixes(sample, text, found)

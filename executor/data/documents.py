@@ -12,16 +12,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import open_regular
 
 from . import columns
 from .files import unreadable
+from .places import At, unsaid
 
 _READ_BYTES = 1 << 18
 _ROW_BYTES = 1 << 28
 """A line of so many is no row of a .jsonl file, and may be all of another file."""
+_ROW_VALUES = 1 << 22
+"""Values of a row, each an object in memory of up to some 250 bytes, however short it is written."""
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_BEGINS = (b",", b"{", b"[")
+"""What a value stands behind."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _POINTERS = {
     b"version https://git-lfs.github.com/spec/": "a pointer of git LFS, not the file; fetch that with `git lfs pull`",
@@ -72,7 +79,7 @@ def require_itself(file: Path) -> None:
 def opened(file: Path) -> BufferedReader:
     """The file, to be read. Raises UsageError where that is not allowed, IoFailure where it fails."""
     try:
-        return file.open("rb")
+        return cast(BufferedReader, open_regular(file, "file of data or of a model"))
     except OSError as error:
         raise unreadable(file, error) from error
 
@@ -123,16 +130,17 @@ def field_names(file: Path) -> tuple[str, list[str]] | None:
     return str(file), columns.names(file)
 
 
-def rows(file: Path, wanted: Iterable[str]) -> Iterator[Row]:
-    """The rows of a .jsonl, .parquet or .arrow file; of the last two only the `wanted` fields are read."""
+def rows(file: Path, wanted: Iterable[str], at: At = unsaid) -> Iterator[Row]:
+    """The rows of a .jsonl, .parquet or .arrow file; of the last two only the `wanted` fields are read. `at` is told of
+    each before it is parsed."""
     if file.suffix.lower() == ".jsonl":
-        yield from json_rows(file)
+        yield from json_rows(file, at)
         return
-    for number, fields in columns.rows(file, wanted):
+    for number, fields in columns.rows(file, wanted, at):
         yield Row(f"{file}: row {number}", fields)
 
 
-def json_rows(file: Path) -> Iterator[Row]:
+def json_rows(file: Path, at: At = unsaid) -> Iterator[Row]:
     """A row a line; empty lines are none. Raises UsageError for what is not a JSON object, or is endless."""
     with opened(file) as stream:
         line = 0
@@ -145,7 +153,26 @@ def json_rows(file: Path) -> Iterator[Row]:
             if line == 1:
                 data = data.removeprefix(codecs.BOM_UTF8)
             if data.strip():
-                yield Row(f"{file}:{line}", _fields(f"{file}:{line}", data))
+                place = f"{file}:{line}"
+                at("reading", place, 0)
+                _require_few(place, data)
+                yield Row(place, _fields(place, data))
+
+
+def _require_few(place: str, data: bytes) -> None:
+    """Raise UsageError for a row of more values than memory is for. Commas in texts are none: they are looked for where
+    they would matter."""
+    if len(data) <= _ROW_VALUES or _count(data) <= _ROW_VALUES:
+        return
+    if _count(_STRINGS.sub(b"", data)) > _ROW_VALUES:
+        raise UsageError(
+            f"{place}: the row has more than {_ROW_VALUES:,} values; split it into several rows, or leave out the "
+            "field that has them"
+        )
+
+
+def _count(data: bytes) -> int:
+    return sum(map(data.count, _BEGINS))
 
 
 def _fields(place: str, data: bytes) -> dict[str, Any]:

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ssdplan.plans.errors import IoFailure, SsdplanError, UsageError
+from ssdplan.plans.files import read_bounded
 
 SUFFIXES = (".txt", ".jsonl", ".parquet", ".arrow")
 _NAMED = 4
+_SAVED_BYTES = 1 << 26
+"""Of a file in which `datasets` says what it saved."""
 
 _OF = r"(?:sets?|data|datasets?|splits?|files?|rows|examples|samples)?"
 _SPLITS = {
@@ -300,9 +303,11 @@ def _saved_files(path: Path) -> list[Path]:
 
 def _json_object(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_bounded(file, _SAVED_BYTES, "description of a data set").decode("utf-8"))
     except OSError as error:
         raise unreadable(file, error) from error
+    except UsageError:  # which is a ValueError too
+        raise
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: not valid JSON; save the data set again") from error
     if not isinstance(value, dict):

@@ -11,7 +11,18 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError
 
-from .documents import Document, Row, field_names, is_plain_text, json_name, plain_text, require_content, rows, string
+from .documents import (
+    Document,
+    Row,
+    field_names,
+    is_plain_text,
+    json_name,
+    plain_text,
+    require_content,
+    rows,
+    string,
+)
+from .places import At, unsaid
 
 FORMATS = {
     "text": ("text",),
@@ -131,16 +142,16 @@ def _on_a_line(name: str) -> str:
     return name[:40] if name.isprintable() else ascii(name[:40])
 
 
-def samples(files: list[Path], format: str, *, as_chat: bool) -> Iterator[Sample]:
+def samples(files: list[Path], format: str, *, as_chat: bool, at: At = unsaid) -> Iterator[Sample]:
     """The samples of `files`, in order. `as_chat` makes a conversation of an alpaca row, for a model with a chat
-    template; without, it is a prompt under headings and a completion. Raises UsageError, with its place, for a row that
-    is none."""
+    template; without, it is a prompt under headings and a completion. `at` is told of each row before it is
+    parsed. Raises UsageError, with its place, for a row that is none."""
     for file in files:
         if is_plain_text(file):
             yield plain_text(file)
             continue
         others = () if format == "text" else (*_CONTENTS, _VERDICT)
-        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()), *others)):
+        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()), *others), at):
             yield _sample(row, format, as_chat)
 
 

@@ -19,7 +19,8 @@ from ssdplan.plans.errors import UsageError
 from .conversations import Chat, Spans
 from .formats import Completion, Conversation
 from .notes import OWN_TOKENS, UNREAD, Tally
-from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, Frame, encode
+from .places import At, unsaid
+from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, Frame, encode, one_of
 
 NOT_LEARNT = np.uint32(1 << 31)
 """Set in a token that the loss does not count; the rest is its id."""
@@ -53,19 +54,24 @@ def sample_tokens(
     instant: datetime,
     tally: Tally,
     ends: Collection[int] = (),
+    at: At = unsaid,
 ) -> Iterator[Tokens]:
     """Yields each sample's tokens, in order; what is not learnt has NOT_LEARNT set. `instant`: when it is for a chat
     template that writes the time.
 
     A completion is learnt with the end-of-sequence token after it; of a conversation the assistant's messages, with
     what the template ends them by. With `ends`, tokens at which a model stops, one is learnt after the last of them in
-    any case (`_with_end`). Raises UsageError, with the sample's place, where that cannot be told exactly.
+    any case (`_with_end`). `at` is told of what is rendered and tokenised next. Raises UsageError, with the sample's
+    place, where that cannot be told exactly.
     """
     frame = Frame(tokenizer, eos)
     number = 0
-    for batch in _batched(_rendered(samples, tokenizer, instant, tally)):
+    for batch in _batched(_rendered(samples, tokenizer, instant, tally, at)):
         texts = [[each.text, *(each.text[:cut] for cut in each.cuts())] for each in batch]
-        encoded = iter(encode(tokenizer, [text for group in texts for text in group]))
+        places = [each.place for each, group in zip(batch, texts, strict=True) for _ in group]
+        flat = [text for group in texts for text in group]
+        at("tokenising", one_of(places), sum(map(len, flat)))
+        encoded = iter(encode(tokenizer, flat, places=places))
         for each, group in zip(batch, texts, strict=True):
             whole, *prefixes = [next(encoded) for _ in group]
             if each.completes:
@@ -77,7 +83,7 @@ def sample_tokens(
 
 
 def _rendered(
-    samples: Iterable[Completion | Conversation], tokenizer: Any, instant: datetime, tally: Tally
+    samples: Iterable[Completion | Conversation], tokenizer: Any, instant: datetime, tally: Tally, at: At
 ) -> Iterator[_Rendered]:
     chat: Chat | None = None
     for number, sample in enumerate(samples):
@@ -86,6 +92,7 @@ def _rendered(
             rendered = _Rendered(sample.place, text, ((len(sample.prompt), len(text)),), completes=True)
         else:
             chat = chat or Chat(tokenizer, instant)
+            at("rendering", sample.place, 0)
             found = chat.render(sample)
             for kind, detail in found.lacks:
                 tally.add(kind, number, detail)

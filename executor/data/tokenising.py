@@ -1,7 +1,7 @@
 """Tokenising: the files of a data set become a token cache.
 
-Owns that a run does so in a process of its own, `python -m ssdplan.executor.data.tokenising`: a tokenizer's threads
-keep tens of MiB to the end of theirs, which a run's memory, predicted to a few, would carry through every step.
+Owns that a run does so in a process of its own (`apart`), `python -m ssdplan.executor.data.tokenising`: a tokenizer's
+threads keep tens of MiB to the end of theirs, which a run's memory, predicted to a few, would carry through every step.
 """
 
 import contextlib
@@ -9,9 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,17 +16,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssdplan.plans.errors import SsdplanError, UsageError, error_of
+from ssdplan.plans.errors import UsageError
 
+from .apart import LIMITS, Limits, answer, ask
 from .clock import timed
 from .conversations import chat_template
 from .formats import samples
 from .notes import Tally
+from .places import At, unsaid
 from .rendering import sample_tokens
 from .token_cache import counted, write_cache
 from .tokens import end_tokens, load_tokenizer, token_pieces, tokenizer_identity
@@ -37,8 +36,6 @@ from .tokens import end_tokens, load_tokenizer, token_pieces, tokenizer_identity
 Progress = Callable[[int, int], None]
 """Called with the bytes done and in all."""
 _PROGRESS_SECONDS = 0.1
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask for the end."""
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "jinja2")
 _OWN = (
     *("clock", "columns", "conversations", "documents", "formats", "notes", "rendering", "token_cache", "tokenising"),
@@ -98,23 +95,25 @@ def made_by() -> str:
     return ", ".join([*found, f"ssdplan's own code {ours[:12]}"])
 
 
-def tokenise(work: Work, tokenizer: Any, file: Path, progress: Progress | None) -> None:
-    """Write the token cache `file`, in this process. Raises UsageError for data that cannot be used, DiskFullError."""
+def tokenise(work: Work, tokenizer: Any, file: Path, progress: Progress | None, at: At = unsaid) -> None:
+    """Write the token cache `file`, in this process; `at` is told of each row and text before it is worked on.
+
+    Raises UsageError for data that cannot be used, DiskFullError."""
     tally = Tally()
-    write_cache(file, _pieces(work, tokenizer, progress, tally), tally.kept)
+    write_cache(file, _pieces(work, tokenizer, progress, tally, at), tally.kept)
 
 
 def _pieces(
-    work: Work, tokenizer: Any, progress: Progress | None, tally: Tally
+    work: Work, tokenizer: Any, progress: Progress | None, tally: Tally, at: At
 ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
     path, files = Path(work.path), [Path(file) for file in work.files]
-    found: Iterator[Any] = samples(files, work.format, as_chat=is_chat(tokenizer, work.format))
+    found: Iterator[Any] = samples(files, work.format, as_chat=is_chat(tokenizer, work.format), at=at)
     total = sum(file.stat().st_size for file in files)
     if work.format == "text":
-        return token_pieces(path, counted(found, progress, total), tokenizer, work.eos, tally)
+        return token_pieces(path, counted(found, progress, total), tokenizer, work.eos, tally, at)
     ends = frozenset(end_tokens(tokenizer) if work.append_eos else ())
     instant = datetime.fromisoformat(work.instant)
-    return _whole(path, sample_tokens(found, tokenizer, work.eos, instant, tally, ends), progress, total)
+    return _whole(path, sample_tokens(found, tokenizer, work.eos, instant, tally, ends, at), progress, total)
 
 
 def _whole(
@@ -132,89 +131,46 @@ def _whole(
         progress(total, total)
 
 
-def tokenise_apart(work: Work, tokenizer: Any, file: Path, progress: Progress | None) -> None:
-    """The same in a process of its own, which reads `tokenizer` again from where it was read (`load_tokenizer`).
+def tokenise_apart(work: Work, tokenizer: Any, file: Path, progress: Progress | None, limits: Limits = LIMITS) -> None:
+    """The same in a process of its own, which reads `tokenizer` again from where it was read (`load_tokenizer`), and
+    which is watched (`apart.ask`).
 
-    Raises its errors, UsageError when the tokenizer there is another by now, and SsdplanError when the process ends in
-    another way. It ends with this one, and whenever this function does.
+    Raises its errors, UsageError when the tokenizer there is another by now, and those of `apart.ask`. It ends with
+    this process, and whenever this function does.
     """
-    request = json.dumps({"work": dataclasses.asdict(work), "model": tokenizer.name_or_path, "file": str(file)})
-    command = [sys.executable, "-P", "-m", __name__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin and process.stdout
-        try:
-            with contextlib.suppress(BrokenPipeError):  # its end says more
-                process.stdin.write(request)
-                process.stdin.close()
-            message = None
-            for line in process.stdout:
-                said = json.loads(line)
-                if "message" in said:
-                    message = str(said["message"])
-                elif progress is not None:
-                    progress(said["done"], said["total"])
-            code = process.wait()
-        finally:
-            process.terminate()  # nothing to a process that has ended
-    if message is not None:
-        raise error_of(code, message)
-    if code:
-        raise SsdplanError(
-            f"{work.path}: the process that tokenised it ended with {code}; where memory ended, `ssdplan data preview` "
-            "first, without a limit, keeps the tokens for the run"
-        )
+
+    def told(said: dict[str, Any]) -> None:
+        if progress is not None:
+            progress(said["done"], said["total"])
+
+    request = {"work": dataclasses.asdict(work), "model": tokenizer.name_or_path, "file": str(file)}
+    ask(__name__, request, told, work.path, limits)
 
 
 def main() -> int:
-    """Standard input is JSON: the work, the model's directory and the cache's file. Standard output is JSON lines:
-    bytes `done` of `total`, and the `message` of an error, whose exit code is the process's."""
-    for asked in _ENDS:
-        if asked != signal.SIGHUP or signal.getsignal(asked) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(asked, _leave)
-    try:
-        with contextlib.suppress(OSError):  # where memory ends, it is this process that goes, and not the run
-            Path("/proc/self/oom_score_adj").write_text("1000")
-        try:
-            request = json.load(sys.stdin)
-        except json.JSONDecodeError:  # whoever wants the tokens was killed while it wrote
-            return 128 + signal.SIGINT
+    """What is asked is the work, the model's directory and the cache's file; what is told, bytes `done` of `total`."""
+
+    def asked(request: dict[str, Any], at: At, tell: Callable[..., None]) -> None:
         work = Work(**request["work"])
+        at("reading", request["model"], 0)
         tokenizer = load_tokenizer(Path(request["model"]))
         if digest_of(tokenizer, work.format, work.append_eos) != work.tokenizer:
             raise UsageError(f"{request['model']}: the tokenizer changed while it was read; start again")
-        tokenise(work, tokenizer, Path(request["file"]), _Told())
-    except SsdplanError as error:
-        _tell(message=str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
+        tokenise(work, tokenizer, Path(request["file"]), Paced(lambda done, total: tell(done=done, total=total)), at)
+
+    return answer(asked)
 
 
-def _leave(*_: object) -> NoReturn:
-    """End, once, with nothing half made left behind."""
-    for asked in _ENDS:
-        signal.signal(asked, signal.SIG_IGN)
-    raise KeyboardInterrupt
+class Paced:
+    """Progress that is told at times, not always."""
 
-
-class _Told:
-    """Progress as lines, at times."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
+    def __init__(self, told: Progress) -> None:
+        self._told, self._next = told, 0.0
 
     def __call__(self, done: int, total: int) -> None:
         if (now := time.monotonic()) >= self._next or done == total:
             self._next = now + _PROGRESS_SECONDS
-            _tell(done=done, total=total)
-
-
-def _tell(**said: int | str) -> None:
-    try:
-        os.write(sys.stdout.fileno(), (json.dumps(said) + "\n").encode())
-    except BrokenPipeError:  # whoever wanted the tokens is gone
-        raise KeyboardInterrupt from None
+            self._told(done, total)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ document is cut only where that cannot change a token; where that is not known o
 tokenised whole.
 """
 
+import contextlib
 import json
 import re
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ssdplan.plans.errors import UsageError, first_line
 
 from .documents import Document, require_itself
 from .notes import OWN_TOKENS, Tally
+from .places import At, unsaid
 
 VOCABULARY_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "byte_maps.json"),
@@ -28,10 +31,21 @@ VOCABULARY_FILES = (
     *("dict.txt", "emoji.json", "entity_vocab.json", "normalizer.json", "word_pronunciation.json", "word_shape.json"),
 )
 """What the tokenizers of transformers keep their vocabularies in (`vocab_files_names`)."""
+_SETTINGS = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json"),
+)
+"""What else transformers reads for a tokenizer, and `_TEMPLATES`."""
+_TEMPLATES = "additional_chat_templates"
+_VOCABULARY_BYTES, _SETTINGS_BYTES = 1 << 29, 1 << 26
+"""The largest vocabularies are 40 MB (a quarter of a million tokens), and settings with all added tokens a few MB."""
 _PIECE_CHARACTERS = 1 << 13
 BATCH_CHARACTERS = 1 << 15
 """Tokenised at once: a tokenizer takes up to 250 bytes for each on its way, and its threads keep a part of that."""
 WHOLE_CHARACTERS = 100_000_000
+_MADE, _MADE_A_CHARACTER = 1024, 64
+"""A tokenizer makes no more than so many tokens, and so many for each character: the longest that Unicode's own forms
+make of one is 33 bytes."""
 _FEW = 4
 """Tokens at a text's end among which its own end is looked for."""
 
@@ -39,7 +53,7 @@ _FEW = 4
 def load_tokenizer(model_dir: Path) -> Any:
     """The tokenizer in a model's directory (a transformers tokenizer), never from a hub.
 
-    Raises UsageError when there is none, when it cannot be read, or when it needs code of its own.
+    Raises UsageError when there is none, when it cannot be read, when it needs code of its own, and as `require_files`.
     """
     if not model_dir.is_dir():
         raise UsageError(f"{model_dir}: no such model directory")
@@ -47,14 +61,14 @@ def load_tokenizer(model_dir: Path) -> Any:
         raise UsageError(
             f"{model_dir}: no tokenizer here (tokenizer.json, or files of another kind); copy the model's own into it"
         )
-    for name in (*VOCABULARY_FILES, "tokenizer_config.json"):
-        if (model_dir / name).is_file():
-            require_itself(model_dir / name)
+    require_files(model_dir)
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
+    except BaseException as error:  # tokenizers raises bare Exception for a file that it cannot parse
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         if "trust_remote_code" in str(error):
             raise UsageError(
                 f"{model_dir}: the tokenizer needs remote code, which is never run; take one of the transformers "
@@ -63,6 +77,24 @@ def load_tokenizer(model_dir: Path) -> Any:
         raise UsageError(
             f"{model_dir}: the tokenizer cannot be read ({first_line(error)}); copy the model's own again"
         ) from error
+
+
+def require_files(model_dir: Path) -> None:
+    """Raise UsageError for what is neither a file nor a directory in a model's directory (a library that opens a FIFO
+    waits for ever), and for files of a tokenizer that cannot be read, or are larger than any is."""
+    templates = model_dir / _TEMPLATES
+    for path in [*model_dir.iterdir(), *(templates.iterdir() if templates.is_dir() else ())]:
+        with contextlib.suppress(FileNotFoundError):  # a link that leads nowhere: who needs it says so
+            if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+                raise UsageError(f"{path}: is not a regular file; take it away, or copy the model's own again")
+    files = [path for name in (*VOCABULARY_FILES, *_SETTINGS) if (path := model_dir / name).is_file()]
+    for path in [*files, *(templates.glob("*.jinja") if templates.is_dir() else ())]:
+        require_itself(path)
+        most = _VOCABULARY_BYTES if path.name in VOCABULARY_FILES else _SETTINGS_BYTES
+        if path.stat().st_size > most:
+            raise UsageError(
+                f"{path}: larger than {most >> 20} MiB, as none of a tokenizer's files is; copy the model's own again"
+            )
 
 
 def vocabulary_of(model_dir: Path) -> int | None:
@@ -84,7 +116,7 @@ def _configured(model_dir: Path, name: str) -> int | None:
 
     try:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # of a file of any kind
         raise UsageError(
             f"{model_dir / 'config.json'}: not a model configuration ({first_line(error)}); copy the model's own again"
         ) from error
@@ -146,8 +178,17 @@ def _splits_special_tokens(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "split_special_tokens", False))
 
 
-def encode(tokenizer: Any, texts: list[str], *, special_tokens: bool = False) -> list[list[int]]:
-    """The tokens of each text, whole, with or without the special tokens that the tokenizer puts around it."""
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust gave up within `tokenizers`: such an error is none of Python's `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
+def encode(
+    tokenizer: Any, texts: list[str], *, special_tokens: bool = False, places: Sequence[str] = ()
+) -> list[list[int]]:
+    """The tokens of each text, whole, with or without the special tokens that the tokenizer puts around it. Raises
+    UsageError where it cannot make them, or makes many of little; `places` say where each text is."""
+    name = tokenizer.name_or_path or "the tokenizer"
     try:
         found: list[list[int]] = tokenizer(
             texts,
@@ -157,11 +198,24 @@ def encode(tokenizer: Any, texts: list[str], *, special_tokens: bool = False) ->
             return_attention_mask=False,
             verbose=False,
         )["input_ids"]
-    except Exception as error:  # tokenizers raises bare Exception, as for a word without a token and no unknown one
-        name = tokenizer.name_or_path or "the tokenizer"
+    except BaseException as error:  # tokenizers raises bare Exception, as for a word without a token and no unknown one
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        if len(texts) > 1:  # which one?
+            for index, text in enumerate(texts):
+                encode(tokenizer, [text], special_tokens=special_tokens, places=places[index : index + 1])
+        at = f" at {places[0]}" if places else ""
         raise UsageError(
-            f"{name}: the tokenizer cannot tokenise the text ({first_line(error)}); copy the model's own again"
+            f"{name}: the tokenizer cannot tokenise the text{at} ({first_line(error)}); copy the model's own again, or "
+            "take the text away"
         ) from error
+    for index, (text, ids) in enumerate(zip(texts, found, strict=True)):
+        if len(ids) > _MADE + _MADE_A_CHARACTER * len(text):
+            at = f" at {places[index]}" if places else ""
+            raise UsageError(
+                f"{name}: the tokenizer makes {len(ids):,} tokens of the {len(text):,} characters of the text{at}; "
+                "copy the model's own again"
+            )
     return found
 
 
@@ -223,14 +277,20 @@ class _Cutter:
                     return False
         return expressions == 1
 
-    def pieces(self, texts: Iterable[str]) -> Iterator[str]:
-        """The same text, in pieces whose tokens, one after the other, are the tokens of the whole."""
+    def pieces(self, texts: Iterable[str], place: str = "the text") -> Iterator[str]:
+        """The same text, in pieces whose tokens, one after the other, are the tokens of the whole. Raises UsageError,
+        with the `place`, for a word without an end."""
         buffer, reach = "", _PIECE_CHARACTERS
         for text in texts:
             buffer += text
             while len(buffer) > reach + _PIECE_CHARACTERS:
                 cut = self._cut(buffer[:reach])
                 if cut == 0:  # one word as long as that: look further
+                    if reach > WHOLE_CHARACTERS:
+                        raise UsageError(
+                            f"{place}: has a word of more than {WHOLE_CHARACTERS} characters; put white space into it, "
+                            "or take it away"
+                        )
                     reach *= 2
                 else:
                     yield buffer[:cut]
@@ -256,6 +316,12 @@ class _Cutter:
         stops = (stop for _, (_, stop) in reversed(self._pre_tokenizer.pre_tokenize_str(text)))
         # Not after white space: how a run of it splits depends on whether a word follows.
         return next((int(stop) for stop in stops if stop <= end and not text[stop - 1].isspace()), 0)
+
+
+def one_of(places: Sequence[str]) -> str:
+    """The place of one of several texts."""
+    first, last = places[0], places[-1]
+    return first if first == last else f"one of {first} to {last}"
 
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -321,26 +387,35 @@ class _Unit:
     text: str
     first: bool
     last: bool
+    place: str
+
+
+def _whole(document: Document) -> str:
+    pieces, characters = [], 0
+    for piece in document.pieces:
+        pieces.append(piece)
+        characters += len(piece)
+        if characters > WHOLE_CHARACTERS:
+            more = " or more" if characters - len(piece) else ""
+            raise UsageError(
+                f"{document.place}: a document of {characters} characters{more}, and this tokenizer needs "
+                f"documents whole ({WHOLE_CHARACTERS} at most); split it into several files or rows"
+            )
+    return "".join(pieces)
 
 
 def _units(documents: Iterable[Document], cutter: _Cutter) -> Iterator[_Unit]:
     for document in documents:
         if not cutter.possible:
-            text = document.text()
-            if len(text) > WHOLE_CHARACTERS:
-                raise UsageError(
-                    f"{document.place}: a document of {len(text)} characters, and this tokenizer needs "
-                    f"documents whole ({WHOLE_CHARACTERS} at most); split it into several files or rows"
-                )
-            yield _Unit(text, True, True)
+            yield _Unit(_whole(document), True, True, document.place)
             continue
         first, held = True, ""
-        for piece in cutter.pieces(document.pieces):
+        for piece in cutter.pieces(document.pieces, document.place):
             if held:
-                yield _Unit(held, first, False)
+                yield _Unit(held, first, False, document.place)
                 first = False
             held = piece
-        yield _Unit(held, first, True)
+        yield _Unit(held, first, True, document.place)
 
 
 def _batched(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
@@ -357,15 +432,18 @@ def _batched(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
 
 
 def token_pieces(
-    path: Path, documents: Iterable[Document], tokenizer: Any, eos: int, tally: Tally
+    path: Path, documents: Iterable[Document], tokenizer: Any, eos: int, tally: Tally, at: At = unsaid
 ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
-    """Yields tokens in order, and with each piece whether a document ends with it."""
+    """Yields tokens in order, and with each piece whether a document ends with it; `at` is told of what is tokenised
+    next."""
     cutter = _Cutter(tokenizer)
     frame = Frame(tokenizer, eos)
     blank = True
     number = start = 0
     for batch in _batched(_units(documents, cutter)):
-        encoded = encode(tokenizer, [unit.text for unit in batch], special_tokens=not cutter.possible)
+        texts, places = [unit.text for unit in batch], [unit.place for unit in batch]
+        at("tokenising", one_of(places), sum(map(len, texts)))
+        encoded = encode(tokenizer, texts, special_tokens=not cutter.possible, places=places)
         blank = blank and not any(unit.text.strip() for unit in batch)
         for unit, ids in zip(batch, encoded, strict=True):
             text = ids if cutter.possible else frame.unframed(ids)

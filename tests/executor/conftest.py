@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ssdplan.executor import texts
+from ssdplan.executor.data import previewing
 from ssdplan.executor.data.tokenising import tokenise
 
 
@@ -24,4 +25,5 @@ def tokenised_here() -> Iterator[None]:
     it in all other tests."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(texts, "tokenise_apart", tokenise)
+        patches.setattr(previewing, "look_apart", previewing.look_here)
         yield

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -215,5 +216,13 @@ def test_a_file_that_may_not_be_read_is_named(llama: Path, name: str, monkeypatc
             return really(self, *arguments, **options)  # type: ignore[call-overload]
 
         monkeypatch.setattr(Path, "open", opened)
+        really_opens = os.open
+
+        def opens(path: Path | str, *arguments: Any, **options: Any) -> int:
+            if Path(path).name == name:
+                raise PermissionError(13, "Permission denied", str(path))
+            return really_opens(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "open", opens)
     with pytest.raises(UsageError, match=rf"{name}: no permission to read it"):
         load_tokenizer(llama) if name == "tokenizer.json" else Weights(open_model(llama, torch.float32))
