@@ -535,7 +535,7 @@ def test_a_tokenizer_that_cannot_tokenise_a_text_says_so(tmp_path: Path) -> None
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
     path = write_rows(tmp_path / "a.jsonl", ["hello hello", "hello world"])
-    with pytest.raises(UsageError, match=r"the tokenizer cannot tokenise the text \(WordLevel error: .*; copy"):
+    with pytest.raises(UsageError, match=r"cannot tokenise the text at .*a\.jsonl:2 \(WordLevel error: .*; copy"):
         TextData(path, tokenizer, sequence_length=4)
 
 
