@@ -38,7 +38,7 @@ _GRACE_SECONDS = 2.0
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end."""
 _PAGE = 1 << 13
-_HEAD = struct.Struct("<QQHH")
+_HEAD = struct.Struct("<QQH")
 _READ_BYTES = 1 << 16
 
 
@@ -81,11 +81,13 @@ class Board:
         self.descriptor = os.memfd_create("ssdplan") if descriptor is None else descriptor
         if descriptor is None:
             os.ftruncate(self.descriptor, _PAGE)
-        self._page = mmap.mmap(self.descriptor, _PAGE)
+        self._mapped = mmap.mmap(self.descriptor, _PAGE)
+        self._page = memoryview(self._mapped)
         self._count = 0
 
     def close(self) -> None:
-        self._page.close()
+        self._page.release()
+        self._mapped.close()
         os.close(self.descriptor)
 
     def __enter__(self) -> Self:
@@ -96,17 +98,16 @@ class Board:
 
     def at(self, doing: str, place: str, characters: int = 0) -> None:
         """Say what is begun (`At`)."""
-        done, name = doing.encode(), place.encode(errors="replace")[: _PAGE // 2]
+        text = f"{doing}\0{place}".encode(errors="replace")[: _PAGE // 2]
         self._count += 1
-        begin, middle = _HEAD.size, _HEAD.size + len(done)
-        self._page[begin:middle] = done
-        self._page[middle : middle + len(name)] = name
-        _HEAD.pack_into(self._page, 0, self._count, characters, len(done), len(name))
+        self._page[_HEAD.size : _HEAD.size + len(text)] = text
+        _HEAD.pack_into(self._page, 0, self._count, characters, len(text))
 
     def read(self) -> Seen:
-        count, characters, done, name = _HEAD.unpack_from(self._page)
-        text = self._page[_HEAD.size : _HEAD.size + done + name]
-        return Seen(count, characters, text[:done].decode(errors="replace"), text[done:].decode(errors="replace"))
+        count, characters, length = _HEAD.unpack_from(self._page)
+        text = bytes(self._page[_HEAD.size : _HEAD.size + length]).decode(errors="replace")
+        doing, _, place = text.partition("\0")
+        return Seen(count, characters, doing, place)
 
 
 class Watch:

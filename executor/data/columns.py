@@ -4,6 +4,7 @@ Owns pyarrow, an optional dependency, and what is wrong with such a file. It nev
 What becomes of one in Python is bounded too: tables may say a long text once and refer to it a million times.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ _ROW_BYTES = 1 << 30
 _PAGE_HEAD_BYTES = 16
 _NEXT_I32 = b"\x15"
 _VALUE_BYTES = 64
+_PLAIN_GROWTH = 8 * _VALUE_BYTES
+"""How much larger than in a table values become, of types that have no references: a boolean is a bit there."""
 """Of any value in Python, at least."""
 
 
@@ -55,7 +58,8 @@ def _parts(file: Path, batch: Any, before: int) -> Iterator[Any]:
     """The batch, or where it would be large in Python its rows one by one. Raises UsageError for a row that would be
     too large by itself, and for a damaged batch."""
     _require_valid(file, batch, before)
-    if _python_bytes(batch) <= _BATCH_BYTES:
+    plain = all(map(_is_plain, batch.schema.types))
+    if (plain and batch.nbytes <= _BATCH_BYTES // _PLAIN_GROWTH) or _python_bytes(batch) <= _BATCH_BYTES:
         yield batch
         return
     for index in range(batch.num_rows):
@@ -66,6 +70,19 @@ def _parts(file: Path, batch: Any, before: int) -> Iterator[Any]:
                 f"({_ROW_BYTES >> 30} at most); split it into several rows"
             )
         yield row
+
+
+@functools.lru_cache(maxsize=256)
+def _is_plain(kind: Any) -> bool:
+    """Whether values of this type take a bit each at least, and none is there twice."""
+    from pyarrow import types
+
+    if types.is_struct(kind) or types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind):
+        parts = [kind.field(index).type for index in range(kind.num_fields)] if not types.is_map(kind) else []
+        parts += [kind.key_type, kind.item_type] if types.is_map(kind) else []
+        return bool(parts) and all(map(_is_plain, parts))
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(of(kind) for of in (*texts, types.is_integer, types.is_floating, types.is_boolean, types.is_temporal))
 
 
 def _python_bytes(batch: Any) -> int:

@@ -257,6 +257,22 @@ def test_a_row_of_references_that_would_be_gigabytes_is_refused(tmp_path, monkey
         list(columns.rows(path, ["text"]))
 
 
+def test_only_types_without_references_are_plain():
+    text, number = pa.string(), pa.int64()
+    talk = pa.list_(pa.struct([("role", text), ("content", text)]))
+    for kind in (text, number, pa.bool_(), talk, pa.map_(text, number), pa.large_list(pa.large_string())):
+        assert columns._is_plain(kind), kind
+    twice = [
+        pa.dictionary(pa.int32(), text),
+        pa.string_view(),
+        pa.list_view(number),
+        pa.run_end_encoded(pa.int32(), text),
+    ]
+    for kind in (*twice, pa.null(), pa.struct([]), pa.list_(text, 2), pa.binary(0)):
+        for held in (kind, pa.list_(kind), pa.struct([("a", text), ("b", kind)]), pa.map_(text, kind)):
+            assert not columns._is_plain(held), held
+
+
 def test_rows_of_large_batches_are_the_same_one_by_one(tmp_path, monkeypatch):
     table = pa.table(
         {
