@@ -310,7 +310,8 @@ class TextData:
     def _without_end(self, tokenizer: Any) -> tuple[Note, list[str]] | None:
         """The samples that learn no token at which a model stops, and what those tokens are called."""
         ends = end_tokens(tokenizer)
-        lacking = np.flatnonzero(self._ends_learnt(*self._bounds, ends) == 0)
+        starts, stops = self._bounds
+        lacking = np.flatnonzero(self._ends_learnt(starts, stops, ends) == 0)
         return (Note("", len(lacking), int(lacking[0]), ""), _names(tokenizer)) if len(lacking) else None
 
     def _ends_learnt(self, starts: Ints, stops: Ints, ends: tuple[int, ...]) -> Ints:
