@@ -263,7 +263,8 @@ def _wear(machine: Machine, found: Wear) -> str:
         return "ssdplan profile --endurance SIZE, the drive's rating, shows how long it lasts"
     rated = decimal(found.volume.endurance_bytes)
     rest = f"; {times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
-    return f"{lifetime(found.days)} without a pause, to the {rated} of {short(drive_name(machine, found.volume), 24)}{rest}"
+    name = short(drive_name(machine, found.volume), 24)
+    return f"{lifetime(found.days)} without a pause, to the {rated} of {name}{rest}"
 
 
 def _least(plan: Plan) -> list[str]:
