@@ -22,8 +22,10 @@ from .tokens import load_tokenizer, positions_of, vocabulary_of
 
 @dataclass(frozen=True)
 class Order:
-    """Which data are looked at, by which model's tokenizer, as `TextData` has it; the first `samples` are shown. Without
-    a `sequence_length` rows have `usual_length`, or as many as the model has positions where these are fewer."""
+    """Which data are looked at, by which model's tokenizer, as `TextData` has it; the first `samples` are shown.
+
+    Without a `sequence_length` rows have `usual_length`, or as many as the model has positions where these are fewer.
+    """
 
     model: str
     data: str
