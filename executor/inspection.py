@@ -23,6 +23,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan.executor.heads import head_kind
 from ssdplan.executor.isolation import Isolation, isolation
+from ssdplan.executor.limits import row_limit
 from ssdplan.executor.reach import Reach, reach
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
 from ssdplan.executor.tensors import tensors_in
@@ -48,6 +49,7 @@ class Anatomy:
     position_rows: int | None  # longest sequence that the model's learned position table has rows for
     head_is_position_wise: bool  # whether a position's logits depend on that position's hidden state alone
     isolation: Isolation  # what sequences that share a row, or padding, do to each other
+    row_limit: int | None  # the widest row that may be shared or padded, where layers choose among tokens; None: any
     reach: Reach | None  # how long rows may be before their length decides; None where it is not known
 
 
@@ -211,6 +213,8 @@ def inspect(module: PreTrainedModel) -> Anatomy:
         refuse(f"a token sees those behind it, and would learn to repeat them{way_out}")
     if apart.padding_shows:
         refuse("what it makes of a row depends on the padding behind it, although a mask tells what is padding")
+    found = reach(module, blocks, returned=returned, hidden_size=whole.hidden_size)
+    known = None if found is None else found.alike
     return Anatomy(
         blocks_path=blocks_path,
         hidden_size=whole.hidden_size,
@@ -223,7 +227,8 @@ def inspect(module: PreTrainedModel) -> Anatomy:
         position_rows=min(rows, default=None),
         head_is_position_wise=head == "position-wise",
         isolation=apart,
-        reach=reach(module, blocks, returned=returned, hidden_size=whole.hidden_size),
+        row_limit=row_limit(module, blocks, apart, known=known, returned=returned, hidden_size=whole.hidden_size),
+        reach=found,
     )
 
 

@@ -164,7 +164,10 @@ class StreamedModel:
 
     def least_row(self, width: int) -> int:
         """How many tokens each row of a micro-batch of `width` tokens a row must have, lest one is computed otherwise
-        than alone; padding counts in the width. 1 but for models to which the longest row is an input."""
+        than alone; padding counts in the width. 1 but for models to which the longest row is an input, or whose layers
+        choose among a row's tokens."""
+        if (limit := self.anatomy.row_limit) is not None and width > limit:
+            return width
         reach = self.anatomy.reach
         return 1 if reach is None or reach.alike is None or width <= reach.alike else reach.alike + 1
 
@@ -172,6 +175,11 @@ class StreamedModel:
         """What is to be known, a line each, of training with rows of so many tokens."""
         if (least := self.least_row(sequence_length)) == 1:
             return ()
+        if (limit := self.anatomy.row_limit) is not None and sequence_length > limit:
+            return (
+                f"{self.name} chooses among the tokens of rows of more than {limit}: plans for {sequence_length} train "
+                "on text with --attend-across alone, whose rows are all full",
+            )
         return (
             f"{self.name} computes rows of {least} tokens and more otherwise than shorter ones: plans for "
             f"{sequence_length} train on text with --attend-across alone, whose rows are all full",
@@ -179,6 +187,13 @@ class StreamedModel:
 
     def require_alike(self, sequence_length: int) -> None:
         """MismatchError unless rows of fewer tokens may stand beside rows of `sequence_length`."""
+        if (limit := self.anatomy.row_limit) is not None and sequence_length > limit:
+            raise MismatchError(
+                f"{self.name}: layers of {self.architecture} choose among the tokens of rows of more than {limit}, so "
+                f"a text that shares a row of {sequence_length} tokens, or is padded to it, may not get what it gets "
+                f"alone; profile with --sequence-length {limit}, or train on text with --attend-across, whose rows are "
+                "all full"
+            )
         if (least := self.least_row(sequence_length)) > 1:
             raise MismatchError(
                 f"{self.name}: {self.architecture} computes rows of {least} tokens and more otherwise than shorter "

@@ -136,5 +136,6 @@ def outputs(
             raise
         except Exception as error:  # any code of any model may be in there
             raise CannotRunError from error
-    assert len(found) == 1 + (len(layers) if only is None else len(set(only)))
+    if len(found) != 1 + (len(layers) if only is None else len(set(only))):
+        raise CannotRunError("its forward does not run all of its layers")
     return found

@@ -16,6 +16,7 @@ from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.heads import head_kind
 from ssdplan.executor.inspection import inspect
 from ssdplan.executor.isolation import isolation
+from ssdplan.executor.layers import MicroBatch
 from ssdplan.executor.loaded import Zeroed
 from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
@@ -267,6 +268,72 @@ def test_rotary_scaling_that_knows_no_length_is_exact_at_any(tmp_path: Path, rop
 
 def test_tables_of_positions_in_buffers_bound_the_sequence(tmp_path: Path) -> None:
     assert open_model(make_model("gptj", tmp_path / "gptj"), torch.float32).max_sequence_length == 64
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        (
+            "gemma3_text",
+            {
+                "head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention"] * 7 + ["full_attention"],
+                "rope_parameters": {
+                    "full_attention": DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                },
+            },
+        ),
+        (
+            "bamba",
+            {
+                "attn_layer_indices": [7], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+                "mamba_n_groups": 1, "rope_parameters": DYNAMIC,
+            },
+        ),
+    ],
+    ids=["gemma3", "bamba"],
+)  # fmt: skip
+def test_a_length_that_matters_to_the_eighth_layer_alone_bounds_the_sequence(
+    tmp_path: Path, model_type: str, fields: dict[str, Any]
+) -> None:
+    path = make(model_type, tmp_path, num_hidden_layers=8, max_position_embeddings=16, **fields)
+    model = open_model(path, torch.float32)
+    assert model.max_sequence_length == 16
+    batches = [rows_of(9, 16)]
+    assert streamed_loss(model, batches) == pytest.approx(plain_loss(path, batches), rel=1e-6)
+    with pytest.raises(MismatchError, match="takes 16"):
+        streamed_loss(model, [rows_of(16, 32)])
+
+
+def test_layers_that_choose_among_a_rows_tokens_bound_rows_that_are_shared_or_padded(tmp_path: Path) -> None:
+    """Equal tokens are equally good: which of them is chosen depends on what else is in the row."""
+    path = make("doge", tmp_path, keep_window_size=16, sliding_window=None)
+    model = open_model(path, torch.float32)
+    ids = torch.randint(3, 97, (1, 48), generator=torch.Generator().manual_seed(0))
+
+    def shared(*lengths: int) -> tuple[MicroBatch, list[MicroBatch]]:
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        row = ids[:, : sum(lengths)]
+        parts = [MicroBatch(part, part) for part in row.split(lengths, 1)]
+        return MicroBatch(row, row.masked_fill(positions == 0, -100), None, positions), parts
+
+    row, parts = shared(7, 9)
+    assert streamed_loss(model, [row]) == pytest.approx(plain_loss(path, parts), rel=1e-6)
+    assert model.keeps_apart(16) and not model.keeps_apart(17) and model.remarks(16) == ()
+    assert "of more than 16" in model.remarks(17)[0]
+    with pytest.raises(MismatchError, match="cannot keep texts apart that share a row of 48"):
+        streamed_loss(model, [shared(20, 28)[0]])
+    with pytest.raises(MismatchError, match=r"rows of more than 16.*--sequence-length 16"):
+        streamed_loss(model, [rows_of(20, 28)])
+    full = [rows_of(28, 28), rows_of(48, seed=1)]
+    assert streamed_loss(model, full) == pytest.approx(plain_loss(path, full), rel=1e-6)
+
+
+def test_a_window_limits_no_row(tmp_path: Path) -> None:
+    path = make("mistral", tmp_path, sliding_window=7)
+    assert open_model(path, torch.float32).keeps_apart(4096)
 
 
 @pytest.mark.parametrize("pack", [True, False])
