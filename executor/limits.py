@@ -46,7 +46,11 @@ def row_limit(
     layers = one_of_each_kind(module, blocks)
 
     def differs(short: int, long: int) -> bool:
-        """Whether one of the two sequences gets something else than alone. Errors: CannotRunError."""
+        """Whether one of the two sequences gets something else than alone, in a row of which no length is told
+        otherwise. Errors: CannotRunError."""
+        if known is not None:
+            long = max(1, min(long, known - 2))
+            short = max(1, min(short, known - long))
         generator = torch.Generator().manual_seed(17)
         drawn = torch.randint(len(_TOKENS), (short + long,), generator=generator)
 
@@ -83,7 +87,7 @@ def row_limit(
     modules += [part for layer in layers for part in blocks[layer].modules()]
     limits = []
     for (name, value), places in _numbers(module, modules).items():
-        if value <= _SMALL or value == known:
+        if value <= _SMALL or (known is not None and value >= known):
             continue
         with _made(places, name, _SMALL), _as_they_were(modules):
             if not _or_cannot(differs, _SHORT, _LONG):

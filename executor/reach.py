@@ -1,8 +1,8 @@
 """Finds out up to which length a row is computed as if its length did not matter.
 
 Owns that one question: to some models the length of the longest row is an input (rotary scaling of the kinds dynamic
-and longrope), others have a table of positions that ends. It is answered by running the model's own forward and all
-its layers with positions of a row that is so long beside those of a short one, which must not notice. It makes no
+and longrope), others have a table of positions that ends. It is answered by running the model's own forward and one
+of its layers of each kind with positions of a row that is so long beside those of a short one, which must not notice. It makes no
 long rows, and takes no memory of the size of a weight.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ssdplan.executor.limits import one_of_each_kind
 from ssdplan.executor.sparse import CannotRunError, outputs
 
 _LENGTH = 8
@@ -39,7 +40,7 @@ def reach(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int | Non
     """
     ids = torch.randint(_VOCABULARY, (2, _LENGTH), generator=torch.Generator().manual_seed(13))
     begin = torch.arange(_LENGTH)
-    everything = list(range(len(blocks)))
+    everything = one_of_each_kind(module, blocks)
 
     def hidden_of(layer: int) -> torch.Tensor:
         return torch.randn(2, _LENGTH, hidden_size, generator=torch.Generator().manual_seed(1000 + layer))
