@@ -2,8 +2,8 @@
 
 Owns that one question: to some models the length of the longest row is an input (rotary scaling of the kinds dynamic
 and longrope), others have a table of positions that ends. It is answered by running the model's own forward and one
-of its layers of each kind with positions of a row that is so long beside those of a short one, which must not notice. It makes no
-long rows, and takes no memory of the size of a weight.
+of its layers of each kind with positions of a row that is so long beside those of a short one, which must
+not notice. It makes no long rows, and takes no memory of the size of a weight.
 """
 
 from __future__ import annotations
