@@ -11,6 +11,8 @@ from difflib import SequenceMatcher
 NEAR = 0.85
 """Of difflib's ratio, without dashes: `sed` is `seed`, `epochs` is not `eps`."""
 MOST_NAMED = 2
+UNLIKE = ("force", "gpu")
+"""What other commands call something else: nothing is named for it."""
 
 SAME: dict[str, tuple[str, str]] = {
     "learning-rate": ("run", "lr"),
@@ -36,6 +38,7 @@ SAME: dict[str, tuple[str, str]] = {
     "train-data": ("run", "data"),
     "packing": ("run", "pack"),
     "per-device-train-batch-size": ("solve", "micro-batch-size"),
+    "micro-batch": ("solve", "micro-batch-size"),
     "gradient-accumulation-steps": ("solve", "micro-batches"),
     "batch-size": ("solve", "global-batch"),
     "train-batch-size": ("solve", "global-batch"),
@@ -67,7 +70,7 @@ ELSEWHERE: dict[str, str] = {
     "report-to": "--tensorboard and --wandb of ssdplan run send what metrics.jsonl gets",
     "logging-steps": "metrics.jsonl in the run's directory has a line for every step",
     "gradient-checkpointing": "backward always recomputes each layer",
-    "optim": "AdamW is the only optimizer",
+    **dict.fromkeys(("optim", "optimizer"), "AdamW is the only optimizer"),
 }
 """What others call what no option here is, and what there is instead."""
 
@@ -93,6 +96,8 @@ def hint(
     own = options.get(command, ())
     if name in own:
         return f"did you mean {own_name(name)}?"
+    if name in UNLIKE:
+        return ""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     if name in SAME:
@@ -112,7 +117,8 @@ def _near(name: str, known: Collection[str]) -> list[str]:
     """Those that `name` is short for or misspells, the nearest first."""
     begun = [each for each in known if each.startswith(f"{name}-")]
     if begun:
-        return begun[:MOST_NAMED]
+        ended = [each for each in known if each.endswith(f"-{name}")]
+        return [*begun[:MOST_NAMED], *ended[:1]]
     ratios = {each: SequenceMatcher(None, name, each).ratio() for each in known}
     return sorted((each for each in known if ratios[each] >= NEAR), key=lambda each: -ratios[each])[:MOST_NAMED]
 

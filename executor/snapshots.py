@@ -86,19 +86,20 @@ class Origin(Part):
                 ("model's configuration", self.model, now.model),
                 ("model's weights", self.weights, now.weights),
                 ("training data", _read(self.data), _read(now.data)),
-                ("tokenizer", self.data.get("tokenizer"), now.data.get("tokenizer")),
             )
             if before != after
         ]
+        found += _other_tokenizer(self.data, now.data)
         if self.held_out and now.held_out and _read(self.held_out) != _read(now.held_out):
             found.append("the held-out data changed")
         for what, first, then in (("training", self.data, now.data), ("held-out", self.held_out, now.held_out)):
             found += _other_tokens(what, first, then)
+        found_alike = {"data_format"} if self.data.get("format") == now.data.get("format") else set()
         numerics = (self.numerics, now.numerics) if self.numerics else ({}, {})
         for before, after in ((self.batch, now.batch), (self.recipe, now.recipe), numerics):
             found += [
                 f"{name} was {_told(before, name)} and is {_told(after, name)}{_WHY.get(name, '')}"
-                for name in sorted({*before, *after})
+                for name in sorted({*before, *after} - found_alike)
                 if before.get(name) != after.get(name) or (name in before) != (name in after)
             ]
         return found
@@ -176,6 +177,23 @@ def weights_fingerprint(path: Path) -> str:
                 stream.seek(begin + (size - begin) * number // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+_OF_TOKENIZER = {
+    "tokenizer_files": "tokenizer",
+    "chat_template": "chat template",
+    "end_tokens": "end tokens (generation_config.json)",
+}
+"""What makes up the digest `tokenizer` of data, each by its own, and what it is called."""
+
+
+def _other_tokenizer(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """In words, that the tokenizer is another, and what of it."""
+    if before.get("tokenizer") == now.get("tokenizer"):
+        return []
+    kept = all(name in each for name in _OF_TOKENIZER for each in (before, now))
+    changed = [what for name, what in _OF_TOKENIZER.items() if before.get(name) != now.get(name)] if kept else []
+    return [f"the {what} changed" for what in changed or ["tokenizer, its chat template or its end tokens"]]
 
 
 def _other_tokens(what: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

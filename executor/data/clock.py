@@ -37,22 +37,53 @@ class Timed:
     @property
     def times(self) -> str:
         """All that the instant decides of what it writes: the same `times`, the same texts. Empty when nothing."""
-        return json.dumps(self.variables[_TIMES], sort_keys=True, ensure_ascii=False) if self.variables else ""
+        times = self.variables.get(_TIMES)
+        return json.dumps(times, sort_keys=True, ensure_ascii=False) if times else ""
 
 
 def timed(template: str, instant: datetime) -> Timed:
     """The template as it is to be rendered when it is `instant`, by the clock on the wall."""
     if _ASKS not in template:
         return Timed(template)
-    return Timed(_MACRO + template, {_TIMES: {text: instant.strftime(text) for text in _formats(template)}})
+    formats = _formats(template)
+    if formats is None:
+        return Timed(template)
+    return Timed(_MACRO + template, {_TIMES: {text: instant.strftime(text) for text in formats}})
 
 
-def _formats(template: str) -> list[str]:
-    """The string literals of a template that may be formats of times."""
+def _formats(template: str) -> list[str] | None:
+    """The string literals of a template that may be formats of times: those that it asks with, or, where that cannot be
+    told, all. None where it does not ask."""
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        literals = {str(token.value) for token in Environment().lexer.tokenize(template) if token.type == "string"}
+        tokens = [(token.type, str(token.value)) for token in Environment().lexer.tokenize(template)]
     except TemplateSyntaxError:  # what is wrong with it is said when it is rendered
-        return []
-    return sorted(text for text in literals if _FORMAT.search(text) and not _NO_TEXT.search(text))
+        return None
+    places = [place for place, token in enumerate(tokens) if token == ("name", _ASKS)]
+    if not places:
+        return None
+    literals = {text for kind, text in tokens if kind == "string"}
+    asked: set[str] = set()
+    for place in places:
+        found = _asked(tokens, place)
+        if found is None:
+            # Not %s, the seconds of an epoch: each run would have tokens of its own for what is printf's as a rule.
+            asked |= {text for text in literals if "%s" not in text}
+        else:
+            asked |= found
+    return sorted(text for text in asked if _FORMAT.search(text) and not _NO_TEXT.search(text))
+
+
+def _asked(tokens: list[tuple[str, str]], place: int) -> set[str] | None:
+    """With which formats the name at `place` is called, none where a template only looks whether it is there; None
+    where that cannot be told."""
+    before = tokens[place - 1]
+    match [kind for kind, _ in tokens[place + 1 : place + 6]]:
+        case ["name", *_] if tokens[place + 1][1] == "is":
+            return set()
+        case ["lparen", "string", "rparen", *_] if before[0] != "dot":
+            return {tokens[place + 2][1]}
+        case ["lparen", "name", "assign", "string", "rparen"] if before[0] != "dot":
+            return {tokens[place + 4][1]}
+    return None

@@ -15,11 +15,13 @@ from ssdplan.plans.errors import UsageError, first_line
 from .clock import timed
 from .documents import json_name
 from .formats import Conversation
-from .notes import CHANGED, DROPPED
+from .notes import CHANGED, DROPPED, UNLEARNT
 
 Spans = tuple[tuple[int, int], ...]
 
 _MARKERS = re.compile(r"\{%(?P<left>[-+]?)\s*(?P<end>end)?generation\s*(?P<right>[-+]?)%\}")
+_LINE_BREAK = re.compile("\r\n|\r|\n")
+_ROLES = frozenset(("system", "user", "tool", "function", "developer", "assistant"))
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _FROM, _TO, _STOP = "\ufdd2", "\ufdd3", "\ufdd4"
 """Characters that no text has: Unicode leaves them to programs. The first two stand for generation markers; the others
@@ -77,7 +79,7 @@ class Chat:
         template = chat_template(tokenizer)
         told = timed(template or "", instant)
         self._template, self._variables = told.template if template else None, told.variables
-        self._marked = _MARKERS.sub(_with_characters, self._template or "")
+        self._marked = _with_marks(self._template) if self._template else None
         self._specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         either = "|".join(map(re.escape, sorted(self._specials, key=len, reverse=True)))
         self._pieces = re.compile(rf"(?:{either})|\s" if either else r"\s")
@@ -102,7 +104,7 @@ class Chat:
             spans = self._by_prefixes(sample, text, found)
         else:
             spans = self._by_markers(sample, text)
-        return Rendering(text, spans, tuple(_lacking(messages, text, found)))
+        return Rendering(text, spans, (*_lacking(messages, text, found), *_unlearnt(messages, text, found, spans)))
 
     def _by_markers(self, sample: Conversation, text: str) -> Spans:
         marked = self._text(sample, list(sample.messages), chat_template=self._marked)
@@ -258,6 +260,50 @@ def _lacking(messages: list[dict[str, str]], text: str, found: _Found | None) ->
         if kind and kind not in told:
             told.add(kind)
             yield kind, f"message {index + 1} (`{message['role']}`)"
+
+
+def _unlearnt(
+    messages: list[dict[str, str]], text: str, found: _Found | None, spans: Spans
+) -> Iterator[tuple[str, str]]:
+    """The first message of a role that may be what the assistant is called elsewhere, and of which nothing is learnt: a
+    kind of note."""
+    for index, message in enumerate(messages):
+        said = message["content"].strip()
+        if message["role"] in _ROLES or not said:
+            continue
+        place = found.get(index) if found else None
+        if place:
+            learnt = any(start < place[1] and place[0] < stop for start, stop in spans)
+        else:
+            learnt = any(said in text[start:stop] for start, stop in spans)
+        if not learnt:
+            yield UNLEARNT, f"message {index + 1} (`{message['role']}`)"
+            return
+
+
+def _with_marks(template: str) -> str:
+    """The template with characters at its generation markers; those in comments, raw blocks and strings are none."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    lines = _LINE_BREAK.sub("\n", template)  # as Jinja reads it
+    begins, place = set(), 0
+    try:
+        for _, kind, value in Environment(keep_trailing_newline=True).lexer.tokeniter(lines, None):
+            while not lines.startswith(value, place):  # white space that is trimmed is no token
+                place += 1
+            if kind == "block_begin":
+                begins.add(place)
+            place += len(value)
+    except TemplateSyntaxError:  # what is wrong with it is said when it is rendered
+        return template
+    marks = [mark for mark in _MARKERS.finditer(lines) if mark.start() in begins]
+    if not marks:
+        return template
+    parts, place = [], 0
+    for mark in marks:
+        parts += [lines[place : mark.start()], _with_characters(mark)]
+        place = mark.end()
+    return "".join([*parts, lines[place:]])
 
 
 def _with_characters(marker: re.Match[str]) -> str:

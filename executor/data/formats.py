@@ -4,7 +4,7 @@ Owns the four formats, how one is recognised by its fields, and what is wrong wi
 text and tokens is in `rendering`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from .documents import (
     rows,
     string,
 )
+from .notes import AMBIGUOUS, UNREAD, Tally
 from .places import At, unsaid
 
 FORMATS = {
@@ -99,26 +100,41 @@ def _format_of(file: Path, asked: str | None) -> str | None:
     if asked:
         _require(place, names, asked)
         return asked
-    fitting = [format for format, fields in FORMATS.items() if set(fields) <= set(names)]
+    fitting = _fitting(names)
     if not fitting:
         others = ", nor those of another format: " + "; ".join(
             " and ".join(f"`{name}`" for name in fields) for fields in list(FORMATS.values())[1:]
         )
         raise UsageError(f"{place}: the row has no field `text` (its fields: {listed(names)}){others}")
     if len(fitting) > 1:
-        raise UsageError(
-            f"{place}: its fields ({listed(names)}) would do as {' or '.join(f'`{f}`' for f in fitting)}; "
-            "say which with --data-format"
-        )
+        raise ambiguous(f"{place}: its fields ({listed(names)})", _either(fitting))
     return fitting[0]
+
+
+def ambiguous(what: str, formats: str) -> UsageError:
+    """That `what` would do as several `formats`, and nobody said which is meant."""
+    return UsageError(f"{what} would do as {formats}; say which with --data-format")
+
+
+def _fitting(names: Iterable[str]) -> list[str]:
+    """The formats that a row with these fields may have."""
+    return [format for format, fields in FORMATS.items() if set(fields) <= set(names)]
+
+
+def _either(formats: Iterable[str]) -> str:
+    return " or ".join(f"`{format}`" for format in formats)
 
 
 def unread_fields(files: Iterable[Path], format: str) -> list[str]:
     """The fields that the first rows of `files` have and no sample is made of, sorted; but for those that are told row
-    by row (`_CONTENTS`)."""
-    read = {*FORMATS[format], *_OPTIONAL.get(format, ()), *(() if format == "text" else _CONTENTS)}
+    by row (`_CONTENTS`). Those that only later rows have, `samples` tells of."""
+    read = {*_read(format), *(() if format == "text" else _CONTENTS)}
     firsts = (field_names(file) for file in files if not is_plain_text(file))
     return sorted({name for first in firsts if first for name in first[1]} - read)
+
+
+def _read(format: str) -> tuple[str, ...]:
+    return (*FORMATS[format], *_OPTIONAL.get(format, ()))
 
 
 def _require(place: str, names: Iterable[str], format: str) -> None:
@@ -142,17 +158,37 @@ def _on_a_line(name: str) -> str:
     return name[:40] if name.isprintable() else ascii(name[:40])
 
 
-def samples(files: list[Path], format: str, *, as_chat: bool, at: At = unsaid) -> Iterator[Sample]:
+def samples(
+    files: list[Path], format: str, *, as_chat: bool, at: At = unsaid, tally: Tally | None = None
+) -> Iterator[Sample]:
     """The samples of `files`, in order. `as_chat` makes a conversation of an alpaca row, for a model with a chat
-    template; without, it is a prompt under headings and a completion. `at` is told of each row before it is
-    parsed. Raises UsageError, with its place, for a row that is none."""
+    template; without, it is a prompt under headings and a completion. `at` is told of each row before it is parsed,
+    `tally` of the fields that only rows behind the first of their file have. Raises UsageError, with its place, for a
+    row that is none."""
+    others = () if format == "text" else (*_CONTENTS, _VERDICT)
+    wanted = (*_read(format), *others)
+    told = {*wanted, *unread_fields(files, format)} if tally else set()
+    number = 0
     for file in files:
         if is_plain_text(file):
             yield plain_text(file)
+            number += 1
             continue
-        others = () if format == "text" else (*_CONTENTS, _VERDICT)
-        for row in rows(file, (*FORMATS[format], *_OPTIONAL.get(format, ()), *others), at):
+        for row in rows(file, wanted, at):
+            if tally and not row.fields.keys() <= set(_read(format)):
+                _tell(row, format, told, number, tally)
             yield _sample(row, format, as_chat)
+            number += 1
+
+
+def _tell(row: Row, format: str, told: Collection[str], number: int, tally: Tally) -> None:
+    """What there is to tell of the fields of a row that its format does not read."""
+    saying = [name for name, value in row.fields.items() if not _is_nothing(value)]
+    for name in saying:
+        if name not in told:
+            tally.add(UNREAD, number, _on_a_line(name))
+    if len(fitting := _fitting({*saying, *FORMATS[format]})) > 1:
+        tally.add(AMBIGUOUS, number, _either(fitting))
 
 
 def _sample(row: Row, format: str, as_chat: bool) -> Sample:

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-OWN_TOKENS, DROPPED, CHANGED, UNREAD = "own tokens", "dropped", "changed", "unread"
+OWN_TOKENS, DROPPED, CHANGED, UNREAD, MORE_UNREAD = "own tokens", "dropped", "changed", "unread", "unread besides"
+UNLEARNT, AMBIGUOUS = "unlearnt", "ambiguous"
+"""The second: of a row that would do as several formats: an error where nobody said which is meant, and no note."""
+_FIELDS = 12
+"""So many fields that are not read are told of by name."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,21 @@ class Tally:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Note] = {}
+        self._unread = 0
+        self._last_more = -1
 
     def add(self, kind: str, sample: int, detail: str) -> None:
-        """`sample` is of that kind; fields that are not read are counted each for itself."""
+        """`sample` is of that kind; fields that are not read are counted each for itself, the first few."""
         key = (kind, detail if kind == UNREAD else "")
         so_far = self._found.get(key)
+        if kind == UNREAD and so_far is None:
+            if self._unread == _FIELDS:
+                if sample == self._last_more:
+                    return  # it has several
+                self._last_more = sample
+                self.add(MORE_UNREAD, sample, detail)
+                return
+            self._unread += 1
         if so_far is None:
             self._found[key] = Note(kind, 1, sample, detail)
         else:
@@ -75,6 +89,16 @@ def _about(note: Note, many: str, place: str) -> str:
             return (
                 f"the field `{note.detail}` of {many} is not read, first {place}; put what it says into the fields "
                 "that are, or take it away"
+            )
+        case "unread besides":
+            return (
+                f"other fields of {many} are not read either, first `{note.detail}` of {place}; put what they say into "
+                "the fields that are, or take them away"
+            )
+        case "unlearnt":
+            return (
+                f"{many} have messages of a role that is not `assistant`, and nothing of those is learnt, first "
+                f"{note.detail} of {place}; where the model is to say them, call the role `assistant`"
             )
     raise AssertionError(note.kind)
 

@@ -21,12 +21,12 @@ from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.rows import row_length
 
 from .files import find_files, named
-from .formats import listed, recognise, samples, unread_fields
-from .notes import Note, cut_before_end, cut_off, left_out, no_end, read_notes, words
+from .formats import ambiguous, listed, recognise, samples, unread_fields
+from .notes import AMBIGUOUS, Note, cut_before_end, cut_off, left_out, no_end, read_notes, words
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
 from .rendering import NOT_LEARNT
 from .token_cache import Tokens, cache_key, digest_of_files, open_cache
-from .tokenising import Progress, Tokenise, Work, digest_of, is_chat, made_by, times_of, tokenise
+from .tokenising import Progress, Tokenise, Work, digest_of, digests_of, is_chat, made_by, times_of, tokenise
 from .tokens import end_of_sequence, end_tokens
 
 NOT_COUNTED = -100
@@ -162,6 +162,7 @@ class TextData:
         }
         self._read_notes = self._what_to_know(chosen.notes)
         found = self._tokenised(tokenise, tokenizer, eos, cache, progress)
+        self._content |= digests_of(tokenizer, self.format, append_eos)
         for file, state in zip(self.files, before, strict=True):
             if _state(file) != state:
                 raise UsageError(f"{file}: changed while it was read; start again when nothing writes to it")
@@ -171,7 +172,7 @@ class TextData:
         self._tokens, self._hashes = found.tokens, found.hashes
         ends = found.ends.astype(np.int64)
         self._bounds = (np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends) if len(ends) else (ends, ends)
-        self._notes = read_notes(found.notes)
+        self._notes = self._told(read_notes(found.notes), format)
         self._no_end = self._without_end(tokenizer) if self.as_chat else None
         self.held_out: TextData | None = None
         if hold_out is None:
@@ -204,6 +205,14 @@ class TextData:
             found = open_cache(file)
             assert found is not None, file
         return found
+
+    def _told(self, notes: tuple[Note, ...], asked: str | None) -> tuple[Note, ...]:
+        """The notes on the samples. Raises UsageError where one of them would do as several formats, and none is
+        `asked` for."""
+        for note in notes:
+            if note.kind == AMBIGUOUS and asked is None:
+                raise ambiguous(f"{self._place(note.first)}: the row's fields", note.detail)
+        return tuple(note for note in notes if note.kind != AMBIGUOUS)
 
     def _beyond(self, found: Tokens, vocab_size: int, tokenizer: Any) -> MismatchError:
         """What to say of the first token that is none of the model's."""

@@ -78,6 +78,17 @@ def digest_of(tokenizer: Any, format: str, append_eos: bool = False) -> str:
     return hashlib.sha256(tokenizer_identity(tokenizer) + (template or "").encode() + ends.encode()).hexdigest()
 
 
+def digests_of(tokenizer: Any, format: str, append_eos: bool = False) -> dict[str, str]:
+    """The same by what it consists of, so that a change can be named."""
+    template = _template(tokenizer, format)
+    parts = {
+        "tokenizer_files": tokenizer_identity(tokenizer),
+        "chat_template": (template or "").encode(),
+        "end_tokens": json.dumps(end_tokens(tokenizer) if append_eos and template else []).encode(),
+    }
+    return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
+
+
 def times_of(tokenizer: Any, format: str, instant: datetime) -> str:
     """What of the instant decides these tokens: the times that the chat template may write. Empty when nothing."""
     template = _template(tokenizer, format)
@@ -107,7 +118,7 @@ def _pieces(
     work: Work, tokenizer: Any, progress: Progress | None, tally: Tally, at: At
 ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
     path, files = Path(work.path), [Path(file) for file in work.files]
-    found: Iterator[Any] = samples(files, work.format, as_chat=is_chat(tokenizer, work.format), at=at)
+    found: Iterator[Any] = samples(files, work.format, as_chat=is_chat(tokenizer, work.format), at=at, tally=tally)
     total = sum(file.stat().st_size for file in files)
     if work.format == "text":
         return token_pieces(path, counted(found, progress, total), tokenizer, work.eos, tally, at)
@@ -155,7 +166,9 @@ def main() -> int:
         at("reading", request["model"], 0)
         tokenizer = load_tokenizer(Path(request["model"]))
         if digest_of(tokenizer, work.format, work.append_eos) != work.tokenizer:
-            raise UsageError(f"{request['model']}: the tokenizer changed while it was read; start again")
+            raise UsageError(
+                f"{request['model']}: the tokenizer or its chat template changed while it was read; start again"
+            )
         tokenise(work, tokenizer, Path(request["file"]), Paced(lambda done, total: tell(done=done, total=total)), at)
 
     return answer(asked)

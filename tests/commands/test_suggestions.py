@@ -34,7 +34,11 @@ PROFILE = "that is an option of ssdplan profile"
         ("solve --batch-size 4", "did you mean --global-batch?"),
         ("profile --max-seq-length 4 --model m", "did you mean --sequence-length?"),
         ("export r --to d --output-dir out", "that is --out of ssdplan run (see"),
+        ("run --micro-batch 4", "that is --micro-batch-size of ssdplan solve (see"),
+        ("run --optimizer adamw", "--optimizer; AdamW is the only optimizer (see"),
+        ("solve --optimizer adamw", "--optimizer; AdamW is the only optimizer (see"),
         # Slips.
+        ("run --decay 0.1", "did you mean --decay-steps, --decay-all or --weight-decay?"),
         ("run --sed 3", "did you mean --seed?"),
         ("run --beta 3", "did you mean --beta1 or --beta2?"),
         ("run --warmup 3", "did you mean --warmup-steps?"),
@@ -50,7 +54,9 @@ def test_what_is_named_means_the_same(arguments: str, says: str, capsys: pytest.
     assert stopped.value.code == 2 and says in said.err and len(said.err.splitlines()) == 1 and not said.out
 
 
-@pytest.mark.parametrize("word", ["--eps2ilon", "--figures-of-merit", "--frozen", "--lru", "--rank", "--zero-stage"])
+@pytest.mark.parametrize(
+    "word", ["--eps2ilon", "--force", "--gpu", "--figures-of-merit", "--frozen", "--lru", "--rank", "--zero-stage"]
+)
 def test_nothing_is_named_where_nothing_is_near(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["run", word])

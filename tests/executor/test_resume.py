@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 
 from ssdplan.executor import session
 from ssdplan.executor.checks import DTYPES
+from ssdplan.executor.data.text_data import TextData
+from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.device import EmulatedDevice
 from ssdplan.executor.export_run import export_run
 from ssdplan.executor.learning_rate import LearningRate
@@ -386,6 +388,49 @@ def test_a_snapshot_of_a_version_that_did_not_look_says_nothing_of_rounding(dire
     other = now.model_copy(update={"numerics": {**now.numerics, "torch": "2.0.0"}})
     assert not before.differences(now) and not now.differences(now)
     assert other.differences(now) == [f"torch was 2.0.0 and is {torch.__version__}"]
+
+
+def test_a_format_that_is_said_is_the_one_that_was_recognised(directory):
+    model = opened(directory / "llama", torch.float32)
+
+    def origin(said: str | None, found: str) -> Origin:
+        recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3), data_format=said)
+        return Origin.of(plan_of(directory, SPREAD), model, {"format": found}, {}, recipe)
+
+    recognised = origin(None, "messages")
+    assert not recognised.differences(origin("messages", "messages"))
+    assert not origin("messages", "messages").differences(recognised)
+    assert recognised.differences(origin("text", "text")) == [
+        "the training data changed",
+        "data_format was not given and is text",
+    ]
+
+
+def test_what_of_a_tokenizer_changed_is_named(directory, tmp_path):
+    def content(**change: str) -> dict[str, str]:
+        tokenizer = load_tokenizer(directory / "llama")
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        for name, value in change.items():
+            setattr(tokenizer, name, value)
+        path = tmp_path / "a.jsonl"
+        path.write_text(json.dumps({"messages": [{"role": r, "content": "a"} for r in ("user", "assistant")]}))
+        return TextData(path, tokenizer, sequence_length=16, append_eos=True).content
+
+    def told(before: dict[str, str], now: dict[str, str]) -> list[str]:
+        model, recipe = opened(directory / "llama", torch.float32), Recipe(steps=1, optimizer=AdamW(lr=1e-3))
+        one, other = (Origin.of(plan_of(directory, SPREAD), model, data, {}, recipe) for data in (before, now))
+        return [each for each in one.differences(other) if "token" in each or "template" in each]
+
+    first = content()
+    assert not told(first, content())
+    other = content(chat_template="{% for m in messages %}{{ m.content }}!{% endfor %}")
+    assert told(first, other) == ["the chat template changed"]
+    assert told(first, content(eos_token="a")) == [
+        "the tokenizer changed",
+        "the end tokens (generation_config.json) changed",
+    ]
+    kept = {name: value for name, value in first.items() if name in ("files", "format", "tokenizer")}
+    assert told(kept, other) == ["the tokenizer, its chat template or its end tokens changed"]
 
 
 def test_held_out_data_may_come_and_go(directory, tmp_path):

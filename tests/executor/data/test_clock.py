@@ -36,6 +36,11 @@ TEMPLATES = {
     "white space first": "\n  {% if strftime_now is defined %}\n {{ strftime_now('%Y年%m月') }}{% endif %}\n" + TURNS,
     "indented": "   {% if true %}\n {{ strftime_now('%e') }}\n{% endif %} x" + TURNS,
     "never": "{# strftime_now #}" + TURNS,
+    "never, in words": "strftime_now {% raw %}{{ strftime_now('%d') }}{% endraw %} {{ 'strftime_now' }}" + TURNS,
+    "beside printf": "{{ strftime_now('%d') ~ '%s %i' % (4, 3) }}" + TURNS,
+    "told by a variable, beside printf": "{% set f = '%d' %}{{ strftime_now(f) ~ '%s' % 3 }}" + TURNS,
+    "an alias": "{% set now = strftime_now %}{{ now('%Y') }}" + TURNS,
+    "either": "{{ strftime_now('%Y' if messages else '%m') }}" + TURNS,
     "not at all": TURNS,
 }
 TALK = [{"role": "user", "content": "What is stored?"}, {"role": "assistant", "content": "What is read."}]
@@ -82,6 +87,25 @@ def test_what_of_an_instant_decides_the_text() -> None:
     assert timed(TURNS, NOON) == timed(TURNS, LATER) and timed(TURNS, NOON).times == ""
     assert json.loads(timed(LLAMA, NOON).times) == {"%d %b %Y": "26 Jul 2024"}
     assert timed(LLAMA, NOON) == timed(LLAMA, NOON.replace(hour=1)) != timed(LLAMA, LATER)
+
+
+@pytest.mark.parametrize(
+    ("template", "formats"),
+    [
+        ("{# strftime_now('%Y') #}{{ '%d' }}", None),
+        ("{% raw %}{{ strftime_now('%Y') }}{% endraw %}{{ '%d' }}", None),
+        ("{{ 'strftime_now' }}{{ '%d' }}", None),
+        ("{% if strftime_now is defined %}{{ '%d' % 3 }}{% endif %}", []),
+        ("{{ strftime_now('%Y') }}{{ '%s has %d' % (1, 2) }}", ["%Y"]),
+        ("{{ strftime_now(format='%Y') }}{{ '%d' % 3 }}", ["%Y"]),
+        ("{% set f = '%Y' %}{{ strftime_now(f) }}{{ '%d' % 3 }}{{ '%s' % 3 }}", ["%Y", "%d"]),
+        ("{{ strftime_now('%Y' ~ '%m') }}", ["%Y", "%m"]),
+    ],
+)
+def test_only_what_a_template_asks_with_is_written_of_an_instant(template: str, formats: list[str] | None) -> None:
+    found = timed(template, NOON)
+    assert (list(*found.variables.values()) if found.variables else None) == formats
+    assert found.times == (json.dumps({each: NOON.strftime(each) for each in formats}) if formats else "")
 
 
 def test_tokens_of_another_day_are_another_cache(tmp_path: Path, tokenizer: Any) -> None:

@@ -182,6 +182,42 @@ def test_markers_that_the_template_works_on_are_refused(
         load(write(tmp_path / "a.jsonl", rows), tokenizer)
 
 
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        "{# {% generation %} is not used {% endgeneration %} #}",
+        "{% raw %}{% endraw %}{#- {% generation %} -#}\r\n",
+        "{% if false %}{{ '{% generation %}' }}{% raw %}{% generation %}{% endgeneration %}{% endraw %}{% endif %}",
+    ],
+)
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_marks_in_comments_raw_blocks_and_strings_are_none(
+    tmp_path: Path, tokenizer: Any, ahead: str, template: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"messages": TALK}])
+    tokenizer.chat_template = ahead + template
+    found = learnt(load(path, tokenizer), tokenizer)
+    assert found[0] == tokenizer.apply_chat_template(TALK, tokenize=False)
+    assert found[1] == ["What is read again.<|im_end|>", "It is the same.\n<|im_end|>"]
+
+
+@pytest.mark.parametrize("role", ["model", "gpt", "Assistant", "bot", "human", "ipython"])
+def test_messages_of_a_role_that_is_not_learnt_are_told(tmp_path: Path, tokenizer: Any, role: str) -> None:
+    other = [*TALK, {"role": role, "content": "Yes, it is."}]
+    path = write(tmp_path / "a.jsonl", [{"messages": TALK}, {"messages": other}])
+    end = tokenizer.eos_token
+    for template in (CHATML, MARKED):
+        tokenizer.chat_template = template.replace("<|im_end|>", end)
+        [note] = load(path, tokenizer).notes()
+        assert note.startswith(f"{path}: 1 of 2 sample(s) have messages of a role that is not `assistant`"), note
+        assert f"first message 6 (`{role}`) of {path}:2;" in note
+    tokenizer.chat_template = MARKED.replace("<|im_end|>", end).replace("== 'assistant'", "not in ['user', 'system']")
+    assert not load(path, tokenizer).notes()
+    roles = [{"role": role, "content": "a"} for role in ("system", "user", "tool", "function", "developer")]
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", end)
+    assert not load(write(path, [{"messages": [*roles, TALK[2]]}]), tokenizer).notes()
+
+
 def test_both_ways_to_tell_what_is_learnt_say_the_same(tmp_path: Path, tokenizer: Any) -> None:
     found = []
     for template in (CHATML, MARKED):
@@ -346,7 +382,50 @@ def test_fields_that_are_not_read_are_told(tmp_path: Path, tokenizer: Any) -> No
     assert load(tmp_path, tokenizer).notes() == [f"{tmp_path}: fields that are not read: `id`, `score`"]
 
 
+def test_fields_that_only_later_rows_have_are_counted(tmp_path: Path, tokenizer: Any) -> None:
+    row, more = {"prompt": "a", "completion": "b", "id": 1}, {"instruction": "Be brief.", "tools": [1], "label": None}
+    path = write(tmp_path / "b.jsonl", [row, {**row, "input": ""}, {**row, **more}, {**row, "tools": ["x"]}])
+    write(tmp_path / "a.jsonl", [row])
+    first, *counted = load(tmp_path, tokenizer).notes()
+    assert first == f"{tmp_path}: fields that are not read: `id`"
+    assert [note.split("; ")[0] for note in counted] == [
+        f"{tmp_path}: the field `instruction` of 1 of 5 sample(s) is not read, first {path}:3",
+        f"{tmp_path}: the field `tools` of 2 of 5 sample(s) is not read, first {path}:3",
+    ]
+    for number in (12, 13):
+        write(path, [row, {**row, **{f"f{i}": 1 for i in range(number + 1)}}, {**row, "g": 1}])
+        notes = load(path, tokenizer).notes()
+        assert (
+            len(notes) == 14 and "other fields of 2 of 3 sample(s) are not read either, first `f12` of" in notes[-1]
+        ), notes
+
+
+def test_fields_of_texts_that_only_later_rows_have_are_counted(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b", "system": "Be brief.", "prompt": "c"}])
+    notes = load(path, tokenizer).notes()
+    assert [note.split("; ")[0] for note in notes] == [
+        f"{path}: the field `{name}` of 1 of 2 sample(s) is not read, first {path}:2" for name in ("prompt", "system")
+    ]
+
+
 # Which format
+
+
+def test_a_later_row_that_would_do_for_several_formats_is_refused_as_the_first_is(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    tokenizer.chat_template = CHATML
+    both = {"text": "b", "messages": TALK}
+    path, cache = write(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b", "messages": None}, both]), tmp_path / "c"
+    for _ in range(2):  # made, and kept
+        with pytest.raises(UsageError, match=r"a\.jsonl:3: .* would do as `text` or `messages`; say which"):
+            load(path, tokenizer, cache=cache)
+    said = load(path, tokenizer, cache=cache, format="text")
+    assert said.documents == 3 and "the field `messages` of 1 of 3" in said.notes()[0]
+    with pytest.raises(UsageError, match=r"a\.jsonl:3: .* would do as `text` or `messages`; say which"):
+        load(path, tokenizer, cache=cache)
+    with pytest.raises(UsageError, match="would do as `text` or `messages`"):
+        load(write(tmp_path / "b.jsonl", [both]), tokenizer)
 
 
 def test_a_format_may_be_said_where_the_fields_would_do_for_several(tmp_path: Path, tokenizer: Any) -> None:

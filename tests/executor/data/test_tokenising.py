@@ -98,7 +98,7 @@ def test_its_errors_are_the_same(tmp_path: Path, tokenizer: Any) -> None:
 def test_a_tokenizer_that_is_not_the_directorys_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     path = write(tmp_path / "a.jsonl", ROWS["text"])
     tokenizer.add_tokens(["quick"])
-    with pytest.raises(UsageError, match="the tokenizer changed while it was read"):
+    with pytest.raises(UsageError, match="the tokenizer or its chat template changed while it was read"):
         TextData(path, tokenizer, sequence_length=4, cache=tmp_path / "cache", tokenise=tokenise_apart)
     assert not (tmp_path / "cache").exists()
 
