@@ -38,6 +38,12 @@ _SPLITS = {
 _SPLIT_WORDS = {
     split: re.compile(rf"(?<![a-z])(?:{words})(?:[-_. ]?{_OF})(?![a-z])") for split, words in _SPLITS.items()
 }
+_ONLY_BESIDE = {
+    "train": re.compile(rf"(?<![a-z])(?:train[-_. ]?val|pre[-_. ]?train(?:ing)?|tr)(?:[-_. ]?{_OF})(?![a-z])"),
+    "test": re.compile(r"(?<![a-z])te(?![a-z])"),
+}
+"""Words that are of a split only beside a file of another one, of which `te` is none but beside `tr`."""
+_LANGUAGE = re.compile(r"(?<![a-z])[a-z]{2}(?![a-z])")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -229,7 +235,8 @@ def _splits(path: Path, files: Iterable[Path], *, is_pattern: bool) -> Iterator[
     below = Path(path.anchor, *(part for part in _plain_parts(path))) if is_pattern else path
     by_splits: dict[frozenset[str], Path] = {}
     for file in files:
-        by_splits.setdefault(splits_of(file.relative_to(below) if file.is_relative_to(below) else file), file)
+        by_splits.setdefault(_named_of(file, below), file)
+    by_splits = _by_their_company([file for file in files if not _named_of(file, below)], by_splits, below)
     several = {splits: file for splits, file in by_splits.items() if splits}
     if len(several) > 1:
         names = ", ".join(sorted(frozenset.union(*several)))
@@ -248,6 +255,39 @@ def _splits(path: Path, files: Iterable[Path], *, is_pattern: bool) -> Iterator[
             yield f"{path}: {file} is called {' and '.join(sorted(splits))}, and is read like the files beside it"
 
 
+def _named_of(file: Path, below: Path) -> frozenset[str]:
+    return splits_of(file.relative_to(below) if file.is_relative_to(below) else file)
+
+
+def _by_their_company(
+    others: list[Path], by_splits: dict[frozenset[str], Path], below: Path
+) -> dict[frozenset[str], Path]:
+    """`by_splits` with those of the `others`, which no word says a split of, that are training data for what lies
+    beside: `trainval` beside `test`, and `tr` beside `te`. `tr` and `te` are languages where others lie beside."""
+    words = {file: _words(file.relative_to(below) if file.is_relative_to(below) else file) for file in others}
+    known = {"tr", "te"}
+    abroad = any(found not in known for text in words.values() for found in _LANGUAGE.findall(text.rsplit("/", 1)[-1]))
+    found = {
+        split: [
+            file
+            for file, text in words.items()
+            if (match := pattern.search(text)) and not (abroad and _is_language(match[0]))
+        ]
+        for split, pattern in _ONLY_BESIDE.items()
+    }
+    held_out = any(splits - {"train"} for splits in by_splits) or bool(found["test"])
+    if not found["train"] or not held_out:
+        return by_splits
+    taken = {frozenset((split,)): files[0] for split, files in found.items() if files}
+    left = [file for file in others if not any(file in files for files in found.values())]
+    named = {splits: file for splits, file in by_splits.items() if splits}
+    return {**taken, **named, **({frozenset(): left[0]} if left else {})}
+
+
+def _is_language(word: str) -> bool:
+    return _LANGUAGE.fullmatch(word) is not None
+
+
 def _plain_parts(path: Path) -> Iterator[str]:
     """The parts of a pattern before its first that is one."""
     for part in path.parts[1:] if path.anchor else path.parts:
@@ -258,8 +298,12 @@ def _plain_parts(path: Path) -> Iterator[str]:
 
 def splits_of(name: Path) -> frozenset[str]:
     """Which splits of a data set a file says it belongs to, by the words of its path."""
-    words = _HUMP.sub("-", str(name)).lower()
+    words = _words(name)
     return frozenset(split for split, pattern in _SPLIT_WORDS.items() if pattern.search(words))
+
+
+def _words(name: Path) -> str:
+    return _HUMP.sub("-", str(name)).lower()
 
 
 def _twice(path: Path, files: Iterable[Path]) -> Iterator[str]:
@@ -270,6 +314,20 @@ def _twice(path: Path, files: Iterable[Path]) -> Iterator[str]:
         first = seen.setdefault((status.st_dev, status.st_ino), file)
         if first is not file:
             yield f"{path}: {file} is {first} by another name; it is read twice"
+
+
+def copies(path: Path, files: Iterable[Path], digests: Iterable[bytes]) -> Iterator[str]:
+    """A note of the files that hold what another one does, by `digests` of what is in them; those that are one file by
+    two names are told of already (`find_files`)."""
+    seen: dict[bytes, Path] = {}
+    found = []
+    for file, digest in zip(files, digests, strict=True):
+        first = seen.setdefault(digest, file)
+        if first is not file and not first.samefile(file):
+            found.append((file, first))
+    if found:
+        file, first = found[0]
+        yield f"{path}: {len(found)} file(s) hold what another does, as {file} and {first}; each is read"
 
 
 def named(entries: Iterable[Path], below: Path) -> str:

@@ -20,12 +20,12 @@ import numpy.typing as npt
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.rows import row_length
 
-from .files import find_files, named
+from .files import copies, find_files, named
 from .formats import ambiguous, listed, recognise, samples, unread_fields
 from .notes import AMBIGUOUS, Note, cut_before_end, cut_off, left_out, no_end, read_notes, words
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
 from .rendering import NOT_LEARNT
-from .token_cache import Tokens, cache_key, digest_of_files, open_cache
+from .token_cache import Tokens, cache_key, digest_of_files, digests_of_files, open_cache
 from .tokenising import Progress, Tokenise, Work, digest_of, digests_of, is_chat, made_by, times_of, tokenise
 from .tokens import end_of_sequence, end_tokens
 
@@ -153,14 +153,15 @@ class TextData:
         self._append_eos = append_eos
         self._instant = instant or datetime.now()
         before = [_state(file) for file in self.files]
+        held = digests_of_files(self.files)
         self._content = {
-            "files": digest_of_files(self.files),
+            "files": digest_of_files(self.files, held),
             "format": self.format,
             "tokenizer": digest_of(tokenizer, self.format, append_eos),
             "times": times_of(tokenizer, self.format, self._instant),
             "made_by": made_by(),
         }
-        self._read_notes = self._what_to_know(chosen.notes)
+        self._read_notes = self._what_to_know((*chosen.notes, *copies(path, self.files, held)))
         found = self._tokenised(tokenise, tokenizer, eos, cache, progress)
         self._content |= digests_of(tokenizer, self.format, append_eos)
         for file, state in zip(self.files, before, strict=True):

@@ -189,13 +189,20 @@ def _write_tokens(
     stream.write(told + footer + _check(told + footer))
 
 
-def digest_of_files(files: Sequence[Path]) -> str:
-    """sha256 of what the files hold and what kind they are; not of their names."""
-    digest = hashlib.sha256()
+def digests_of_files(files: Sequence[Path]) -> list[bytes]:
+    """sha256 of what each file holds."""
+    found = []
     for file in files:
-        digest.update(file.suffix.lower().encode() + b"\0")
         with opened(file) as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+            found.append(hashlib.file_digest(stream, "sha256").digest())
+    return found
+
+
+def digest_of_files(files: Sequence[Path], digests: Sequence[bytes]) -> str:
+    """sha256 of what the files hold (`digests_of_files`) and what kind they are; not of their names."""
+    digest = hashlib.sha256()
+    for file, held in zip(files, digests, strict=True):
+        digest.update(file.suffix.lower().encode() + b"\0" + held)
     return digest.hexdigest()
 
 

@@ -198,6 +198,12 @@ def test_their_kin_are_known_and_words_by_chance_are_not(name: str, split: str |
         (("training.jsonl", "testing.jsonl"), r"training data beside another split \(test, train\)"),
         (("trainset/a.txt", "evaluation/a.txt"), r"training data beside another split \(eval, train\)"),
         (("test.jsonl", "validation.jsonl"), r"several splits \(test, validation\)"),
+        (("trainval.jsonl", "test.jsonl"), r"training data beside another split \(test, train\)"),
+        (("train_val/a.txt", "dev/a.txt"), r"training data beside another split \(train, validation\)"),
+        (("pretrain.jsonl", "test.jsonl"), r"training data beside another split \(test, train\)"),
+        (("sft_train.jsonl", "sft_eval.jsonl"), r"training data beside another split \(eval, train\)"),
+        (("a_tr.jsonl", "a_te.jsonl"), r"training data beside another split \(test, train\)"),
+        (("tr.jsonl", "test.jsonl"), r"training data beside another split \(test, train\)"),
         (("dev.txt", "heldout.txt"), r"several splits \(held-out, validation\)"),
     ],
 )
@@ -207,6 +213,14 @@ def test_splits_side_by_side_are_refused(tmp_path: Path, files: tuple[str, ...],
         find_files(tmp_path)
     found = find_files(tmp_path / "**")  # as it was written
     assert len(found.files) == 3 and any("takes several splits together" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [("trainval.txt", "more.txt"), ("pretrain.txt", "train.txt"), ("tr.txt", "te.txt", "en.txt"), ("te.txt", "a.txt")],
+)
+def test_words_that_are_of_a_split_only_beside_another_are_none_alone(tmp_path: Path, files: tuple[str, ...]) -> None:
+    assert not find_files(make(tmp_path, *files)).notes
 
 
 def test_held_out_data_among_others_are_told(tmp_path: Path) -> None:

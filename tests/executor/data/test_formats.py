@@ -408,6 +408,22 @@ def test_fields_of_texts_that_only_later_rows_have_are_counted(tmp_path: Path, t
     ]
 
 
+def test_files_of_the_same_content_are_told(tmp_path: Path, tokenizer: Any) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "a"}])
+    (tmp_path / "b.jsonl").hardlink_to(tmp_path / "a.jsonl")
+    [note] = load(tmp_path, tokenizer).notes()
+    assert "by another name" in note
+    (tmp_path / "b.jsonl").unlink()
+    for name in "bcd":
+        write(tmp_path / f"{name}.jsonl", [{"text": "d" if name == "d" else "a"}])
+    data = load(tmp_path, tokenizer)
+    assert data.notes() == [
+        f"{tmp_path}: 2 file(s) hold what another does, as {tmp_path / 'b.jsonl'} and {tmp_path / 'a.jsonl'}; each is "
+        "read"
+    ]
+    assert data.documents == 4
+
+
 # Which format
 
 
