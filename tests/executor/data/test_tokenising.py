@@ -111,7 +111,7 @@ def test_a_killed_one_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
         os.kill(child, signal.SIGKILL)
 
     path = large_text(tmp_path / "a.txt", 4 * MIB)
-    with pytest.raises(SsdplanError, match="ended with -9; where memory ended"):
+    with pytest.raises(SsdplanError, match=r"ended with -9 while tokenising .*a\.txt:1; where memory ended"):
         TextData(path, tokenizer, sequence_length=4, tokenise=tokenise_apart, progress=kill)
 
 
