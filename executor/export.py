@@ -114,9 +114,21 @@ def export_model(
         _write_weights(partial, shards, tensors)
         with _write_errors(partial.parent):
             _write_json(partial / "config.json", config)
-            for path in (*(source / name for name in _COPIED), *sorted(source.glob(_TEMPLATES))):
-                if path.is_file():
-                    _copy(source, path, _place(partial, path.relative_to(source)))
+            for path in _copied(source):
+                _copy(source, path, _place(partial, path.relative_to(source)))
+
+
+def require_copyable(source: Path) -> None:
+    """Raise UsageError where a file that an export copies of the model directory `source` is a link that leads out of
+    it: to be known before days of training, not behind them."""
+    for path in _copied(source):
+        _within(source, path)
+
+
+def _copied(source: Path) -> list[Path]:
+    """The files of a model directory that an export takes as they are."""
+    named = (*(source / name for name in _COPIED), *sorted(source.glob(_TEMPLATES)))
+    return [path for path in named if path.is_file()]
 
 
 def copy_model(destination: Path, source: Path) -> None:
@@ -129,8 +141,16 @@ def copy_model(destination: Path, source: Path) -> None:
 
 
 def _copy(source: Path, path: Path, place: Path) -> None:
-    """The file `path` of the model directory `source`, durably at `place`. Raises UsageError for a link that leads out
-    of the model: whoever publishes the copy would publish what it points at."""
+    """The file `path` of the model directory `source`, durably at `place`."""
+    with open_regular(_within(source, path), "file of a model") as read, create_new(place) as written:
+        while data := read.read(_WRITE_BYTES):
+            _write(written, memoryview(data))
+        os.fsync(written.fileno())
+
+
+def _within(source: Path, path: Path) -> Path:
+    """Where the file `path` of the model directory `source` really lies. Raises UsageError for a link that leads out of
+    the model: whoever publishes the copy would publish what it points at."""
     root, there = source.resolve(), path.resolve()
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         root = root.parent.parent  # of the hub's cache: the files of a snapshot are links to blobs beside it
@@ -139,10 +159,7 @@ def _copy(source: Path, path: Path, place: Path) -> None:
             f"{path}: is a link that leads out of the model's directory, to {there}; it is not copied into the new "
             "model: put the file itself in its place, or remove it"
         )
-    with open_regular(there, "file of a model") as read, create_new(place) as written:
-        while data := read.read(_WRITE_BYTES):
-            _write(written, memoryview(data))
-        os.fsync(written.fileno())
+    return there
 
 
 def _place(folder: Path, name: Path) -> Path:

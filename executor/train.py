@@ -25,7 +25,7 @@ from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
 from .data.tokens import load_tokenizer
 from .device import Device
-from .export import export_model
+from .export import export_model, require_copyable
 from .interruption import Interruption
 from .keeper import Keeper
 from .loop import Loop
@@ -88,6 +88,7 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
+    require_copyable(model.path)
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
         for note in weights.notes:
             watch.note(note)

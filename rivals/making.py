@@ -5,6 +5,7 @@ are token ids; the text that `ssdplan run` reads is those ids as words, and the 
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -153,7 +154,7 @@ def _copy_model(source: Path, directory: Path, *, rounded: bool) -> None:
 
     for file in sorted(source.iterdir()):
         if file.suffix == ".json" and file.name not in TOKENIZER_FILES:
-            (directory / file.name).symlink_to(file)
+            shutil.copyfile(file, directory / file.name)
         elif file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as shard:
                 names = list(shard.keys())

@@ -179,16 +179,16 @@ class TextData:
         if hold_out is None:
             self._choose(None, tokenizer)
             return
-        held = hold_out.of(found.hashes)
-        if held.all() or not held.any():
-            side = "nothing is left to train on" if held.all() else "none of them is held out"
+        apart = hold_out.of(found.hashes)
+        if apart.all() or not apart.any():
+            side = "nothing is left to train on" if apart.all() else "none of them is held out"
             raise UsageError(
-                f"{path}: of {len(held)} sample(s) {side}; hold out another share, or give held-out data of their own "
+                f"{path}: of {len(apart)} sample(s) {side}; hold out another share, or give held-out data of their own "
                 "with --eval-data"
             )
         self.held_out = copy.copy(self)
-        self.held_out._choose(np.flatnonzero(held), tokenizer)
-        self._choose(np.flatnonzero(~held), tokenizer)
+        self.held_out._choose(np.flatnonzero(apart), tokenizer)
+        self._choose(np.flatnonzero(~apart), tokenizer)
 
     def _tokenised(
         self, tokenise: Tokenise, tokenizer: Any, eos: int, cache: Path | None, progress: Progress | None

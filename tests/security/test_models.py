@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ssdplan.executor.export import TensorEntry, copy_model, export_model
+from ssdplan.executor.export import TensorEntry, copy_model, export_model, require_copyable
 from ssdplan.plans.errors import UsageError
 from tests.tiny import make_model, make_tokenizer
 
@@ -29,6 +29,8 @@ def test_a_link_that_leads_out_of_the_model_is_not_published(source, tmp_path, n
         with pytest.raises(UsageError, match=rf"{name}: is a link that leads out of the model.*secret"):
             export(tmp_path / "exported")
         assert not (tmp_path / "exported").exists()
+    with pytest.raises(UsageError, match="leads out of the model"):  # and a run says so before its first step
+        require_copyable(source)
 
 
 def test_links_within_a_hubs_cache_are_followed(source, tmp_path):

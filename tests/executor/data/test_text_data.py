@@ -888,4 +888,4 @@ def test_other_data_are_known_by_what_changed(tmp_path: Path, tokenizer: Any) ->
     assert changed(path) == set()
     assert changed(write_rows(tmp_path / "b.jsonl", [*DOCUMENTS[:-1], "other"])) == {"files", "tokens"}
     tokenizer.add_tokens(["fox jumps"])
-    assert changed(path) == {"tokenizer", "tokens"}
+    assert changed(path) == {"tokenizer", "tokenizer_files", "tokens"}
