@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    os.umask(os.umask(0o077) | 0o077)  # what libraries write is its user's alone too, as all that ssdplan writes
     settle_streams()
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -13,7 +13,7 @@ from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes, format_seconds
 
 from . import options as of
-from .resolved import as_kept, as_written, given, mark_defaults, over, resolved, restored
+from .resolved import OptionValue, as_kept, as_written, given, mark_defaults, over, resolved, restored
 
 if TYPE_CHECKING:
     from ssdplan.executor.metrics import SnapshotCost, StepMetrics
@@ -137,8 +137,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     kept.add_argument(
         "--adopt",
         action="store_true",
-        help="the run's directory was moved or comes from somebody else, and the volumes outside of it that --volume "
-        "names are this run's",
+        help="the run's directory was moved or comes from somebody else: the volumes outside of it that --volume names "
+        "are this run's, and it may write where its run.json says",
     )
     steps = parser.add_argument_group("how steps run")
     steps.add_argument(
@@ -191,7 +191,7 @@ def call(options: argparse.Namespace) -> int:
             raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
         if options.adopt is True:
             raise UsageError("--adopt: there is nothing to go on with; give --resume RUN")
-        return _run(resolved(options), None, said)
+        return _run(resolved(options), None, said, said)
     if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
@@ -201,12 +201,45 @@ def call(options: argparse.Namespace) -> int:
     from ssdplan.executor.resume import reopened
 
     with reopened(options.resume, options.volume or (), adopt=options.adopt is True) as kept:
-        started = restored(add_options, kept.directory.run.options, kept.directory.path / "run.json")
-        said = over(said, started, add_options)
+        now = said
+        said = over(now, _started(kept, now), add_options)
         if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
         _take(options, said)
-        return _run(resolved(options), kept, said)
+        return _run(resolved(options), kept, said, now)
+
+
+_NOT_KEPT = frozenset({"command", "plan", "out", "volume", "resume", "resume_anyway", "adopt"})
+"""Where a run lies, what it trains by, and how it was told to go on: not what it was started with."""
+
+
+def _started(kept: "Kept", now: Collection[str]) -> dict[str, Any]:
+    """The options that a run was started with, by its run.json; those that are given `now` count instead.
+
+    Raises UsageError for one that no run keeps, and where the run was begun elsewhere and they choose a place outside
+    of it to write to, or an account to report to: only the user does.
+    """
+    from ssdplan.executor.run_directory import RUN
+
+    directory, source = kept.directory, kept.directory.path / RUN
+    if strange := sorted(directory.run.options.keys() & _NOT_KEPT):
+        raise UsageError(f"{source}: options.{strange[0]}: is no option that a run keeps; take it out")
+    started = restored(add_options, directory.run.options, source)
+    if directory.known:
+        return started
+    inside = directory.path.resolve()
+    told = {name: started[name] for name in ("token_cache", "tensorboard", "wandb") if name in started.keys() - now}
+    outside: dict[str, OptionValue] = {
+        name: str(value)
+        for name, value in told.items()
+        if value and value is not True and not (isinstance(value, Path) and value.resolve().is_relative_to(inside))
+    }
+    if outside:
+        raise UsageError(
+            f"{directory.path}: was begun elsewhere or by somebody else, and its {RUN} has it write outside of it: "
+            f"{as_written(outside)}; give what is right of that again, or take all of it with --adopt"
+        )
+    return started
 
 
 def _said(options: argparse.Namespace) -> dict[str, Any]:
@@ -225,12 +258,8 @@ def _take(options: argparse.Namespace, said: Mapping[str, Any]) -> None:
     vars(options).update({"plan": None, **said})
 
 
-_NOT_KEPT = ("command", "plan", "out", "volume", "resume", "resume_anyway", "adopt")
-"""Where a run lies, what it trains by, and how it was told to go on: not what it was started with."""
-
-
-def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]) -> int:
-    """`said`: the names of options that were given, now or when the run began."""
+def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str], now: Collection[str]) -> int:
+    """`said`: the names of options that were given, now or when the run began; `now`: those that were given now."""
     evaluated = bool(options.eval_data or options.eval_split or options.eval_samples)
     if options.eval_every and not evaluated and options.eval_data is None:
         raise UsageError("--eval-every needs --eval-data, --eval-split or --eval-samples")
@@ -249,7 +278,7 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
-    model = _looked_for(options, plan, kept)
+    model = _looked_for(options, plan, kept, named="model" in now)
     from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.data.text_data import HoldOut
     from ssdplan.executor.device import open_device
@@ -380,12 +409,12 @@ def _run(options: argparse.Namespace, kept: "Kept | None", said: Collection[str]
     return 0
 
 
-def _looked_for(options: argparse.Namespace, plan: Plan, kept: "Kept | None") -> Path:
-    """The model's directory. Raises UsageError where that, the data or the place of a new run is not as it must be,
-    before torch is loaded, which takes seconds."""
+def _looked_for(options: argparse.Namespace, plan: Plan, kept: "Kept | None", *, named: bool) -> Path:
+    """The model's directory; only one that the user `named` may be had from the hub. Raises UsageError where that, the
+    data or the place of a new run is not as it must be, before torch is loaded, which takes seconds."""
     from ssdplan.executor.data.files import find_files
-    from ssdplan.executor.hub import find_model
-    from ssdplan.executor.run_directory import require_new
+    from ssdplan.executor.hub import find_model, told_model
+    from ssdplan.executor.run_directory import PLAN, RUN, require_new
 
     if kept is None:
         require_new(options.out)
@@ -393,7 +422,12 @@ def _looked_for(options: argparse.Namespace, plan: Plan, kept: "Kept | None") ->
         find_files(path)
     if not (options.model or plan.model.path):
         raise UsageError(f"{options.plan}: the plan names no model directory; give --model")
-    return find_model(options.model or plan.model.path)
+    if options.model and named:
+        return find_model(options.model)
+    if options.model:
+        assert kept is not None, "what was not named now was kept"
+        return told_model(options.model, kept.directory.path / RUN)
+    return told_model(plan.model.path, options.plan or (kept.directory.path if kept else options.out) / PLAN)
 
 
 def _in_full(options: argparse.Namespace, plan: Path, said: Collection[str]) -> str:

@@ -6,13 +6,12 @@ one a run; it knows nothing else of a run.
 """
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.files import Folder, make_folder, read_bounded, write_whole
+from ssdplan.plans.files import Folder, make_folder, read_bounded, require_private, write_whole
 
 _MOST_BYTES = 1 << 16
 _PRUNED = 4096
@@ -45,11 +44,7 @@ class Claims:
             status = directory.stat()
         except OSError:
             return cls(None)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
-            raise UsageError(
-                f"{directory}: others may write here, so what it says of runs proves nothing; make it your own alone "
-                f"(chmod 700 {directory}), or name another directory in SSDPLAN_STATE"
-            )
+        require_private(directory, status, "name another directory in SSDPLAN_STATE")
         return cls(directory)
 
     def note(self, run: str, directory: Path) -> None:

@@ -51,12 +51,15 @@ class Reports:
         sinks: list[Sink] = []
         try:
             if self.tensorboard:
+                if len(self.tensorboard.parts) == 1 and not self.tensorboard.is_absolute():
+                    run.folder.require_no_link(self.tensorboard.name)
                 events = EventFile(run.path / self.tensorboard, step=step, resumed=resumed)
                 sinks.append(events)
                 if step and events.is_first:
                     for line in lines(run.folder):
                         events.write(line)
             if self.wandb:
+                run.folder.require_no_link("wandb")  # where the package writes
                 identity = run.run.wandb
                 if identity is None:
                     run.change(wandb=(identity := secrets.token_hex(8)))

@@ -132,6 +132,7 @@ class RunDirectory:
             raise UsageError(f"{path}: cannot make this directory: {error.strerror}") from error
         with _locked(path) as folder:
             folder.require_own()
+            _make_private(folder)
             opened = cls(folder, run.model_copy(update={"identity": secrets.token_hex(16)}), known=True)
             try:
                 opened._save(plan, PLAN)
@@ -301,6 +302,13 @@ def _remove_unfinished(folder: Folder) -> None:
     for pattern in _DOCUMENTS:
         for name in folder.names(f".{pattern}.*tmp"):
             folder.remove(name)
+
+
+def _make_private(folder: Folder) -> None:
+    """Nobody else may look into a run, nor lock it, even where its directory was there before. A file system without
+    permissions has them from its mount, and nothing here can change that."""
+    with contextlib.suppress(PermissionError):
+        folder.make_private()
 
 
 @contextlib.contextmanager

@@ -80,9 +80,23 @@ def create_new(path: Path) -> FileIO:
 
 def make_folder(path: Path) -> None:
     """Make the directory `path` and those above it that are missing, each its owner's alone. Raises OSError."""
-    for folder in reversed([path, *path.parents]):
-        if not folder.is_dir():
+    for folder in reversed(path.parents):
+        if not os.path.lexists(folder):
             folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    if not path.is_dir():
+        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def require_private(path: Path, status: os.stat_result, way_out: str) -> None:
+    """Raise UsageError unless what is at `path`, of this `status`, is this user's, and nobody else may write to it.
+    `way_out`: what else to do, for the error."""
+    if status.st_uid != os.geteuid():
+        raise UsageError(f"{path}: belongs to another user (uid {status.st_uid}), so it is not believed; {way_out}")
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o022:
+        raise UsageError(
+            f"{path}: others may write here, so what it says is not believed; make it your own alone "
+            f"(chmod {mode & ~0o077:o} {path}), or {way_out}"
+        )
 
 
 class Folder:
@@ -113,6 +127,10 @@ class Folder:
                 "use the copy"
             )
 
+    def make_private(self) -> None:
+        """Let the directory be its owner's alone. Raises OSError."""
+        os.fchmod(self._descriptor, PRIVATE_FOLDER)
+
     def names(self, pattern: str = "*") -> list[str]:
         """Of the entries that match, sorted; a leading dot is matched by a dot alone."""
         return [
@@ -130,10 +148,15 @@ class Folder:
 
     def has_file(self, name: str) -> bool:
         """Whether the entry is a regular file. Raises LinkError."""
+        self.require_no_link(name)
+        mode = self.mode(name)
+        return mode is not None and stat.S_ISREG(mode)
+
+    def require_no_link(self, name: str) -> None:
+        """Raise LinkError where the entry is a link."""
         mode = self.mode(name)
         if mode is not None and stat.S_ISLNK(mode):
             raise self._link(name)
-        return mode is not None and stat.S_ISREG(mode)
 
     def has_folder(self, name: str) -> bool:
         """Whether the entry is a directory. Raises LinkError."""

@@ -1,8 +1,10 @@
 """The token cache: a memory-mapped file of all tokens of a data set, keyed by what they were made of.
 
-Owns the file's format, its atomic writing and its checks; no data set is ever whole in memory.
+Owns the file's format, its atomic writing and its checks; no data set is ever whole in memory. Its checksums find
+damage, and no forgery: a cache, or a directory of them, that others own or may write to is refused.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -21,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
+from ssdplan.plans.files import make_folder, open_regular, require_private
 from ssdplan.plans.room import no_room
 
 from .documents import Document, opened
@@ -33,6 +36,7 @@ _SAMPLE = struct.Struct("<QQ")
 _ID = np.uint32((1 << 31) - 1)
 """The bits of a token that are its id (`rendering.NOT_LEARNT`)."""
 _READ_BYTES = 1 << 20
+_WAY_OUT = "name a directory of your own with --token-cache or SSDPLAN_CACHE"
 _OWN = re.compile(r"[0-9a-f]{64}\.tokens|\.[0-9a-f]{64}\.tokens\..*")
 _KEPT_SECONDS = 30 * 86400
 """A cache that nobody has opened for so long is removed when another is made beside it."""
@@ -56,33 +60,42 @@ class Tokens:
 
 def default_directory() -> Path | None:
     """Where caches lie unless told: $SSDPLAN_CACHE, or a directory in the user's own cache; None where that cannot be.
-    Raises UsageError where $SSDPLAN_CACHE is said and cannot be."""
+    Raises UsageError where $SSDPLAN_CACHE is said and cannot be, and as `open_cache` for its directory."""
     if own := os.environ.get("SSDPLAN_CACHE"):
         try:
-            Path(own).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(own))
         except OSError as error:
             raise UsageError(
                 f"SSDPLAN_CACHE: {own}: cannot be made: {error.strerror}; name another directory"
             ) from error
         if not os.access(own, os.W_OK | os.X_OK):
             raise UsageError(f"SSDPLAN_CACHE: {own}: no permission to write there; name another directory")
+        require_private(Path(own), Path(own).stat(), _WAY_OUT)
         return Path(own)
     try:
         directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ssdplan"
     except RuntimeError:  # of a user without a home
         return None
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
+        status = directory.stat()
     except OSError:
         return None
-    return directory if os.access(directory, os.W_OK) else None
+    if not os.access(directory, os.W_OK):
+        return None
+    require_private(directory, status, _WAY_OUT)
+    return directory
 
 
 def open_cache(file: Path) -> Tokens | None:
-    """The tokens in `file`, memory-mapped; None when it does not exist, is not whole, or is damaged."""
+    """The tokens in `file`, memory-mapped; None when it does not exist, is not whole, or is damaged.
+
+    Raises UsageError where the file or its directory is another user's, or others may write to it, and for a link.
+    """
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
+        require_private(file.parent, file.parent.stat(), _WAY_OUT)
+        with _opened(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
             stream.seek(max(0, size - _END_BYTES))
             footer, check = stream.read(_FOOTER.size), stream.read(_CHECK.size)
             magic, tokens, samples, told, checksum, largest = _FOOTER.unpack(footer)
@@ -93,15 +106,32 @@ def open_cache(file: Path) -> Tokens | None:
             notes = stream.read(told)
             if check != _check(notes + footer) or _checksum(stream, end) != checksum:
                 return None
-        with suppress(OSError):
-            os.utime(file)  # one that is used is not old
+            with suppress(OSError):
+                os.utime(stream.fileno())  # one that is used is not old
+            if not samples:
+                none = np.empty(0, np.uint64)
+                return Tokens(np.empty(0, np.uint32), none, none, notes, checksum, 0)
+            table = np.memmap(stream, np.uint64, "r", offset=offset, shape=(samples, 2))
+            mapped = np.memmap(stream, np.uint32, "r", shape=(tokens,))
     except (FileNotFoundError, NotADirectoryError, struct.error):
         return None
-    if not samples:
-        return Tokens(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64), notes, checksum, 0)
-    table = np.memmap(file, np.uint64, "r", offset=offset, shape=(samples, 2))
-    mapped = np.memmap(file, np.uint32, "r", shape=(tokens,))
     return Tokens(mapped, table[:, 0], table[:, 1], notes, checksum, largest)
+
+
+def _opened(file: Path) -> BinaryIO:
+    """A cache file, to be read. Raises UsageError, as `open_cache`, and OSError."""
+    try:
+        stream = open_regular(file, "token cache", follow=False)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UsageError(f"{file}: is a symbolic link, and no token cache; remove it") from None
+        raise
+    try:
+        require_private(file, os.fstat(stream.fileno()), f"remove it, or {_WAY_OUT}")
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def _aligned(tokens: int) -> int:
@@ -129,7 +159,8 @@ def write_cache(
     what there is to tell of them once they are all there."""
     partial: Path | None = None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
+        require_private(file.parent, file.parent.stat(), _WAY_OUT)
         _remove_old(file.parent)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         partial = Path(name)
