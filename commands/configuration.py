@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import yaml
 
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import read_bounded
 
 from .resolved import AddOptions, OptionValue, checked, flag_of, seen_from
 
@@ -182,12 +183,11 @@ def _one_line(text: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = read_bounded(path, MOST_BYTES, "configuration")
+    except UsageError:  # which is a ValueError too
+        raise
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot read this configuration: {getattr(error, 'strerror', error)}") from error
-    if len(content) > MOST_BYTES:
-        raise UsageError(f"{path}: larger than {MOST_BYTES >> 10} KiB, so not a configuration")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -23,6 +23,7 @@ from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.files import PRIVATE_FOLDER, create_new, make_folder, open_regular
 from ssdplan.plans.room import no_room
 
+from .data.model_config import read_config
 from .data.tokens import VOCABULARY_FILES
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -193,12 +194,9 @@ def _new_directory(destination: Path, nbytes: int) -> Iterator[Path]:
 
 def _config(source: Path, entries: Sequence[TensorEntry]) -> dict[str, Any]:
     """The source's config.json, saying the dtype that most of the written elements have."""
-    try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{source}: not a model directory (it has no config.json)") from None
-    except ValueError as error:
-        raise UsageError(f"{source / 'config.json'}: not valid JSON ({error})") from error
+    if not (source / "config.json").exists():
+        raise UsageError(f"{source}: not a model directory (it has no config.json)")
+    config = read_config(source / "config.json")
     elements: dict[torch.dtype, int] = {}
     for entry in entries:
         elements[entry.dtype] = elements.get(entry.dtype, 0) + prod(entry.shape)

@@ -22,14 +22,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ssdplan.executor.checkpoint import Checkpoint
-from ssdplan.executor.data.documents import require_itself
+from ssdplan.executor.data.model_config import read_config, require_regular
 from ssdplan.executor.freezing import frozen_parameters
 from ssdplan.executor.inspection import Anatomy, Refusal, inspect
 from ssdplan.executor.loaded import Zeroed, in_fp32, initialise
 from ssdplan.executor.weight_files import weight_files
+from ssdplan.native.process import growing_at_most, host_memory
 from ssdplan.plans.errors import MismatchError, UsageError
 
 STATE_ALIGNMENT = 2048  # elements; state lengths are multiples of it
+_LEAST_BUILT, _MOST_BUILT = 2 << 30, 16 << 30
 TENSOR_ALIGNMENT = 64  # elements; each tensor starts at a multiple of it within its state, gaps are zero
 
 FROZEN = ".frozen"
@@ -234,10 +236,11 @@ def open_model(
     path = Path(path)
     config = _read_config(path)
     weight_files(path)
-    module, zeroed = _build(path, config, dtype)
-    _refuse_experts(module)
-    _refuse_layerdrop(module)
-    anatomy = inspect(module)
+    with growing_at_most(_building_bytes()):
+        module, zeroed = _build(path, config, dtype)
+        _refuse_experts(module)
+        _refuse_layerdrop(module)
+        anatomy = inspect(module)
     _load_persistent_buffers(module, path, dtype)
     layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
     return StreamedModel(
@@ -260,22 +263,25 @@ def open_model(
     )
 
 
+def _building_bytes() -> int:
+    """What a model may take to be built and looked into. There are no weights in that, but there are tables and masks,
+    which grow with the square of the positions that config.json says."""
+    return min(max(host_memory().available, _LEAST_BUILT), _MOST_BUILT)
+
+
 def _read_config(path: Path) -> PretrainedConfig:
     if not path.is_dir():
         raise UsageError(f"{path}: not a directory; a model is a directory with config.json and {'*.safetensors'}")
+    require_regular(path)
     file = path / "config.json"
-    if not file.is_file():
+    if not file.exists():
         if (path / "adapter_config.json").is_file():
             raise UsageError(
                 f"{path}: holds an adapter and no model; merge it into its model (merge_and_unload of peft)"
             )
         raise UsageError(f"{path}: no config.json, so this is not a Hugging Face model directory")
-    require_itself(file)
-    try:
-        raw = json.loads(file.read_text())
-        model_type = raw.get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise UsageError(f"{file}: not a model configuration ({error})") from error
+    raw = read_config(file)
+    model_type = raw.get("model_type")
     if raw.get("quantization_config"):
         raise MismatchError(f"{file}: the checkpoint is quantised; full training needs unquantised weights")
     try:

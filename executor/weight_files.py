@@ -6,13 +6,12 @@ It opens no weights, and a pickle is never opened by anyone.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssdplan.executor.data.documents import require_itself
+from ssdplan.executor.data.model_config import document, parsed, read_config, require_regular
 from ssdplan.plans.errors import MismatchError, UsageError
 
 SINGLE_FILE = "model.safetensors"
@@ -58,6 +57,7 @@ def left_weights(path: Path) -> str:
 
 
 def _chosen(path: Path) -> _Chosen:
+    require_regular(path)
     if (path / "adapter_config.json").is_file():
         raise MismatchError(
             f"{path / 'adapter_config.json'}: transformers adds this adapter to the weights where peft is installed, "
@@ -98,11 +98,7 @@ def _named_by_config(path: Path) -> Path | None:
     file = path / "config.json"
     if not file.is_file():
         return None
-    require_itself(file)
-    try:
-        name = json.loads(file.read_text(encoding="utf-8")).get("transformers_weights")
-    except (ValueError, AttributeError) as error:
-        raise UsageError(f"{file}: not a model configuration ({error})") from error
+    name = read_config(file).get("transformers_weights")
     if name is None:
         return None
     if not isinstance(name, str) or Path(name).name != name or not name.endswith(_KINDS):
@@ -113,9 +109,9 @@ def _named_by_config(path: Path) -> Path | None:
 
 
 def _shards(index: Path) -> tuple[Path, ...]:
-    require_itself(index)
+    content = document(index, "index of safetensors shards")
     try:
-        names = sorted(set(map(os.fspath, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
+        names = sorted(set(map(os.fspath, parsed(content)["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MismatchError(f"{index}: not an index of safetensors shards ({error})") from error
     if not names:

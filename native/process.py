@@ -14,7 +14,7 @@ import ctypes
 import os
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -66,6 +66,21 @@ def obtainable_bytes() -> int:
         if limit != resource.RLIM_INFINITY:
             least = min(least, max(limit - _status(counted), 0))
     return least
+
+
+@contextmanager
+def growing_at_most(nbytes: int) -> Iterator[None]:
+    """Within the block the process's addresses grow by at most `nbytes`: what wants more fails where it is asked for,
+    instead of the machine some time later. It bounds all threads."""
+    size = int(dict(read_fields(Path("/proc/self/status")))["VmSize"].split()[0]) << 10
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    ours = size + nbytes
+    bounded = [limit for limit in (soft, hard, ours) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounded), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def stolen_seconds(root: Path = Path("/")) -> float:

@@ -246,6 +246,7 @@ def _entry(name: str) -> str:
 def _bounded(file: BinaryIO, path: Path, most_bytes: int, kind: str) -> bytes:
     data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        size = f"{most_bytes >> 20} MiB" if most_bytes >= 1 << 20 else f"{most_bytes} bytes"
+        units = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
+        size = next(f"{most_bytes // unit} {name}" for unit, name in units if most_bytes >= unit)
         raise UsageError(f"{path}: larger than {size}, so not a {kind}")
     return data

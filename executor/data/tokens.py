@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ssdplan.plans.errors import UsageError, first_line
 
 from .documents import Document, require_itself
+from .model_config import read_config
 from .notes import OWN_TOKENS, Tally
 from .places import At, unsaid
 
@@ -112,6 +113,7 @@ def positions_of(model_dir: Path) -> int | None:
 def _configured(model_dir: Path, name: str) -> int | None:
     if not (model_dir / "config.json").is_file():
         return None
+    read_config(model_dir / "config.json")  # before a library builds lists of what it says
     from transformers import AutoConfig
 
     try:

@@ -1,0 +1,116 @@
+"""What a model's JSON documents may be, and what its config.json may say: checked before a library builds it.
+
+Owns the bounds. They lie far above what models have, and far below what a machine could only try to hold: a library
+builds what it is told, layer by layer. What is within them may still be no model; whoever builds it says so.
+"""
+
+import json
+import math
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import read_bounded
+
+from .documents import require_itself
+from .files import unreadable
+
+MOST_BYTES = 64 << 20
+"""Of a document; an index of a million tensors has as many."""
+MOST_LAYERS = 4096
+MOST_TOKENS = 1 << 22
+"""Of a vocabulary."""
+MOST_POSITIONS = 1 << 28
+MOST_WIDE = 1 << 18
+"""Of all other sizes: hidden states, projections, heads, experts."""
+_VOCABULARY = re.compile("vocab")
+_LAYERS = re.compile(r"(^|_)(n_)?layers?$|^depth$")
+_POSITIONS = re.compile(r"position|^n_ctx$|seq|window|context|distance")
+_WIDE = re.compile(r"(size|dims?|width|heads?|embd|inner|model|rank|groups|kernel|experts?)$|hidden|intermediate|ffn")
+_NEEDED = ("vocab_size", "hidden_size", "n_embd", "d_model")
+"""Sizes that no model has as 0."""
+_ENDLESS = "time_step_limit"
+"""The one field whose values may be infinite, as Mamba's are."""
+
+
+def require_regular(model_dir: Path) -> None:
+    """Raise UsageError for what is neither a file nor a directory in a model's directory, links followed: a library
+    that opens a FIFO waits for ever, and a device has no end."""
+    for path in sorted(model_dir.iterdir()):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:  # a link that leads nowhere: who needs it says so
+            continue
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise UsageError(f"{path}: is not a regular file; take it away, or copy the model's own again")
+
+
+def document(file: Path, kind: str) -> bytes:
+    """The content of one of a model's JSON documents; `kind` is what it is, for errors. Raises UsageError for what is
+    no regular file, too large or a pointer to another, IoFailure."""
+    try:
+        content = read_bounded(file, MOST_BYTES, kind)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    require_itself(file)
+    return content
+
+
+def parsed(content: bytes) -> Any:
+    """What a document says. Raises ValueError for what is no JSON, or is nested too deeply to be read."""
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A config.json, whose numbers are such as a model may have. Raises UsageError, and as `document`."""
+    content = document(file, "model configuration")
+    try:
+        config = parsed(content)
+    except ValueError as error:
+        raise UsageError(f"{file}: not a model configuration ({error})") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{file}: not a model configuration (it holds no object of fields)")
+    for name, value in _numbers(config):
+        if (why := _wrong(name, value)) is not None:
+            raise UsageError(f"{file}: {name} is {value}, {why}; copy the model's own again")
+    return config
+
+
+def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Every number in a configuration, with the name of the field that it is in."""
+    left: list[tuple[str, Any]] = list(config.items())
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            if isinstance(written := value.get("__float__"), str) and len(value) == 1:  # as transformers writes it
+                left.append((name, {"NaN": math.nan}.get(written, math.inf)))
+            left += value.items()
+        elif isinstance(value, list):
+            left += ((name, each) for each in value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
+
+
+def _wrong(name: str, value: float) -> str | None:
+    """What is wrong with a number, if anything."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if name == _ENDLESS and not math.isnan(value) else "which is no finite number"
+    if name in _NEEDED and value < 1:
+        return "and a model has at least 1"
+    for names, most in (
+        (_VOCABULARY, MOST_TOKENS),
+        (_LAYERS, MOST_LAYERS),
+        (_POSITIONS, MOST_POSITIONS),
+        (_WIDE, MOST_WIDE),
+    ):
+        if names.search(name):
+            return f"and a model has at most {most:,}" if value > most else None
+    return None
