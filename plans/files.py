@@ -22,6 +22,9 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Permissions of what is made: its owner's alone. States, models and losses are nobody else's business."""
 
 
+_READ_BYTES = 1 << 20
+
+
 class LinkError(UsageError):
     """An entry of a directory is a symbolic link, where only a file of its own may be."""
 
@@ -244,9 +247,12 @@ def _entry(name: str) -> str:
 
 
 def _bounded(file: BinaryIO, path: Path, most_bytes: int, kind: str) -> bytes:
-    data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
+    pieces, left = [], most_bytes + 1
+    while left and (piece := file.read(min(left, _READ_BYTES))):  # a read of all would take all of the bound at once
+        pieces.append(piece)
+        left -= len(piece)
+    if not left:
         units = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
         size = next(f"{most_bytes // unit} {name}" for unit, name in units if most_bytes >= unit)
         raise UsageError(f"{path}: larger than {size}, so not a {kind}")
-    return data
+    return b"".join(pieces)

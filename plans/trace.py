@@ -25,6 +25,8 @@ _TIERS: tuple[Tier, ...] = ("host", "device")
 
 Event = dict[str, object]
 MOST_BYTES = 1 << 30
+_SPARE_BYTES, _OPERATION_BYTES = 4 << 20, 4096
+"""Of a trace that is read: an operation takes some 500 bytes, with its share of the counters."""
 """Of a trace that is read."""
 
 
@@ -54,7 +56,9 @@ def read_trace(path: Path, schedule: Schedule) -> Timeline:
     Raises UsageError when the file is no such trace, and MismatchError when its operations are not the schedule's.
     """
     try:
-        document = json.loads(read_bounded(path, MOST_BYTES, "trace"))
+        operations = max(len(getattr(schedule, name).ops) for name in GRAPHS)
+        most = min(MOST_BYTES, _SPARE_BYTES + _OPERATION_BYTES * operations)
+        document = json.loads(read_bounded(path, most, "trace of this plan"))
         other = document.get("otherData", {})
         graph_name = other.get("graph")
         spans = {
