@@ -132,7 +132,7 @@ def test_what_is_no_configuration_is_refused(tmp_path):
             read_configuration(path, run.add_options)
     with pytest.raises(UsageError, match="No such file"):
         read_configuration(tmp_path / "none.yaml", run.add_options)
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match="is a directory, not a configuration"):
         read_configuration(tmp_path, run.add_options)
 
 
