@@ -268,7 +268,7 @@ def test_a_head_that_is_not_position_wise_is_found_out(tmp_path: Path, kind: typ
 
 
 def test_a_head_that_cannot_be_cut_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssdplan.executor.inspection.is_position_wise", lambda *args, **kwargs: False)
+    monkeypatch.setattr("ssdplan.executor.inspection.head_kind", lambda *args, **kwargs: "whole")
     model = open_model(make_model("llama", tmp_path / "model"), torch.float32)
     with pytest.raises(MismatchError, match="head_chunk_tokens = 8, but the head of LlamaForCausalLM cannot be cut"):
         Layers(model, CPU, head_chunk_tokens=8)
