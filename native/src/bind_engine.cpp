@@ -144,8 +144,7 @@ Raises ValueError for a null address or nbytes that is not positive, and Runtime
                 const py::gil_scoped_release release;
                 return engine.open(path.string(), create_bytes, read_only, descriptor);
             },
-            "path"_a, py::kw_only(), "create_bytes"_a = py::none(), "read_only"_a = false,
-            "descriptor"_a = py::none(),
+            "path"_a, py::kw_only(), "create_bytes"_a = py::none(), "read_only"_a = false, "descriptor"_a = py::none(),
             R"(Open a file or a block device for direct I/O and return its id.
 
 With create_bytes the file must not exist: it is made with that size, and its space is allocated, so that a full disk is
