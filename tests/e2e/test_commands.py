@@ -394,7 +394,7 @@ def test_fp16_from_profile_to_model(home, tmp_path):
 def test_a_what_if_is_solved_and_shown_but_not_run(tmp_path):
     ssdplan(
         "solve", "--model", "smollm2-135m", "--gpu", "RTX-4090", "--ssd", "samsung-990-pro*2", "--host-memory", "2GiB",
-        "--micro-batch-sizes", "4", "--micro-batches", "4",
+        "--micro-batch-sizes", "4", "--micro-batches", "4", "-o", "plan.json",
         cwd=tmp_path,
     )  # fmt: skip
     assert "Estimated from data sheets" in ssdplan("show", "plan.json", cwd=tmp_path).stdout

@@ -71,7 +71,8 @@ def test_a_stopped_run_goes_on_from_anywhere_with_no_option_repeated(rows, tmp_p
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     shown = ssdplan("show", out, "--plots", tmp_path / "plots", "--html", tmp_path / "killed.html", cwd=tmp_path).stdout
-    assert f" of {goal} steps; the last line of its metrics is" in shown and "Loss over steps" in shown
+    assert f" of {goal} steps; no process trains it now." in shown and "Loss over steps" in shown
+    assert f"It goes on with: ssdplan run --resume {out}" in shown
     assert (tmp_path / "plots" / "training.png").exists()
     assert "Training loss over" in (tmp_path / "killed.html").read_text()
     # From here on nothing is repeated, not even --steps.
