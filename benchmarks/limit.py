@@ -21,8 +21,8 @@ from ssdplan.executor.loop import Loop
 from ssdplan.executor.store.volumes import Blank, held_blank
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import Volume
-from ssdplan.plans.schedule import PAGE
 from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.units import whole_pages
 
 BESIDE_STATES = 64 << 20
 """More than the rest of a store takes: superblocks, tables and the ends of stripes. Where it is too little, a checksum
@@ -49,7 +49,7 @@ def measured(one: OnePlan, count: int) -> tuple[list[Timeline], list[Volume]]:
     between = Loop._between
     with held_blank(one.bench.folder) as blank:
         assert blank
-        start = -(-(one.plan.prediction.ssd_bytes + BESIDE_STATES) // PAGE) * PAGE
+        start = whole_pages(one.plan.prediction.ssd_bytes + BESIDE_STATES)
         behind = Blank(blank.path, start, blank.end)
 
     def and_the_drive(loop: Loop, done: int) -> None:

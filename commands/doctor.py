@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     of.settle_process()
-    from ssdplan.plans.profile import Precision
+    from ssdplan.plans.state_layout import Precision
     from ssdplan.profiler.doctor import judge
     from ssdplan.profiler.facts import Gpu, gather
     from ssdplan.profiler.findings import describe

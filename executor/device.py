@@ -21,6 +21,7 @@ from ssdplan import native
 from ssdplan.executor.tensors import tensors_in
 from ssdplan.plans.errors import MemoryBudgetError, MismatchError, SsdplanError, UsageError, first_line
 from ssdplan.plans.schedule import Resource
+from ssdplan.plans.state_layout import GRAIN
 from ssdplan.plans.units import format_bytes
 
 Result = TypeVar("Result")
@@ -81,8 +82,6 @@ class Device(Protocol):
     def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...
 
 
-_ROW = 2048
-"""Elements: ranges of gradients begin and end at multiples of it."""
 _ROWS_AT_ONCE = 512
 """Rows folded at once, in 4 MiB beside them, or 8 where fp32 is not enough."""
 _UNIT = 1074
@@ -135,8 +134,8 @@ class EmulatedDevice:
     def copy_d2h_gradient(self, target: torch.Tensor, source: torch.Tensor) -> tuple[bool, int]:
         """Copy fp32 to fp32; returns (finite, sum of squares), gathered as the bytes pass (MemAscend 4.4).
 
-        A whole number of 2048 elements. The sum is an integer in units of 2**-1074; those of such ranges add up to the
-        whole's, in any order.
+        A whole number of grains (`state_layout.GRAIN`). The sum is an integer in units of 2**-1074; the sums of such
+        ranges add up to the whole's, in any order.
         """
         return native.copy_statistics(target.data_ptr(), source.data_ptr(), source.numel())
 
@@ -175,13 +174,14 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def squares_of_rows(gradient: torch.Tensor) -> int | None:
-    """The sum of squares of fp32 [rows * 2048] where it lies, in units of 2**-1074; None when an element is not finite.
+    """The sum of squares of fp32 [rows * GRAIN] where it lies, in units of 2**-1074; None when an element is not
+    finite.
 
     A row's sum is rounded to about 1e-7 of itself (squares that are none in fp32 count as zero) and depends on that row
     alone; rows add up exactly. So a state's sum is the same however it is cut into ranges, and so is what is clipped by
     it.
     """
-    rows = gradient.view(-1, _ROW)
+    rows = gradient.view(-1, GRAIN)
     sums = _row_sums(rows, torch.float32)
     if not sums.isfinite().all():  # an element is not, or the square of one is none of fp32's numbers
         sums = torch.where(sums.isfinite(), sums, _row_sums(rows, torch.float64))
@@ -203,7 +203,7 @@ def _row_sums(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """
     sums = []
     for part in rows.split(_ROWS_AT_ONCE):
-        half = _ROW // 2
+        half = GRAIN // 2
         folded = part[:, :half].to(dtype, copy=True).square_()
         folded.add_(part[:, half:].to(dtype, copy=True).square_())
         while half > 1:

@@ -29,10 +29,9 @@ from ssdplan.executor.loaded import Zeroed, in_fp32, initialise
 from ssdplan.executor.weight_files import weight_files
 from ssdplan.native.process import growing_at_most, host_memory
 from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.state_layout import GRAIN, TENSOR_ALIGNMENT
 
-STATE_ALIGNMENT = 2048  # elements; state lengths are multiples of it
 _LEAST_BUILT, _MOST_BUILT = 2 << 30, 16 << 30
-TENSOR_ALIGNMENT = 64  # elements; each tensor starts at a multiple of it within its state, gaps are zero
 
 FROZEN = ".frozen"
 """How the name of a frozen state ends, and that of a class of frozen blocks."""
@@ -85,7 +84,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """Tensors that are stored and moved as one flat array of `elements`, padded to STATE_ALIGNMENT.
+    """Tensors that are stored and moved as one flat array of `elements`, as `plans/state_layout.py` has it.
 
     `frozen`: they are not trained; the name says so too.
     """
@@ -408,7 +407,7 @@ def _state(name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool) 
     for member, shape in members:
         tensors.append(TensorSpec(member, shape, offset))
         offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
-    return StateSpec(name, _round_up(offset, STATE_ALIGNMENT), tuple(tensors), frozen)
+    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen)
 
 
 def _round_up(value: int, multiple: int) -> int:

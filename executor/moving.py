@@ -17,7 +17,7 @@ from ssdplan.plans.schedule import Home, Region, Schedule
 
 from .model import StreamedModel
 from .records import Records
-from .states import Holding, optimizer_bytes_of
+from .states import Holding, masters_of, optimizer_bytes_of, pieces
 from .store import Store
 from .weights import Weights
 
@@ -53,17 +53,13 @@ class Snapshotted:
         weights = Weights(model) if model.frozen_states else None
         scratch = _scratch(max(max(optimizer_bytes_of(home), home.parameters.nbytes) for home in self.schedule.homes))
         for home in self.schedule.homes:
-            count = home.stop - home.start
             if home.optimizer is None:
                 assert weights is not None
                 values = scratch[: home.parameters.nbytes].view(dtype)
                 weights.read(home.state, values, home.start)
             else:
-                values = self.get(home.optimizer, scratch)[: 4 * count].view(torch.float32).to(dtype)
-            for tensor in model.states[home.state].tensors:
-                start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
-                if start < stop:
-                    yield tensor.name, values[start - home.start : stop - home.start]
+                values = masters_of(home, self.get(home.optimizer, scratch)).to(dtype)
+            yield from pieces(model.states[home.state], home, values)
         yield from model.persistent_buffers.items()
 
 
@@ -76,7 +72,7 @@ def stage(source: Source, schedule: Schedule, records: Records, store: Store, pr
     places = records.places(schedule)
     scratch = _scratch(max(map(optimizer_bytes_of, source.schedule.homes)))
     staged = _scratch(max(map(optimizer_bytes_of, schedule.homes)))
-    total = sum(home.stop - home.start for home in schedule.homes if home.optimizer)
+    total = sum(home.elements for home in schedule.homes if home.optimizer)
     done = 0
     held = _held(source, scratch)
     home_of, states = next(held)
@@ -89,11 +85,11 @@ def stage(source: Source, schedule: Schedule, records: Records, store: Store, pr
             while not (home_of.state == home.state and home_of.start <= at < home_of.stop):
                 home_of, states = next(held)
             until = min(home.stop, home_of.stop)
-            for into, out in zip(_forms(home, target), _forms(home_of, states), strict=True):
-                into[at - home.start : until - home.start] = out[at - home_of.start : until - home_of.start]
+            for into, out in zip(_places(home, at, until), _places(home_of, at, until), strict=True):
+                target[into] = states[out]
             at = until
         store.write(places[home.optimizer], home.optimizer.nbytes, target.data_ptr())
-        done += home.stop - home.start
+        done += home.elements
         progress(done / total / 2, "moving states to another plan's store")
 
 
@@ -104,7 +100,7 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Call
     places = records.places(target.schedule)
     homes = [home for home in target.schedule.homes if home.optimizer]
     scratch = _scratch(max(optimizer_bytes_of(home) + home.parameters.nbytes for home in homes))
-    total, done = sum(home.stop - home.start for home in homes), 0
+    total, done = sum(home.elements for home in homes), 0
     for home in homes:
         assert target.store is not None and home.optimizer is not None
         states, rest = scratch[: home.optimizer.nbytes], scratch[home.optimizer.nbytes :]
@@ -112,9 +108,9 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Call
         if target.memory.tier(home.optimizer) == "host":
             target.put(home.optimizer, states)
         parameters = rest[: home.parameters.nbytes]
-        parameters.view(dtype).copy_(states[: 4 * (home.stop - home.start)].view(torch.float32))
+        parameters.view(dtype).copy_(masters_of(home, states))
         target.put(home.parameters, parameters)
-        done += home.stop - home.start
+        done += home.elements
         progress(done / total)
 
 
@@ -126,14 +122,12 @@ def _held(source: Source, scratch: torch.Tensor) -> Iterator[tuple[Home, torch.T
             yield home, source.get(home.optimizer, scratch)
 
 
-def _forms(home: Home, states: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The masters and both moments of a home's optimizer states, an element a row of bytes."""
-    count = home.stop - home.start
-    moment = (states.numel() // count - 4) // 2
-    begin = 0
-    for each in (4, moment, moment):
-        yield states[begin : begin + each * count].view(count, each)
-        begin += each * count
+def _places(home: Home, start: int, stop: int) -> Iterator[slice]:
+    """Where elements [start, stop) of a state lie in the optimizer states of a home that has them: the bytes of the
+    masters, then those of each moment."""
+    for part in home.parts:
+        for first, end in part.places(start - home.start, stop - home.start):
+            yield slice(first, end)
 
 
 def _scratch(nbytes: int) -> torch.Tensor:

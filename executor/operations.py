@@ -15,6 +15,7 @@ from ssdplan.native import process
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
+from ssdplan.plans.state_layout import GRADIENT_BYTES
 
 from .device import Device
 from .layers import Layers
@@ -178,7 +179,9 @@ class Operations:
             case Transfer(kind="d2h"):
                 if op.final_gradient:
                     gradient = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
-                    return partial(self._take_gradient, self._states[op.what], op.source.start // 4, *gradient)
+                    return partial(
+                        self._take_gradient, self._states[op.what], op.source.start // GRADIENT_BYTES, *gradient
+                    )
                 return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
             case Forward():
                 return self._bind_forward(op)

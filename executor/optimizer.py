@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ssdplan import native
-from ssdplan.plans.homes import OPTIMIZER_BYTES
-from ssdplan.plans.profile import OptimizerStates
+from ssdplan.plans.state_layout import GRADIENT_BYTES, OptimizerStates, optimizer_bytes, optimizer_parts
 
 from .weight_decay import Piece, Window
 
@@ -72,21 +71,22 @@ class RangeUpdate:
         windows: Sequence[Window] = (),
         extents: Sequence[int] = (),
     ) -> None:
-        """`states` uint8: fp32 masters [n], then first and second moments [n] each in the format `optimizer_states`;
-        `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype."""
+        """`states` uint8: fp32 masters [n], then first and second moments [n] each in the format `optimizer_states`, as
+        `optimizer_parts` has them; `gradient` fp32 [n]; `parameters` [n] takes the copy in its dtype."""
         elements = gradient.numel()
         assert states.dtype == torch.uint8 and gradient.dtype == torch.float32
-        assert states.numel() == OPTIMIZER_BYTES[optimizer_states] * elements and parameters.numel() == elements
+        assert states.numel() == optimizer_bytes(elements, optimizer_states) and parameters.numel() == elements
         assert not extents or extents[-1] == states.numel()
-        moment_bytes = (OPTIMIZER_BYTES[optimizer_states] - 4) // 2
-        starts = ((0, 4), (4 * elements, moment_bytes), ((4 + moment_bytes) * elements, moment_bytes))
+        parts = optimizer_parts(elements, optimizer_states)
+        assert len(parts) == 3 and not any(part.format.block_elements for part in parts), "no kernel for these formats"
         windows = windows or (Window(0, elements, (Piece(0, elements, decays=True),)),)
         self._threads = threads
         self._passing = bool(extents) and all(
-            edge * moment_bytes % _SUMMED == 0
+            first % _SUMMED == 0 == end % _SUMMED
             for window in windows
             for piece in window.pieces
-            for edge in (piece.start, piece.stop)
+            for part in parts
+            for first, end in part.places(piece.start, piece.stop)
         )
         self._spans = [(states.data_ptr() + start, stop - start) for start, stop in pairwise((0, *extents))]
         self._calls: list[_Call] = []
@@ -95,12 +95,14 @@ class RangeUpdate:
         for window in windows:
             counted = statistics and len(window.pieces) == 1
             if statistics and not counted:
-                self._counted_apart.append((gradient.data_ptr() + 4 * window.start, window.stop - window.start))
+                self._counted_apart.append(
+                    (gradient.data_ptr() + GRADIENT_BYTES * window.start, window.stop - window.start)
+                )
             for piece in window.pieces:
-                places = tuple(start + each * piece.start for start, each in starts)
+                places = tuple(part.places(piece.start, piece.stop)[0][0] for part in parts)
                 streams: tuple[Any, ...] = (
                     *(states.data_ptr() + place for place in places),
-                    gradient.data_ptr() + 4 * piece.start,
+                    gradient.data_ptr() + GRADIENT_BYTES * piece.start,
                     parameters.data_ptr() + parameters.element_size() * piece.start,
                     DTYPE_NAMES[parameters.dtype],
                     piece.stop - piece.start,

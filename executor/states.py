@@ -1,8 +1,8 @@
 """States in and out: fills a schedule's homes from a checkpoint, and reads parameters back from them.
 
-Owns the layout of a home (master, first moment, second moment; the low-precision copy beside, which is all that there
-is of what is frozen). It moves one home at a time, which is no longer than one update takes, and never holds a whole
-state.
+Owns what a home's bytes become at loading and at export: masters, zero moments and the low-precision copy beside, which
+is all that a frozen home has. Where each lies within a home is `plans/state_layout.py`'s. It moves one home at a time,
+which is no longer than one update takes, and never holds a whole state.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -12,9 +12,10 @@ import torch
 
 from ssdplan import native
 from ssdplan.plans.schedule import Home, Region, Schedule
+from ssdplan.plans.state_layout import FP32
 
 from .export import TensorEntry
-from .model import StreamedModel
+from .model import StateSpec, StreamedModel
 from .operations import Memory
 from .store import Store
 from .weights import Weights
@@ -67,19 +68,18 @@ class States:
         scratch = self._scratch()
         for index in chosen:
             for home in self._homes[index]:
-                count = home.stop - home.start
                 parameters = scratch[optimizer_bytes_of(home) :][: home.parameters.nbytes]
                 if home.optimizer is None:
                     weights.read(index, parameters.view(self._dtype), home.start)
                 else:
-                    states = scratch[: home.optimizer.nbytes].view(torch.float32)
-                    values = states[:count]
-                    weights.read(index, values, home.start)
-                    states[count:].zero_()  # moments: zero in every format
-                    self._holding.put(home.optimizer, scratch[: home.optimizer.nbytes])
-                    parameters.view(self._dtype).copy_(values)
+                    states = scratch[: home.optimizer.nbytes]
+                    masters = masters_of(home, states)
+                    weights.read(index, masters, home.start)
+                    states[masters.nbytes :].zero_()  # moments: zero in every format
+                    self._holding.put(home.optimizer, states)
+                    parameters.view(self._dtype).copy_(masters)
                 self._holding.put(home.parameters, parameters)
-                done += count
+                done += home.elements
                 progress(done / total, f"loading {self._model.states[index].name}")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,11 +88,7 @@ class States:
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
             for home in self._homes[index]:
-                values = self._holding.get(home.parameters, scratch).view(self._dtype)
-                for tensor in state.tensors:
-                    start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
-                    if start < stop:
-                        yield tensor.name, values[start - home.start : stop - home.start]
+                yield from pieces(state, home, self._holding.get(home.parameters, scratch).view(self._dtype))
         yield from self._model.persistent_buffers.items()
 
     def entries(self) -> list[TensorEntry]:
@@ -107,6 +103,22 @@ class States:
 def optimizer_bytes_of(home: Home) -> int:
     """Of a home's optimizer states; a frozen one has none."""
     return home.optimizer.nbytes if home.optimizer else 0
+
+
+def masters_of(home: Home, states: torch.Tensor) -> torch.Tensor:
+    """fp32 [elements], a view: the masters in `states`, uint8, the optimizer states of a home. They come first."""
+    master = home.parts[0]
+    assert (master.what, master.format, master.offset) == ("master", FP32, 0)
+    return states[: master.nbytes].view(torch.float32)
+
+
+def pieces(state: StateSpec, home: Home, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, piece) of each tensor of which a home of `state` has elements; a piece is a view of `values`, one for each
+    of the home's elements."""
+    for tensor in state.tensors:
+        start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
+        if start < stop:
+            yield tensor.name, values[start - home.start : stop - home.start]
 
 
 def saved_entries(model: StreamedModel, dtype: torch.dtype) -> list[TensorEntry]:

@@ -10,12 +10,12 @@ from itertools import pairwise
 
 from torch import nn
 
-from .model import TENSOR_ALIGNMENT, StateSpec, StreamedModel
+from ssdplan.plans.state_layout import GRAIN, TENSOR_ALIGNMENT
+
+from .model import StateSpec, StreamedModel
 
 _SPARED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """In the lower-case name of a parameter; a parameter of an nn.LayerNorm is spared by any name."""
-_BLOCK = 2048
-"""Elements whose squares are summed in one order: a norm taken of whole blocks is the same however they are cut."""
 
 Span = tuple[int, int]
 """Elements [start, stop)."""
@@ -32,7 +32,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Elements of a range whose squares are summed together: whole blocks of one piece, or a block of several."""
+    """Elements of a range whose squares are summed together: whole grains of one piece, or a grain of several. A
+    grain's squares are summed in one order, so a norm taken of whole grains is the same however they are cut."""
 
     start: int
     stop: int
@@ -67,16 +68,17 @@ def _spans(state: StateSpec, spared: frozenset[str]) -> tuple[Span, ...]:
 
 
 def windows(start: int, stop: int, spared: tuple[Span, ...]) -> tuple[Window, ...]:
-    """Elements [start, stop) of a state, multiples of 2048, cut where decay begins or ends; numbered from `start`."""
-    assert start % _BLOCK == 0 and stop % _BLOCK == 0
+    """Elements [start, stop) of a state, multiples of `GRAIN`, cut where decay begins or ends. The windows are numbered
+    from `start`."""
+    assert start % GRAIN == 0 and stop % GRAIN == 0
     inside = [(max(a, start) - start, min(b, stop) - start) for a, b in spared if a < stop and b > start]
     count = stop - start
     edges = sorted({0, count, *(edge for span in inside for edge in span)})
     pieces = [Piece(a, b, not any(c <= a < d for c, d in inside)) for a, b in pairwise(edges)]
-    blocks = sorted({edge // _BLOCK * _BLOCK for edge in edges} | {-(-edge // _BLOCK) * _BLOCK for edge in edges})
+    grains = sorted({edge // GRAIN * GRAIN for edge in edges} | {-(-edge // GRAIN) * GRAIN for edge in edges})
     return tuple(
         Window(
             a, b, tuple(Piece(max(a, p.start), min(b, p.stop), p.decays) for p in pieces if p.start < b and p.stop > a)
         )
-        for a, b in pairwise(blocks)
+        for a, b in pairwise(grains)
     )

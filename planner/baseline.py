@@ -10,13 +10,14 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 
 from ssdplan.plans.pools import Pool, by_class, one_size, page_lock_waste, powers_of_two
-from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.state_layout import ELEMENT_BYTES, checkpoint_bytes
 
 from .catalogue import MODELS, Shape
 from .drive import combined_frontier, hull_edges
 from .lexicographic import Linear
 from .memory import trained_elements
-from .traffic import checkpoint_bytes, layer_groups, stages, total_bytes
+from .traffic import layer_groups, stages, total_bytes
 
 FP32 = 4
 MOMENTS = 2

@@ -7,10 +7,11 @@ from collections import deque
 from dataclasses import dataclass
 
 from ssdplan.plans.build import build_schedule
-from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import ELEMENT_BYTES, Model
-from ssdplan.plans.schedule import PAGE, Schedule
+from ssdplan.plans.profile import Model
+from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, optimizer_bytes
+from ssdplan.plans.units import PAGE
 
 from .memory import Peaks, predict_peaks
 from .needs import Candidate, Needs
@@ -65,8 +66,8 @@ class Builder:
         bookkeeping = max(kept, peaks.loading) - peaks.bookkeeping
         # Every form of a state is cut to whole grains, every checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
-        each = OPTIMIZER_BYTES[decision.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
-        rounding = states * GRAIN * each
+        each = GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
+        rounding = states * (optimizer_bytes(GRAIN, decision.optimizer_states) + GRAIN * each)
         if 0.0 < decision.checkpoint_host < 1.0:
             rounding += dropped * decision.micro_batches * PAGE
         return Needs(

@@ -10,9 +10,8 @@ from dataclasses import replace
 from math import floor
 from typing import Literal
 
-from ssdplan.plans.homes import OPTIMIZER_BYTES
 from ssdplan.plans.plan import Compared, Prediction, needs_all_gradients
-from ssdplan.plans.profile import ELEMENT_BYTES
+from ssdplan.plans.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.units import format_bytes
 
 from .baseline import Ways, tensors_of_model, zero_infinity_memory
@@ -21,7 +20,6 @@ from .memory import checkpoint_layers, compute_seconds, device_alone_bytes, trai
 from .needs import UNLIMITED, Candidate, Needs
 from .program import DIGITS, FixedChoices, Limits, solve_program
 from .shortened import step_seconds
-from .traffic import checkpoint_bytes
 
 NO_DELAY = "vertical, no delayed update"
 """The row that says what delayed updates bring; why a plan delays them is told by the same figures."""
@@ -297,7 +295,7 @@ class _Comparison:
 
     @property
     def _optimizer_bytes(self) -> int:
-        return OPTIMIZER_BYTES[self.fixed.optimizer_states] * trained_elements(self.model)
+        return optimizer_bytes(trained_elements(self.model), self.fixed.optimizer_states)
 
     @property
     def _checkpoint_bytes(self) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from ssdplan.plans.homes import GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
+from ssdplan.plans.units import PAGE
 
 from .building import Builder, Fitted
 from .needs import UNLIMITED, Candidate, Constraint, Needs, Room

@@ -11,8 +11,8 @@ from itertools import compress
 from operator import not_
 from typing import Literal
 
-from ssdplan.plans.homes import GRADIENT_BYTES
-from ssdplan.plans.profile import Machine, Model, OptimizerStates, update_rate
+from ssdplan.plans.profile import Machine, Model, update_rate
+from ssdplan.plans.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
 from . import horizontal
 from . import traffic as vertical
@@ -22,7 +22,6 @@ from .traffic import (
     CHECKPOINT_HOST,
     LayerGroup,
     Stage,
-    checkpoint_bytes,
     device_bytes,
     layer_groups,
     total_bytes,

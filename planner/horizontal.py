@@ -4,11 +4,11 @@ Owns ZeRO-Infinity's order of work in the words of `traffic.py` (GreedySnake 1 a
 the head turns around with what it has, states may be tied. No update is delayed; of delayed parts all forms are zero.
 """
 
-from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from ssdplan.plans.profile import ELEMENT_BYTES, Model, OptimizerStates
+from ssdplan.plans.profile import Model
+from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates, checkpoint_bytes
 
 from .lexicographic import Linear
-from .traffic import CHECKPOINT_HOST, LayerGroup, Stage, checkpoint_bytes, variables_of
+from .traffic import CHECKPOINT_HOST, LayerGroup, Stage, variables_of
 from .traffic import host_bytes as vertical_host_bytes
 from .traffic import ssd_bytes as vertical_ssd_bytes
 
@@ -69,7 +69,14 @@ def _forward(model: Model, group: LayerGroup, micro_batch_size: int, n: int) -> 
 
 
 def _backward(
-    model: Model, group: LayerGroup, micro_batch_size: int, times: int, optimizer_bytes: int, *, first: bool, last: bool
+    model: Model,
+    group: LayerGroup,
+    micro_batch_size: int,
+    times: int,
+    optimizer_bytes: float,
+    *,
+    first: bool,
+    last: bool,
 ) -> Stage:
     element = ELEMENT_BYTES[model.precision]
     checkpoint = checkpoint_bytes(model, micro_batch_size) if group.role == "block" else 0

@@ -5,12 +5,11 @@ Owns the sum of what buffer assignment and the profile know; it assigns nothing.
 
 from dataclasses import dataclass
 
-from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import ELEMENT_BYTES, Machine, Model, OptimizerStates
-from ssdplan.plans.schedule import PAGE, GraphName, Schedule
-
-from .traffic import checkpoint_bytes
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.schedule import GraphName, Schedule
+from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OptimizerStates, checkpoint_bytes, optimizer_bytes
+from ssdplan.plans.units import whole_pages
 
 OP_BYTES = 1536
 """What a run keeps of an operation: the graph's object, its action with the tensors that it is bound to, its times.
@@ -86,7 +85,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
             + STORED_BYTES * min(home.stop - home.start, PIECE_ELEMENTS)
             for home in schedule.homes
         ),
-        residents=sum(-(-nbytes // PAGE) * PAGE for nbytes in stay.values()),
+        residents=sum(map(whole_pages, stay.values())),
     )
 
 
@@ -150,7 +149,8 @@ def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: Op
     """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
     checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
     parameters = ELEMENT_BYTES[model.precision] * sum(state.elements for state in model.states)
-    updated = (OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES) * trained_elements(model)
+    trained = trained_elements(model)
+    updated = optimizer_bytes(trained, optimizer_states) + GRADIENT_BYTES * trained
     backwards = {layer.layer_class for layer in model.layers[model.first_trained :]}
     workspace = max(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards)
     checkpoints = checkpoint_layers(model) * checkpoint_bytes(model, micro_batch_size)

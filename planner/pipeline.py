@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Model
-from ssdplan.plans.schedule import PAGE, TIERS, Schedule, Tier
+from ssdplan.plans.schedule import TIERS, Schedule, Tier
+from ssdplan.plans.state_layout import checkpoint_bytes
+from ssdplan.plans.units import whole_pages
 
 from .memory import workspace_bytes
-from .traffic import checkpoint_bytes
 
 HIDDEN, TRANSIT = "hidden states", "parameters in transit"
 """Roles of buffers whose size follows from the checkpoints and the parameters on ssd."""
@@ -87,7 +88,7 @@ def _by_role(schedule: Schedule) -> dict[tuple[Tier, str], int]:
     size: dict[tuple[Tier, str], int] = {}
     kept = dict.fromkeys(TIERS, 0)
     for buffer in schedule.buffers:
-        end = -(-(buffer.offset + buffer.nbytes) // PAGE) * PAGE
+        end = whole_pages(buffer.offset + buffer.nbytes)
         if buffer.pool:
             size[buffer.tier, buffer.pool] = max(size.get((buffer.tier, buffer.pool), 0), end - buffer.offset)
         else:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdplan.plans.homes import GRADIENT_BYTES
 from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Machine, Model, OptimizerStates
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
 from .forms import TRAFFIC, Forms, Work, forms_of
 from .lexicographic import Highs, Linear, Problem, Ranges, Row, minimise, value
@@ -19,7 +19,6 @@ from .traffic import (
     CHECKPOINT_HOST,
     Stage,
     StateVariables,
-    checkpoint_bytes,
     device_bytes,
     layer_groups,
     total_bytes,

@@ -7,9 +7,8 @@ written where its figures do not hold.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ssdplan.plans.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
-from ssdplan.plans.profile import ELEMENT_BYTES
+from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.wear import TB, drive_words, lifetime, wear
@@ -19,7 +18,6 @@ from .critical import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
 from .fit import Fitter, Solved
 from .memory import checkpoint_layers, device_alone_bytes, trained_elements
 from .program import Bound, ProgramResult, program_bound, solve_program
-from .traffic import checkpoint_bytes
 
 NOTHING = 5e-4
 """A relative gain below this is none."""
@@ -371,7 +369,7 @@ def _wear(plan: Plan) -> str:
 
 def _state_bytes(plan: Plan) -> int:
     parameters = ELEMENT_BYTES[plan.decision.precision] * sum(state.elements for state in plan.model.states)
-    return parameters + OPTIMIZER_BYTES[plan.decision.optimizer_states] * trained_elements(plan.model)
+    return parameters + optimizer_bytes(trained_elements(plan.model), plan.decision.optimizer_states)
 
 
 def _checkpoint_bytes(plan: Plan) -> int:

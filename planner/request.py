@@ -12,7 +12,8 @@ from typing import Literal
 from ssdplan.plans.dealing import room
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import most_micro_batches, needs_all_gradients
-from ssdplan.plans.profile import Machine, Model, OptimizerStates
+from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.state_layout import OptimizerStates
 from ssdplan.plans.units import format_bytes, format_enough
 
 from .needs import UNLIMITED, Candidate, Needs

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from ssdplan.plans.homes import GRADIENT_BYTES, OPTIMIZER_BYTES
-from ssdplan.plans.profile import ELEMENT_BYTES, Model, OptimizerStates
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.profile import Model
+from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates, checkpoint_bytes
 
 from .lexicographic import Linear
 
@@ -172,12 +171,6 @@ def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
     )
 
 
-def checkpoint_bytes(model: Model, micro_batch_size: int) -> int:
-    """A layer's input for one micro-batch, in whole pages."""
-    nbytes = micro_batch_size * model.sequence_length * model.hidden_size * ELEMENT_BYTES[model.precision]
-    return -(-nbytes // PAGE) * PAGE
-
-
 def stages(
     model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
 ) -> tuple[Stage, ...]:
@@ -274,7 +267,7 @@ def _forward(
     head: LayerGroup,
     micro_batch_size: int,
     n: int,
-    optimizer_bytes: int,
+    optimizer_bytes: float,
     compute_seconds: float,
 ) -> Stage:
     element = ELEMENT_BYTES[model.precision]
@@ -315,7 +308,7 @@ def _forward(
 
 
 def _backward(
-    model: Model, group: LayerGroup, micro_batch_size: int, n: int, optimizer_bytes: int, compute_seconds: float
+    model: Model, group: LayerGroup, micro_batch_size: int, n: int, optimizer_bytes: float, compute_seconds: float
 ) -> Stage:
     element = ELEMENT_BYTES[model.precision]
     checkpoint = checkpoint_bytes(model, micro_batch_size)

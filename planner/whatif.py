@@ -13,18 +13,24 @@ from textwrap import wrap
 from ssdplan.plans.dealing import CYCLE
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import (
-    ELEMENT_BYTES,
     Layer,
     LayerClass,
     Machine,
     MixedBandwidth,
     Model,
-    OptimizerStates,
-    Precision,
     Profile,
     State,
     Volume,
     logits_chunk_tokens,
+)
+from ssdplan.plans.state_layout import (
+    ELEMENT_BYTES,
+    GRADIENT_BYTES,
+    GRAIN,
+    OPTIMIZER_BYTES,
+    TENSOR_ALIGNMENT,
+    OptimizerStates,
+    Precision,
 )
 from ssdplan.plans.units import parse_bytes
 
@@ -57,11 +63,6 @@ WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
 MOST_TOKENS = 1 << 26
 """Of a micro-batch; more than any device holds."""
 TEXT_COLUMNS = 100
-STATE_ALIGNMENT, TENSOR_ALIGNMENT = 2048, 64
-"""Elements; the layout of executor/model.py."""
-MASTER_AND_MOMENTS: dict[OptimizerStates, int] = {"fp32": 28, "bf16": 20}
-"""Bytes that the fused update moves an element, by the format of the moments: reads weight, two moments and gradient,
-writes all but the gradient. The copy that compute uses comes on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +270,8 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         compute_shares_cpu=emulated,
         h2d_bandwidth=figures["link.h2d"].value,
         d2h_bandwidth=figures["link.d2h"].value,
-        update_rate=moved / (MASTER_AND_MOMENTS["fp32"] + copy),
-        update_rate_bf16=moved / (MASTER_AND_MOMENTS["bf16"] + copy),
+        update_rate=moved / (_updated_bytes("fp32") + copy),
+        update_rate_bf16=moved / (_updated_bytes("bf16") + copy),
         update_threads=cores,
         compute_threads=cores,
         volumes=tuple(
@@ -288,6 +289,12 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         ),
         figures="estimated",
     )
+
+
+def _updated_bytes(optimizer_states: OptimizerStates) -> float:
+    """Bytes that the fused update moves an element: it reads master, two moments and gradient, and writes all but the
+    gradient. The copy that compute uses comes on top."""
+    return 2 * OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES
 
 
 # The model.
@@ -368,7 +375,7 @@ def estimate_model(
 
 def _padded(tensors: Sequence[Tensor]) -> int:
     """Elements of a state: each tensor begins at a multiple of TENSOR_ALIGNMENT."""
-    return _up(sum(_up(prod(tensor), TENSOR_ALIGNMENT) for tensor in tensors), STATE_ALIGNMENT)
+    return _up(sum(_up(prod(tensor), TENSOR_ALIGNMENT) for tensor in tensors), GRAIN)
 
 
 def _up(value: int, multiple: int) -> int:

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 
 from .emission import Emission, cut
 from .homes import spread
-from .schedule import PAGE, Region
+from .schedule import Region
+from .state_layout import checkpoint_bytes
+from .units import PAGE
 
 
 class Activations:
@@ -21,8 +23,7 @@ class Activations:
         is trained run none, and so their inputs are no checkpoints."""
         self._emission, self._kept = emission, kept
         model, decision = emission.model, emission.decision
-        rows = decision.micro_batch_size * decision.sequence_length
-        self._bytes = -(-rows * model.hidden_size * emission.parameter_bytes // PAGE) * PAGE
+        self._bytes = checkpoint_bytes(model, decision.micro_batch_size)
         self._host_bytes = min(round(decision.checkpoint_host * self._bytes / PAGE) * PAGE, self._bytes)
         head = len(model.layers) - 1
         self._blocks = range(min(max(model.first_trained, 1), head), head) if checkpoints else range(0)

@@ -9,8 +9,9 @@ from enum import Enum
 
 from .homes import Buffers, device_tier
 from .plan import Decision
-from .profile import ELEMENT_BYTES, Model
+from .profile import Model
 from .schedule import Home, Op, Region, Resource, Tier, Transfer
+from .state_layout import ELEMENT_BYTES
 
 NOWHERE = -1
 """The index of an op that has none yet; `waits.py` numbers them."""

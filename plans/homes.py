@@ -8,33 +8,13 @@ op takes.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from .plan import Decision
-from .profile import ELEMENT_BYTES, Model, OptimizerStates
+from .profile import Model
 from .schedule import Buffer, Home, Region, Tier
-
-GRAIN = 2048
-"""Elements; every home starts at a multiple, which makes all of its byte ranges multiples of a page."""
-OPTIMIZER_BYTES: dict[OptimizerStates, int] = {"fp32": 12, "bf16": 8}
-"""An element of a home: fp32 master, then both moments in that format, each contiguous."""
-GRADIENT_BYTES = 4
-
-
-class Elements(Protocol):
-    """plans.profile.State, or what a model tells of one."""
-
-    @property
-    def elements(self) -> int: ...
-    @property
-    def frozen(self) -> bool: ...
-
-
-def training_bytes(states: Iterable[Elements], element_bytes: int) -> int:
-    """Of weights of so many bytes each, and of the optimizer's fp32 states of those that are trained."""
-    return sum(state.elements * (element_bytes + (0 if state.frozen else OPTIMIZER_BYTES["fp32"])) for state in states)
+from .state_layout import GRADIENT, GRAIN, OPTIMIZER_FORMATS, PARAMETERS
 
 
 class Buffers:
@@ -110,8 +90,8 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     """
     homes: list[Home] = []
     kept = kept_on_device(model, decision)
-    parameter_bytes = ELEMENT_BYTES[decision.precision]
-    optimizer_bytes = OPTIMIZER_BYTES[decision.optimizer_states]
+    parameter_bytes = PARAMETERS[decision.precision].bytes_of
+    optimizer_bytes = OPTIMIZER_FORMATS[decision.optimizer_states].range_bytes
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         delayed = 0.0 if state.frozen else decision.delay_ratio
@@ -148,13 +128,13 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         ]
         if state.frozen:
             del sides[0]
-        regions = {role: _lay(pieces, state.name, role, each, tiers, buffers) for role, each, tiers in sides}
+        regions = {role: _lay(pieces, state.name, role, size, tiers, buffers) for role, size, tiers in sides}
         waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
         in_waiting = [_tier(start, delayed_start, gradient) for start, _ in waiting]
         gradients = dict(
             zip(
                 waiting,
-                _lay(waiting, state.name, "delayed gradient", GRADIENT_BYTES, in_waiting, buffers, turn),
+                _lay(waiting, state.name, "delayed gradient", GRADIENT.bytes_of, in_waiting, buffers, turn),
                 strict=True,
             )
         )
@@ -162,7 +142,18 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             start, stop = piece
             home_optimizer = None if state.frozen else regions["optimizer"][number]
             late = start >= delayed_start
-            homes.append(Home(index, start, stop, late, home_optimizer, home_parameters, gradients.get(piece)))
+            homes.append(
+                Home(
+                    state=index,
+                    start=start,
+                    stop=stop,
+                    delayed=late,
+                    optimizer=home_optimizer,
+                    parameters=home_parameters,
+                    gradient=gradients.get(piece),
+                    optimizer_states=decision.optimizer_states,
+                )
+            )
     return tuple(homes)
 
 
@@ -225,17 +216,17 @@ def _lay(
     pieces: list[tuple[int, int]],
     state: str,
     role: str,
-    each: int,
+    size: Callable[[int], int],
     tiers: list[Tier],
     buffers: Buffers,
     turn: int = -1,
 ) -> list[Region]:
-    """Lay `pieces` one after the other in a buffer of the tier that each is for."""
+    """Lay `pieces` one after the other in a buffer of the tier that each is for. `size`: bytes of so many elements."""
     totals: dict[Tier, int] = {"host": 0, "ssd": 0, "device": 0}
     places: list[tuple[Tier, int, int]] = []
     for (start, stop), tier in zip(pieces, tiers, strict=True):
         begin = totals[tier]
-        totals[tier] += (stop - start) * each
+        totals[tier] += size(stop - start)
         places.append((tier, begin, totals[tier]))
     made = {
         tier: buffers.get(f"{role}/{state}/{tier}", tier, total, role, turn=turn if tier == "host" else -1)

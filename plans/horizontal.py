@@ -13,9 +13,10 @@ from functools import partial
 from .activations import Activations
 from .compute import Compute
 from .emission import Emission, cut, parts
-from .homes import GRADIENT_BYTES
-from .schedule import PAGE, Region, Resource
+from .schedule import Region, Resource
+from .state_layout import GRADIENT_BYTES
 from .streaming import Parameters
+from .units import PAGE
 from .updates import Piece, Updates
 
 PIECES = 8

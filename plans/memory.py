@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from .schedule import PAGE, TIERS, Buffer, Op, Tier
+from .schedule import TIERS, Buffer, Op, Tier
+from .units import whole_pages
 
 GRACE = 1
 """Stages for which a slot's bytes stay its own after its last use, so that who comes next seldom has to wait."""
@@ -27,7 +28,7 @@ def assign(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> tuple
 
     def take(tier: Tier, nbytes: int) -> int:
         offset = arenas[tier]
-        arenas[tier] += _pages(nbytes)
+        arenas[tier] += whole_pages(nbytes)
         return offset
 
     for buffer in buffers:
@@ -56,10 +57,6 @@ def _put(buffer: Buffer, offset: int, zone: int) -> Buffer:
     return Buffer(
         buffer.index, buffer.name, buffer.tier, buffer.nbytes, buffer.role, buffer.pool, buffer.turn, offset, zone
     )
-
-
-def _pages(nbytes: int) -> int:
-    return -(-nbytes // PAGE) * PAGE
 
 
 def _overlay(members: list[Buffer], placed: list[Buffer], take: Callable[[Tier, int], int]) -> None:
@@ -113,7 +110,7 @@ def _slots(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> list[
                 stages = range(program[first].stage, program[last].stage + 1 + GRACE)
                 busy[slot] = busy.get(slot, 0) | ((1 << len(stages)) - 1) << base + stages.start
             base += program[-1].stage + 1 + GRACE
-        nbytes = _pages(max(buffers[index].nbytes for index in members))
+        nbytes = whole_pages(max(buffers[index].nbytes for index in members))
         made += [_Slot(tier, nbytes, tuple(mine), busy[slot]) for slot, mine in sorted(turns.items())]
     return made
 

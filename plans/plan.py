@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
 from .errors import MismatchError
-from .profile import Machine, Model, OptimizerStates, Precision
+from .profile import Machine, Model
+from .state_layout import GRAIN, OptimizerStates, Precision
 
 TOLERANCE = 1e-6
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
@@ -116,8 +117,8 @@ class Decision(Part):
                 f"delay_ratio = {self.delay_ratio:g}: the horizontal schedule updates everything in its own step; "
                 "set it to 0, or schedule to vertical"
             )
-        if self.update_chunk_elements % 2048:
-            raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of 2048")
+        if self.update_chunk_elements % GRAIN:
+            raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of {GRAIN}")
         return self
 
 

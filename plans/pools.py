@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .schedule import PAGE, Schedule, Tier
+from .schedule import Schedule, Tier
+from .units import PAGE, whole_pages
 from .usage import EITHER
 
 
@@ -75,7 +76,7 @@ def blocks(schedule: Schedule, tier: Tier = "host") -> Blocks:
     slots: dict[tuple[str, int], tuple[int, set[str]]] = {}
     for buffer in schedule.buffers:
         if buffer.tier == tier:
-            end = -(-(buffer.offset + buffer.nbytes) // PAGE) * PAGE
+            end = whole_pages(buffer.offset + buffer.nbytes)
             if buffer.pool:
                 nbytes, roles = slots.setdefault((buffer.pool, buffer.offset), (0, set()))
                 slots[buffer.pool, buffer.offset] = max(nbytes, end - buffer.offset), roles | {buffer.role}

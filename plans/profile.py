@@ -9,11 +9,8 @@ from pydantic import Field, model_validator
 
 from .documents import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds
 from .rows import row_lengths
+from .state_layout import GRAIN, OptimizerStates, Precision
 
-Precision = Literal["bf16", "fp16", "fp32"]
-ELEMENT_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
-OptimizerStates = Literal["fp32", "bf16"]
-"""The format of both moments; masters are fp32 in each."""
 Origin = Literal["measured", "estimated"]
 LOGITS_CHUNK_BYTES = 512 << 20
 """The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
@@ -112,19 +109,20 @@ def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
 
 
 class State(Part):
-    """A flat vector of parameters that streams as one: its elements, and the class that shares a placement."""
+    """A flat vector of parameters that streams as one (`plans/state_layout.py`): its elements, and the class that
+    shares a placement."""
 
     name: Name
     state_class: Name
     elements: Count
-    """Padded to a multiple of 2048."""
+    """Padded to a multiple of `GRAIN`."""
     frozen: bool = False
     """Its parameters stay what they are: no gradient, no optimizer states, no update. All states of a class agree."""
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
-        if self.elements % 2048:
-            raise ValueError(f"elements = {self.elements} is not a multiple of 2048")
+        if self.elements % GRAIN:
+            raise ValueError(f"elements = {self.elements} is not a multiple of {GRAIN}")
         return self
 
 

@@ -6,10 +6,10 @@ Owns its sections and their words. Every figure comes from the document.
 from collections import Counter
 from collections.abc import Sequence
 
-from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES, training_bytes
 from .layout import NAME_COLUMNS, Row, clean, facts, page, short, table, wrapped
-from .profile import ELEMENT_BYTES, Machine, Model, Profile, Volume
+from .profile import Machine, Model, Profile, Volume
 from .quantities import count, duration, estimated, number, percent, rate, times
+from .state_layout import ELEMENT_BYTES, GRADIENT_BYTES, optimizer_bytes, training_bytes
 from .units import format_bytes
 
 
@@ -122,7 +122,7 @@ def _layers(model: Model) -> list[str]:
                     f"{counts[entry.name]:,}",
                     f"{elements:,}",
                     format_bytes(elements * element),
-                    format_bytes(trained * OPTIMIZER_BYTES["fp32"]) if trained else "frozen",
+                    format_bytes(optimizer_bytes(trained, "fp32")) if trained else "frozen",
                     "tied" if shared else "",
                 )
             )

@@ -12,16 +12,13 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar, dataclass_transform
 
-from .profile import OptimizerStates
+from .state_layout import OptimizerStates, Part, optimizer_parts
 
 Tier = Literal["device", "host", "ssd"]
 TIERS: tuple[Tier, ...] = ("device", "host", "ssd")
 Resource = Literal["read", "write", "h2d", "d2h", "compute", "cpu"]
 RESOURCES: tuple[Resource, ...] = ("read", "write", "h2d", "d2h", "compute", "cpu")
 """One worker each in the executor, one lane each in the simulator; read and write share the drive."""
-
-PAGE = 4096
-"""Every host and device buffer, and every range on ssd, starts and ends at a multiple of this."""
 
 _T = TypeVar("_T")
 
@@ -248,11 +245,22 @@ class Home:
     stop: int
     delayed: bool
     optimizer: Region | None
-    """Master, first moment, second moment, each contiguous: `homes.OPTIMIZER_BYTES` an element. None: frozen."""
+    """Master, first moment, second moment, as `parts` says where. None: frozen."""
     parameters: Region
     """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None
     """Where a delayed gradient waits for the next step; None for the prompt part."""
+    optimizer_states: OptimizerStates
+    """The format of what `optimizer` holds."""
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What lies where in `optimizer`, in bytes from its start."""
+        return optimizer_parts(self.elements, self.optimizer_states)
 
 
 @record

@@ -7,8 +7,9 @@ are asked for stage by stage, and what is there already costs nothing. Where mem
 from collections.abc import Callable, Sequence
 
 from .emission import Emission, When, cut
-from .homes import GRAIN, Span, kept_on_device, parameter_spans
+from .homes import Span, kept_on_device, parameter_spans
 from .schedule import Home, Region
+from .state_layout import GRAIN
 
 
 class Parameters:

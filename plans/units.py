@@ -1,10 +1,12 @@
-"""Units as people write and read them: bytes, seconds."""
+"""Units as people write and read them: bytes, seconds; and the page, the unit of memory and of direct I/O."""
 
 import re
 from fractions import Fraction
 
 from .errors import UsageError
 
+PAGE = 4096
+"""Bytes. Every host and device buffer, and every range on ssd, starts and ends at a multiple of this."""
 MOST_BYTES = 1 << 60
 """No size is as large."""
 _DIGITS = 40
@@ -12,6 +14,11 @@ _DIGITS = 40
 _SCALE = {"b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _SCALE |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power, _letter: 1024**_power}
+
+
+def whole_pages(nbytes: int) -> int:
+    """`nbytes`, up to a whole number of pages."""
+    return -(-nbytes // PAGE) * PAGE
 
 
 def parse_bytes(text: str, least: int = 1) -> int:

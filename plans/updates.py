@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from .emission import NOWHERE, Emission, When, bytes_of, cut
-from .homes import GRADIENT_BYTES, OPTIMIZER_BYTES
 from .schedule import Home, Region, Update
+from .state_layout import GRADIENT_BYTES
 from .streaming import Parameters
 
 Piece = Callable[[], None]
@@ -114,9 +114,7 @@ class Updates:
         assert home.optimizer is not None, "an update of a frozen state"
         if emission.tier(home.optimizer) != "ssd":
             return home.optimizer
-        chunk = self._chunk(
-            "optimizer", home, OPTIMIZER_BYTES[emission.decision.optimizer_states], "optimizer in transit"
-        )
+        chunk = self._chunk("optimizer", home, home.optimizer.nbytes, "optimizer in transit")
         what = f"optimizer states of {emission.name(home.state)}"
         emission.move("read", home.optimizer, chunk, what, when, summed_by_update=True)
         return chunk
@@ -138,7 +136,7 @@ class Updates:
                 optimizer,
                 gradient,
                 parameters,
-                emission.decision.optimizer_states,
+                home.optimizer_states,
                 final_gradient=emission.unified and not home.delayed,
                 stored=stored,
             ),
@@ -153,17 +151,16 @@ class Updates:
             emission.move("h2d", parameters, home.parameters, emission.name(home.state), when)
 
     def _gradient_chunk(self, home: Home, use: str = "") -> Region:
-        return self._chunk("gradient", home, GRADIENT_BYTES, "gradients", use)
+        return self._chunk("gradient", home, home.elements * GRADIENT_BYTES, "gradients", use)
 
     def _updated(self, home: Home) -> Region:
         """Where on host an update leaves a home's parameters: where they live, or on their way there."""
         if self._emission.tier(home.parameters) == "host":
             return home.parameters
-        return self._chunk("updated", home, self._emission.parameter_bytes, "parameters in transit")
+        return self._chunk("updated", home, home.parameters.nbytes, "parameters in transit")
 
-    def _chunk(self, kind: str, home: Home, each: int, role: str, use: str = "") -> Region:
+    def _chunk(self, kind: str, home: Home, nbytes: int, role: str, use: str = "") -> Region:
         """A host buffer for one home's optimizer states, gradient or updated parameters. What a step uses twice, with
         nothing of worth in between, is a buffer for each `use`."""
-        nbytes = (home.stop - home.start) * each
         name = f"{kind} chunk/{use}{home.state}/{home.start}"
         return Region(self._emission.passing(name, "host", nbytes, role, f"{kind} chunk"), 0, nbytes)

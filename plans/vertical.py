@@ -12,9 +12,10 @@ from functools import partial
 from .activations import Activations
 from .compute import Compute
 from .emission import Emission, cut, parts
-from .homes import GRADIENT_BYTES
-from .schedule import PAGE, Region
+from .schedule import Region
+from .state_layout import GRADIENT_BYTES
 from .streaming import Parameters
+from .units import PAGE
 from .updates import Piece, Updates
 
 READ_BYTES, READ_PIECES = 16 << 20, 32

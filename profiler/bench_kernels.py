@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ssdplan import native
+from ssdplan.plans.state_layout import GRAIN, optimizer_parts
 from ssdplan.profiler.bench_report import Row, Target, Unit
 from ssdplan.profiler.bench_turns import ratio_of, spread, take_turns
 from ssdplan.profiler.measure import Progress, portion
@@ -36,7 +37,6 @@ ADAMW: dict[str, Any] = {
     "weight_decay": WEIGHT_DECAY,
     "step": STEP,
 }
-GRAIN = 2048
 GROUP = 64
 """Elements under one scale."""
 _CHUNK = 1 << 20
@@ -87,6 +87,7 @@ class AdamStates:
     """
 
     ELEMENT_BYTES = 26
+    """Of all these arrays, and one of zeros."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -292,10 +293,12 @@ def _checksum_in_passing(setting: Setting, progress: Progress) -> Row:
     """An update that takes the checksums of its states before and after, and one between two passes that do."""
     count = max(setting.nbytes // AdamStates.ELEMENT_BYTES // _CHUNK, 1) * _CHUNK
     states = AdamStates(count)
+    parts = optimizer_parts(_CHUNK, "fp32")
+    positions, ends = tuple(part.offset for part in parts), [part.stop for part in parts]
 
     def summed(chunk: int) -> None:
-        for stream in (states.master, states.exp_avg, states.exp_avg_sq):
-            native.checksum(stream[chunk:].data_ptr(), 4 * _CHUNK, setting.threads)
+        for stream, part in zip((states.master, states.exp_avg, states.exp_avg_sq), parts, strict=True):
+            native.checksum(stream[chunk:].data_ptr(), part.nbytes, setting.threads)
 
     def apart() -> None:
         for chunk in range(0, count, _CHUNK):
@@ -304,9 +307,8 @@ def _checksum_in_passing(setting: Setting, progress: Progress) -> Row:
             summed(chunk)
 
     def passing() -> None:
-        ends = [4 * _CHUNK, 8 * _CHUNK, 12 * _CHUNK]
         for chunk in range(0, count, _CHUNK):
-            update = partial(native.adamw_summed, positions=(0, *ends[:2]), ends=ends)
+            update = partial(native.adamw_summed, positions=positions, ends=ends)
             states.step_of_chunk(chunk, setting.threads, update)
 
     seconds = take_turns({"ours": passing, "apart": apart}, setting.pairs, progress, "checksum in passing")

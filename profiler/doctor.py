@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from ssdplan.native.engines import ENGINE_VARIABLE, ENGINES
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
-from ssdplan.plans.profile import Precision
+from ssdplan.plans.state_layout import Precision
 from ssdplan.plans.units import format_bytes
 from ssdplan.profiler.doctor_storage import judge_place
 from ssdplan.profiler.facts import Facts

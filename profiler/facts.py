@@ -28,7 +28,7 @@ from ssdplan.native.process import (
     read_words,
     stolen_share,
 )
-from ssdplan.plans.profile import Precision
+from ssdplan.plans.state_layout import Precision
 from ssdplan.profiler.drives import Drive, Mount, drives_of, mount_of
 from ssdplan.profiler.health import Health, ask
 from ssdplan.profiler.processor import cores, cpu_name

@@ -7,13 +7,21 @@ be used of it, `processor` and the memory of `native.process` say.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from ssdplan.native import Arena, adamw_statistics, adamw_summed
-from ssdplan.plans.homes import OPTIMIZER_BYTES
-from ssdplan.plans.profile import ELEMENT_BYTES, OptimizerStates, Precision
+from ssdplan.plans.state_layout import (
+    GRADIENT,
+    OPTIMIZER_BYTES,
+    OPTIMIZER_FORMATS,
+    PARAMETERS,
+    OptimizerStates,
+    Precision,
+    optimizer_parts,
+)
 from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
 from ssdplan.profiler.parts import Device
@@ -89,13 +97,17 @@ class UpdateBench:
 
     def __init__(self, precision: Precision, threads: int, available_bytes: int, *, clock: Clock = REAL) -> None:
         """The copy of the weights is in `precision`; of `available_bytes` it takes a quarter at most."""
-        self.threads, self._precision, self._element = threads, precision, ELEMENT_BYTES[precision]
-        self.clock = clock
-        count = min(UPDATE_ELEMENTS, available_bytes // 4 // (20 + self._element))
+        self.threads, self._precision, self.clock = threads, precision, clock
+        fp32, bf16 = OPTIMIZER_FORMATS["fp32"], OPTIMIZER_FORMATS["bf16"]
+        updated = (fp32.master, GRADIENT, fp32.first_moment, fp32.second_moment, bf16.first_moment, bf16.second_moment)
+        arrays = (*updated, PARAMETERS[precision])
+        count = min(UPDATE_ELEMENTS, available_bytes // 4 // sum(array.bytes_of(1) for array in arrays))
         self.count = max(count // UPDATE_CHUNK, 1) * UPDATE_CHUNK
-        self._arena = Arena(self.count * (20 + self._element), lock=False)
+        ends = list(accumulate(array.bytes_of(self.count) for array in arrays))
+        self._arena = Arena(ends[-1], lock=False)
+        self._arrays = [(self._arena.address + start, array) for start, array in zip((0, *ends), arrays, strict=False)]
         # No denormal numbers, which are slow: two of bf16's 0.01 are about 0.01 in fp32 as well.
-        torch.from_dlpack(self._arena)[: 20 * self.count].view(torch.bfloat16).fill_(0.01)
+        torch.from_dlpack(self._arena)[: ends[-2]].view(torch.bfloat16).fill_(0.01)
         self._settings: dict[str, Any] = {
             "lr": 1e-4,
             "beta1": 0.9,
@@ -118,25 +130,14 @@ class UpdateBench:
         """Of UPDATE_CHUNK elements from `first` on; `summed`: with the checksums of their states before and after, of
         which those are in fp32."""
         assert states == "fp32" or not summed
-        master, gradient, exp_avg, exp_avg_sq, exp_avg_bf16, parameter = (
-            self._arena.address + 4 * self.count * part for part in range(6)
-        )
-        if states == "bf16":
-            exp_avg, exp_avg_sq = exp_avg_bf16, exp_avg_bf16 + 2 * self.count
-        each = ELEMENT_BYTES[states]
-        streams = (
-            master + 4 * first,
-            exp_avg + each * first,
-            exp_avg_sq + each * first,
-            gradient + 4 * first,
-            parameter + self._element * first,
-            self._precision,
-            UPDATE_CHUNK,
-        )
+        master, gradient, *moments, parameter = (start + array.bytes_of(first) for start, array in self._arrays)
+        exp_avg, exp_avg_sq = moments[2:] if states == "bf16" else moments[:2]
+        streams = (master, exp_avg, exp_avg_sq, gradient, parameter, self._precision, UPDATE_CHUNK)
+        parts = optimizer_parts(UPDATE_CHUNK, states)
+        positions, ends = tuple(part.offset for part in parts), [part.stop for part in parts]
         started = self.clock()
         if summed:
-            ends = [4 * UPDATE_CHUNK, 8 * UPDATE_CHUNK, 12 * UPDATE_CHUNK]
-            adamw_summed(*streams, positions=(0, *ends[:2]), ends=ends, **self._settings)
+            adamw_summed(*streams, positions=positions, ends=ends, **self._settings)
         else:
             adamw_statistics(*streams, moment_dtype=states, **self._settings)
         return self.clock() - started

@@ -22,6 +22,7 @@ from ssdplan.native import process
 from ssdplan.plans.errors import MemoryBudgetError
 from ssdplan.plans.profile import Kernels, LayerClass, Timing
 from ssdplan.plans.rows import row_lengths
+from ssdplan.plans.state_layout import GRADIENT_BYTES
 from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, portion, repeat
 from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
@@ -313,7 +314,7 @@ class _Bench:
         self._flat_weights = device.allocate(elements * model.dtype.itemsize).view(model.dtype)
         trained = [model.trained(layer) for layer in range(len(model.layers))]
         elements = max(sum(model.states[state].elements for state in states) for states in trained)
-        self._flat_gradients = device.allocate(elements * 4).view(torch.float32).zero_()
+        self._flat_gradients = device.allocate(elements * GRADIENT_BYTES).view(torch.float32).zero_()
         self._hidden, self._out, self._out_gradient, self._in_gradient = (self._array(seed) for seed in range(4))
         self._elsewhere = torch.zeros(ELSEWHERE_BYTES // 4, device=self._flat_weights.device)
         self._loaded: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from ssdplan.plans.profile import Precision
+from ssdplan.plans.state_layout import Precision
 from ssdplan.profiler.clock import REAL
 
 TOKENS, FEATURES = 64, 768

@@ -19,7 +19,7 @@ import torch
 from ssdplan.native import Engine, process
 from ssdplan.plans import profile as document
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.homes import training_bytes
+from ssdplan.plans.state_layout import ELEMENT_BYTES, training_bytes
 from ssdplan.profiler.contention import Work, measure_beside_updates, measure_contention
 from ssdplan.profiler.doctor import DEFAULT_PRECISION, slow_precision
 from ssdplan.profiler.machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
@@ -98,7 +98,7 @@ def profile(
     if chunk is None:
         notes.append(f"{model.name}: its head is not position-wise, so all logits of a micro-batch are made at once")
     measured_volumes = []
-    store_bytes = training_bytes(model.states, document.ELEMENT_BYTES[precision]) // len(volumes)  # at most, about
+    store_bytes = training_bytes(model.states, ELEMENT_BYTES[precision]) // len(volumes)  # at most, about
     reach = max(store_bytes, MOST_WRITTEN)
     for index, directory in enumerate(volumes):
         part = portion(progress, 0.3 * index / len(volumes), 0.3 * (index + 1) / len(volumes))

@@ -26,6 +26,7 @@ from ssdplan.native import Arena, Engine, IoError, checksum
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
 from ssdplan.plans.profile import MixedBandwidth, Volume
 from ssdplan.plans.room import no_room
+from ssdplan.plans.units import PAGE
 from ssdplan.profiler.clock import REAL, Clock
 from ssdplan.profiler.measure import Limits, Progress, portion, repeat
 from ssdplan.profiler.parts import Blank
@@ -43,7 +44,6 @@ SMALLEST_VOLUME = SMALLEST_FILE + MIB
 """Of the blank ones, which have a little for themselves."""
 SHARE_OF_FREE_SPACE = 8
 """The file takes at most one part in so many of what is free."""
-PAGE = 4096
 LARGEST_REQUEST = 4 * MIB
 REQUESTS = (2 * MIB, 3 * MIB, LARGEST_REQUEST)
 """Bytes of one after the other: about what a chunk of an update has, which is most of what a step moves. They begin at

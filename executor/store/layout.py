@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import PAGE
 
 LONGEST_EXTENT = 4 << 20
 """Bytes under one checksum: what must be read to believe any of it."""

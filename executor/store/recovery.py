@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ssdplan import native
 from ssdplan.plans.errors import StoreError
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import PAGE
 
 from .superblock import SLOTS, Superblock, is_ours
 from .table import Table

@@ -19,7 +19,7 @@ import numpy as np
 from ssdplan import native
 from ssdplan.plans.dealing import deal
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import PAGE
 
 from .layout import MOST_KEPT, Layout, Record
 from .recovery import Found, choose, find, read_table

@@ -12,7 +12,7 @@ import numpy as np
 
 from ssdplan import native
 from ssdplan.plans.dealing import CYCLE
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import PAGE
 
 from .striping import Striping
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ssdplan import native
 from ssdplan.plans.errors import StoreError
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import PAGE
 
 from .recovery import choose, damaged_superblocks, last_table
 from .superblock import SLOTS

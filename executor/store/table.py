@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssdplan.plans.errors import StoreError
-from ssdplan.plans.schedule import PAGE
+from ssdplan.plans.units import PAGE, whole_pages
 
 from .layout import LONGEST_EXTENT
 
@@ -50,7 +50,7 @@ class Table:
         text = json.dumps(names, sort_keys=True, separators=(",", ":")).encode()
         text = text.ljust(-(-len(text) // 8) * 8)
         body = _HEADER.pack(MAGIC, len(text), len(self.extents)) + text + self.extents.tobytes()
-        return body.ljust(-(-len(body) // PAGE) * PAGE, b"\x00")
+        return body.ljust(whole_pages(len(body)), b"\x00")
 
     @classmethod
     def decode(cls, data: bytes, store_bytes: int) -> Self:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from ssdplan import native
 from ssdplan.plans.errors import StoreError, UsageError
-from ssdplan.plans.schedule import PAGE
-from ssdplan.plans.units import format_bytes
+from ssdplan.plans.units import PAGE, format_bytes
 
 from .layout import LONGEST_EXTENT
 from .recovery import Found, choose, damaged_superblocks, find, read_table, store_bytes

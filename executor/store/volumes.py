@@ -20,8 +20,7 @@ from ssdplan import native
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
 from ssdplan.plans.files import make_folder
 from ssdplan.plans.room import no_room
-from ssdplan.plans.schedule import PAGE
-from ssdplan.plans.units import format_bytes
+from ssdplan.plans.units import PAGE, format_bytes
 
 from .superblock import SLOTS, Superblock, is_ours
 

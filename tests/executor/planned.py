@@ -11,12 +11,11 @@ from ssdplan.plans.profile import (
     Machine,
     MixedBandwidth,
     Model,
-    OptimizerStates,
-    Precision,
     State,
     Timing,
     Volume,
 )
+from ssdplan.plans.state_layout import OptimizerStates, Precision
 from ssdplan.profiler.profile import state_classes
 from tests.plans.decided import decide
 

@@ -30,9 +30,10 @@ from transformers import (
 
 from ssdplan.executor import checkpoint
 from ssdplan.executor.inspection import inspect
-from ssdplan.executor.model import STATE_ALIGNMENT, TENSOR_ALIGNMENT, StreamedModel, open_model
+from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.state_layout import GRAIN, TENSOR_ALIGNMENT
 from tests import reference
 from tests.tiny import FAMILIES, OTHERS, make_model, make_tokenizer
 
@@ -133,7 +134,7 @@ def test_states_hold_every_parameter_once_and_aligned(tmp_path: Path, family: st
     model = open_model(make_model(family, tmp_path / family), torch.bfloat16)
     shapes: dict[str, tuple[int, ...]] = {}
     for state in model.states:
-        assert state.tensors and state.elements % STATE_ALIGNMENT == 0
+        assert state.tensors and state.elements % GRAIN == 0
         end = 0
         for tensor in state.tensors:
             assert tensor.offset >= end and tensor.offset % TENSOR_ALIGNMENT == 0

@@ -9,18 +9,17 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.plans.plan import Plan
 from ssdplan.plans.profile import (
-    ELEMENT_BYTES,
     Layer,
     LayerClass,
     Machine,
     MixedBandwidth,
     Model,
-    Precision,
     Profile,
     State,
     Timing,
     Volume,
 )
+from ssdplan.plans.state_layout import ELEMENT_BYTES, Precision
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 

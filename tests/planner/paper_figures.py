@@ -20,10 +20,11 @@ from ssdplan.planner.baseline import (
 from ssdplan.planner.catalogue import MODELS, find
 from ssdplan.planner.program import FixedChoices, Limits, program_bound
 from ssdplan.planner.sensitivity import scaled_compute
-from ssdplan.planner.traffic import checkpoint_bytes, layer_groups, stages
+from ssdplan.planner.traffic import layer_groups, stages
 from ssdplan.planner.whatif import WhatIf, estimate
 from ssdplan.plans.pools import saved
 from ssdplan.plans.profile import Machine, Model, Profile
+from ssdplan.plans.state_layout import checkpoint_bytes
 
 GIB, GB = 1 << 30, 10**9
 LENGTH = 2048

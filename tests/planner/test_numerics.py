@@ -16,8 +16,9 @@ from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Machine, Model, OptimizerStates
+from ssdplan.plans.profile import Machine, Model
 from ssdplan.plans.profile_text import describe_profile
+from ssdplan.plans.state_layout import OptimizerStates
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_solve import check

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.baseline import horizontal_traffic, vertical_traffic
 from ssdplan.planner.program import FixedChoices
-from ssdplan.planner.traffic import checkpoint_bytes, layer_groups, stages, total_bytes
+from ssdplan.planner.traffic import layer_groups, stages, total_bytes
 from ssdplan.plans.pools import Pool, by_class, one_size, powers_of_two
+from ssdplan.plans.state_layout import checkpoint_bytes
 from tests.planner.paper_figures import (
     CHECKPOINT_SECONDS,
     COMPUTE_SECONDS,

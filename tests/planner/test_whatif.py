@@ -24,7 +24,7 @@ from ssdplan.planner.sweep import parse_range, sweep
 from ssdplan.planner.whatif import WhatIf, estimate, estimate_model, parse_figure
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Precision
+from ssdplan.plans.state_layout import Precision
 from ssdplan.plans.sweep import Sweep, SweepPoint, SweepResult
 from ssdplan.profiler import model as profiler_model
 from ssdplan.profiler.measure import Limits

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Model, OptimizerStates
+from ssdplan.plans.profile import Model
+from ssdplan.plans.state_layout import OptimizerStates
 
 
 def decide(

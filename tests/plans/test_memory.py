@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.plans.memory import assign
-from ssdplan.plans.schedule import PAGE, Buffer, Op, Region, Transfer
+from ssdplan.plans.schedule import Buffer, Op, Region, Transfer
+from ssdplan.plans.units import PAGE
 from ssdplan.plans.waits import with_waits
 
 TIERS = ("host", "device")

@@ -18,7 +18,8 @@ from ssdplan.plans.pools import (
     powers_of_two,
     saved,
 )
-from ssdplan.plans.schedule import PAGE, Buffer, Graph, Schedule
+from ssdplan.plans.schedule import Buffer, Graph, Schedule
+from ssdplan.plans.units import PAGE
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 

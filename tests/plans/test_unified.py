@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.homes import kept_on_device
 from ssdplan.plans.plan import Decision
-from ssdplan.plans.schedule import PAGE, Backward, Forward, Transfer, Update
+from ssdplan.plans.schedule import Backward, Forward, Transfer, Update
+from ssdplan.plans.units import PAGE
 from ssdplan.plans.verify import verify
 from tests.planner.made import made_model
 from tests.plans.decided import decide
