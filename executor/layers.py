@@ -1,66 +1,33 @@
 """Runs one layer of one micro-batch with streamed weights: its forward, its backward, and the loss.
 
-Owns everything that autograd sees. Weights, hidden states and gradients come and go as flat arrays that belong to
-someone else (views of an arena): no graph, gradient or reference to one outlives a call. The code of a layer, and of
-what the model does around its layers, is the Hugging Face model's own, run as a stateless template. It schedules
-nothing, moves nothing between tiers and calls no CUDA.
+Owns everything that autograd sees; what it sees of the head is in `head.py`. Weights, hidden states and gradients come
+and go as flat arrays that belong to someone else (views of an arena): no graph, gradient or reference to one outlives a
+call. The code of a layer, and of what the model does around its layers, is the Hugging Face model's own, run as a
+stateless template (`template.py`). It schedules nothing, moves nothing between tiers and calls no CUDA.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
-from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan import native
 from ssdplan.executor.device import generators
 from ssdplan.executor.finiteness import Finiteness
-from ssdplan.executor.isolation import arguments_apart
+from ssdplan.executor.head import Head
 from ssdplan.executor.model import StreamedModel
 from ssdplan.executor.optimizer import DTYPE_NAMES
 from ssdplan.executor.standins import LayerCall, split_call, stand_ins
+from ssdplan.executor.template import IGNORED_LABEL, MicroBatch, as_returned, run_model
 from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError
-
-IGNORED_LABEL = -100
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """input_ids, labels: int64 [b, s]; labels are unshifted (the loss shifts them), -100 is not counted.
-
-    attention_mask: int64 or bool [b, s], rows padded on the right, with labels that are not counted there; None where
-    nothing is padded. position_ids: int64 [b, s], for rows of several sequences that must not attend to each other:
-    they begin at 0 again with each, and attention_mask is None; None where each row is one sequence.
-    """
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-    attention_mask: torch.Tensor | None = None
-    position_ids: torch.Tensor | None = None
-
-    def label_tokens(self) -> int:
-        """How many tokens the loss counts: the first of each row is predicted from nothing."""
-        return int((self.labels[:, 1:] != IGNORED_LABEL).sum())
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Consecutive tokens of a micro-batch, row after row, `start` to `stop`, and what the model is called with."""
-
-    start: int
-    stop: int
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor | None
-    position_ids: torch.Tensor | None
 
 
 class _StopForwardError(Exception):
@@ -77,25 +44,19 @@ class Layers:
     a forward and its recomputation, in any order of execution. One call at a time: a call swaps entries of the
     model's own list of layers while it runs.
 
-    The head takes a micro-batch's tokens `head_chunk_tokens` at a time, first to last, so that no more logits than
-    theirs are ever in memory; None: all at once. The number decides the order in which the head's gradients and losses
-    are added, and so their last bits. Errors: MismatchError where the model's head cannot be cut into chunks.
+    The head takes a micro-batch's tokens `head_chunk_tokens` at a time; None: all at once (`head.py`). Errors:
+    MismatchError where the model's head cannot be cut into chunks.
     """
 
     def __init__(
         self, model: StreamedModel, device: torch.device, *, seed: int = 0, head_chunk_tokens: int | None = None
     ) -> None:
-        if head_chunk_tokens is not None and not model.head_is_position_wise:
-            raise MismatchError(
-                f"head_chunk_tokens = {head_chunk_tokens}, but the head of {model.architecture} cannot be cut into "
-                f"chunks of tokens; profile {model.name} again"
-            )
+        self._head = Head(model, device, head_chunk_tokens)
         self._model = model
         self._device = device
         self._seed = seed
         self._generators = generators(device)
-        self._head_chunk_tokens = head_chunk_tokens
-        self._head = len(model.layers) - 1
+        self._last = len(model.layers) - 1
         self._blocks = model.blocks
         for child in model.module.modules():
             for name, buffer in child._buffers.items():
@@ -224,7 +185,7 @@ class Layers:
 
         The embedding (hidden None) also records what the model calls each block with; it runs before the blocks.
         """
-        assert layer != self._head, "the head runs in backward or loss"
+        assert layer != self._last, "the head runs in backward or loss"
         with torch.no_grad():
             parameters = self._parameters(layer, weights, training=False)
             self._begin(layer, micro_batch)
@@ -267,11 +228,15 @@ class Layers:
                 assert hidden is None and in_gradient is None and out_gradient is not None
                 result = self._embed(micro_batch, parameters, record=False)
                 result.backward(self._view(out_gradient, micro_batch))
-            elif layer == self._head:
+            elif layer == self._last:
                 assert hidden is not None and out_gradient is None
-                self._losses[micro_batch] = self._add_up(
-                    self._chunk_backward(micro_batch, chunk, parameters, hidden, in_gradient)
-                    for chunk in self._chunks(micro_batch)
+                self._losses[micro_batch] = self._head.backward(
+                    self._micro_batches[micro_batch],
+                    parameters,
+                    hidden,
+                    in_gradient,
+                    normaliser=self._normaliser,
+                    loss_scale=self._loss_scale,
                 )
                 if in_gradient is not None:
                     self._finiteness.look("backward", layer, micro_batch, self._view(in_gradient, micro_batch))
@@ -290,32 +255,21 @@ class Layers:
     def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
         """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""
         with torch.no_grad():
-            parameters = self._parameters(self._head, weights, training=False)
-            self._begin(self._head, micro_batch)
-            self._losses[micro_batch] = self._add_up(
-                self._chunk_loss(micro_batch, chunk, parameters, self._tokens(hidden, chunk))
-                for chunk in self._chunks(micro_batch)
+            parameters = self._parameters(self._last, weights, training=False)
+            self._begin(self._last, micro_batch)
+            self._losses[micro_batch] = self._head.loss(
+                self._micro_batches[micro_batch], parameters, hidden, normaliser=self._normaliser
             )
 
     def _begin(self, layer: int, micro_batch: int) -> None:
         """Seeds the generators. And large pieces of memory stay with malloc from block to block, which ask for the same
         ones; not those of an embedding or a head, which would leave holes."""
         if self._device.type == "cpu":
-            process.keep_large(0 < layer < self._head)
+            process.keep_large(0 < layer < self._last)
         key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
         for generator in self._generators:
             generator.manual_seed(seed)
-
-    def _give_back(self) -> None:
-        """What tensors that are gone left in the heap goes back, before the largest of others come."""
-        if self._device.type == "cpu":
-            process.give_back()
-
-    def _give_back_before(self, tensor: torch.Tensor) -> None:
-        """The same when the tensor has its gradient, before what that is handed on to."""
-        if tensor.requires_grad and self._device.type == "cpu":
-            tensor.register_hook(lambda gradient: process.give_back())
 
     def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
         """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that
@@ -390,11 +344,11 @@ class Layers:
             embedded.append(hidden)
             if index == last or not record:
                 raise _StopForwardError
-            return self._as_returned(hidden)
+            return as_returned(self._model, hidden)
 
         inputs = self._micro_batches[micro_batch]
         with suppress(_StopForwardError), stand_ins(self._blocks, answer):
-            self._run_model(inputs.input_ids, inputs.attention_mask, inputs.position_ids, parameters)
+            run_model(self._model, inputs, parameters)
         if record:
             self._keep(micro_batch, tuple(calls))
         return embedded[0]
@@ -407,118 +361,6 @@ class Layers:
         if plain and not self._model.anatomy.calls_depend_on_ids:
             calls = self._shared.setdefault(tuple(inputs.input_ids.shape), calls)
         self._calls[micro_batch] = calls
-
-    def _chunks(self, micro_batch: int) -> Iterator[_Chunk]:
-        """The head's chunks of a micro-batch. A single one has the micro-batch's own shape and mask; of several each
-        goes to the model as rows of one token, since a head that acts on each position by itself knows no rows."""
-        inputs = self._micro_batches[micro_batch]
-        count, most = inputs.input_ids.numel(), self._head_chunk_tokens
-        if most is None or count <= most:
-            yield _Chunk(0, count, inputs.input_ids, inputs.attention_mask, inputs.position_ids)
-            return
-        ids = inputs.input_ids.reshape(-1, 1)
-        for start in range(0, count, most):
-            stop = min(start + most, count)
-            yield _Chunk(start, stop, ids[start:stop], None, None)
-
-    def _tokens(self, flat: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
-        """A chunk's part of a flat [b, s, H] array, in the shape of the chunk's ids; a view."""
-        width = self._model.hidden_size
-        return flat.data[chunk.start * width : chunk.stop * width].view(*chunk.input_ids.shape, width)
-
-    def _add_up(self, losses: Iterator[torch.Tensor]) -> torch.Tensor:
-        """The sum of the chunks' losses, float64, in their order."""
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for loss in losses:
-            total += loss
-        return total
-
-    def _chunk_backward(
-        self,
-        micro_batch: int,
-        chunk: _Chunk,
-        parameters: dict[str, torch.Tensor],
-        hidden: torch.Tensor,
-        in_gradient: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Loss and gradients of a chunk: the parameters' are added where they belong, the hidden state's written."""
-        self._give_back()  # of the chunk before
-        leaf = self._tokens(hidden, chunk).requires_grad_(in_gradient is not None)
-        loss = self._chunk_loss(micro_batch, chunk, parameters, leaf)
-        self._give_back()  # of logits as the model makes them, before the loss's gradients
-        (loss * self._loss_scale).backward()
-        if in_gradient is not None:
-            assert leaf.grad is not None
-            self._tokens(in_gradient, chunk).copy_(leaf.grad)
-        return loss.detach()
-
-    def _chunk_loss(
-        self, micro_batch: int, chunk: _Chunk, parameters: dict[str, torch.Tensor], hidden: torch.Tensor
-    ) -> torch.Tensor:
-        """Runs the model's own forward with `hidden` as the last block's output; the chunk's part of the step's loss.
-
-        Parameters that this stage does not stream stand as zeros without memory: nothing of what they yield is used.
-        """
-        last = len(self._blocks) - 1
-        zeros = {
-            name: torch.zeros((), dtype=self._model.dtype, device=self._device).expand(shape)
-            for name, shape in self._embedding_shapes().items()
-            if name not in parameters
-        }
-
-        def answer(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._as_returned(hidden if index == last else split_call(args, kwargs)[0])
-
-        with stand_ins(self._blocks, answer):
-            logits = self._run_model(
-                chunk.input_ids, chunk.attention_mask, chunk.position_ids, parameters | zeros
-            ).logits
-        self._give_back_before(logits)  # of loss and its gradients, before the weights'
-        if logits.dtype != torch.float32:
-            logits = logits.float()  # as the loss does, so that those of less precision are gone while it computes
-            self._give_back_before(logits)  # of the loss's own gradients, before those of less precision
-        loss: torch.Tensor = ForCausalLMLoss(
-            logits,
-            None,
-            logits.shape[-1],
-            num_items_in_batch=self._normaliser,
-            shift_labels=_next_tokens(self._micro_batches[micro_batch].labels, chunk),
-        )
-        return loss
-
-    def _embedding_shapes(self) -> dict[str, tuple[int, ...]]:
-        states = [self._model.states[index] for index in self._model.layers[0].states]
-        return {tensor.name: tensor.shape for state in states for tensor in state.tensors}
-
-    def _run_model(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        parameters: dict[str, torch.Tensor],
-    ) -> Any:
-        arguments = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if position_ids is not None:
-            how = self._model.anatomy.isolation.keeps_apart
-            assert how is not None
-            arguments |= arguments_apart(how, position_ids)
-        options = {"use_cache": False, "return_dict": True}
-        return functional_call(self._model.module, parameters, (), arguments | options)
-
-    def _as_returned(self, hidden: torch.Tensor) -> Any:
-        """A block's result in the form that this model's blocks return it."""
-        returned = self._model.anatomy.returned
-        return hidden if returned is None else (hidden, *(None,) * (returned - 1))
-
-
-def _next_tokens(labels: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
-    """int64 [stop - start]: what each of a chunk's tokens is to predict; nothing follows the last token of a row."""
-    length = labels.shape[1]
-    following = labels.reshape(-1)[chunk.start + 1 : chunk.stop + 1]
-    result = torch.full((chunk.stop - chunk.start,), IGNORED_LABEL, dtype=labels.dtype, device=labels.device)
-    result[: following.numel()] = following
-    result[(length - 1 - chunk.start) % length :: length] = IGNORED_LABEL
-    return result
 
 
 def _adder(place: torch.Tensor, pending: set[str], name: str, *, begins: bool) -> Callable[[torch.Tensor], None]:
