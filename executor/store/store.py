@@ -14,26 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from ssdplan import native
 from ssdplan.plans.dealing import deal
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.units import PAGE
 
+from .generations import NOWHERE, Generations, table_bytes_of
 from .layout import MOST_KEPT, Layout, Record
 from .recovery import Found, choose, find, read_table
 from .striping import Striping
 from .superblock import Superblock, data_start
-from .table import EXTENT, Table
+from .table import Table
 from .volumes import Disk, Locks, Request, Staging, Volume, claim, make_blank, translated, write_superblock
 
 Segment = tuple[int, int, int, int]
 """File, offset, address in memory, bytes."""
-METADATA_BYTES = 64 << 10
-"""Room in every table for the owner's own."""
 _FILL_BYTES = 16 << 20
-_NOWHERE = -1
 
 Progress = Callable[[float], None]
 
@@ -56,13 +52,7 @@ class Store:
         self._opened = False
         self._locks = Locks()
         self._failure = ""
-        count = len(layout.extents)
-        self._copy = [_NOWHERE] * count
-        """Extent -> which of its places holds it now."""
-        self._held = ([_NOWHERE] * count, [_NOWHERE] * count)
-        """The same for the last durable generation and, where two are kept, for the one before."""
-        self._checksums = [0] * count
-        self._born = [0] * count
+        self._generations = Generations(layout, durable=durable)
         self.metadata: dict[str, Any] = {}
         """What the last commit was given."""
         self.bytes_read = self.bytes_written = 0
@@ -98,7 +88,7 @@ class Store:
         dealing = deal(bandwidths or [1.0] * len(places))
         striping = Striping(dealing, stripe_bytes) if stripe_bytes else Striping(dealing)
         layout = Layout.of(records, durable=durable, keep=keep)
-        table_bytes = _table_bytes(layout, len(places)) if durable else PAGE
+        table_bytes = table_bytes_of(layout, len(places)) if durable else PAGE
         sizes = required_bytes(layout, striping, table_bytes)
         disk: Disk = native.Engine()
         locks = Locks()
@@ -126,7 +116,7 @@ class Store:
     def required_bytes(cls, records: Sequence[Record], *, durable: bool, keep: int = MOST_KEPT) -> int:
         """What a store of these records takes on one volume, superblocks and tables included."""
         layout = Layout.of(records, durable=durable, keep=keep)
-        (nbytes,) = required_bytes(layout, Striping(b"\x00"), _table_bytes(layout, 1) if durable else PAGE)
+        (nbytes,) = required_bytes(layout, Striping(b"\x00"), table_bytes_of(layout, 1) if durable else PAGE)
         return nbytes
 
     @classmethod
@@ -190,7 +180,8 @@ class Store:
             layout = Layout.of(records, durable=True, keep=found.superblock.keep)
             store = cls(disk, found.volumes, layout, found.superblock, durable=True)
             store._opened = True
-            store._adopt(found)
+            store._generations.adopt(found)
+            store.metadata = found.table.metadata if found.table else {}
             store._mend(found)
         return store
 
@@ -278,7 +269,7 @@ class Store:
         """
         chosen = self._layout.range(offset, nbytes)
         assert len(checksums) in (0, len(chosen)), "a checksum for each extent"
-        copies = [self._free_copy(index) for index in chosen]
+        copies = [self._generations.free_place(index) for index in chosen]
         with self._failing():
             ranges = [self._segments(index, copy, address - offset) for index, copy in zip(chosen, copies, strict=True)]
             with self._told(offset, nbytes, copies):
@@ -288,9 +279,7 @@ class Store:
                         started[0].wait()
                 else:
                     checksums = self._disk.write_summed(ranges)
-        span = slice(chosen.start, chosen.stop)
-        self._copy[span], self._checksums[span] = copies, list(checksums)
-        self._born[span] = [self.generation + 1] * len(chosen)
+        self._generations.written(chosen, copies, checksums, self.generation + 1)
         with self._counting:
             self.bytes_written += nbytes
 
@@ -317,7 +306,7 @@ class Store:
             raise IoFailure(f"the store cannot be committed: {self._failure}")
         with self._failing():
             self._write_generation(self.generation + 1, metadata)
-        self._held = (list(self._copy), self._held[0] if self.keep > 1 else self._held[1])
+        self._generations.committed(keep=self.keep)
         self.metadata = metadata
 
     def fill(self, progress: Progress) -> None:
@@ -328,7 +317,7 @@ class Store:
             return
         empty = [
             (place, extent.nbytes)
-            for extent, copy in zip(self._layout.extents, self._copy, strict=True)
+            for extent, copy in zip(self._layout.extents, self._generations.place, strict=True)
             for number, place in enumerate(extent.places)
             if number != copy
         ]
@@ -387,45 +376,8 @@ class Store:
         self._superblock = superblock
 
     def _table(self, metadata: dict[str, Any]) -> Table:
-        names = [record.name for record in self._layout.records if record.durable]
-        numbers = {name: number for number, name in enumerate(names)}
-        rows = [
-            (
-                numbers[self._layout.records[extent.record].name],
-                extent.nbytes,
-                extent.within,
-                extent.places[self._copy[index]],
-                self._checksums[index],
-                self._born[index],
-            )
-            for index, extent in enumerate(self._layout.extents)
-            if self._layout.records[extent.record].durable and self._copy[index] != _NOWHERE
-        ]
         paths = tuple(os.fspath(volume.path.absolute()) for volume in self._volumes)
-        return Table(tuple(names), paths, metadata, np.array(rows, dtype=EXTENT))
-
-    def _adopt(self, found: Found) -> None:
-        """Take over what the last two generations hold."""
-        index_of = {
-            (self._layout.records[extent.record].name, extent.within, extent.nbytes): index
-            for index, extent in enumerate(self._layout.extents)
-            if self._layout.records[extent.record].durable
-        }
-        for table, held in zip((found.table, found.previous), self._held, strict=True):
-            if table is None:
-                continue
-            for row in table.extents:
-                index = index_of.get((table.tensors[row["tensor"]], int(row["offset"]), int(row["nbytes"])))
-                places = self._layout.extents[index].places if index is not None else ()
-                if index is None or int(row["place"]) not in places:
-                    raise StoreError(
-                        f"{found.volumes[0].path}: this store was made for another plan: its extents lie elsewhere"
-                    )
-                held[index] = places.index(int(row["place"]))
-                if table is found.table:
-                    self._copy[index] = held[index]
-                    self._checksums[index], self._born[index] = int(row["checksum"]), int(row["generation"])
-        self.metadata = found.table.metadata if found.table else {}
+        return self._generations.table(metadata, paths)
 
     def _mend(self, found: Found) -> None:
         """Give the generation that was chosen to the volumes that a crash kept it from."""
@@ -445,31 +397,23 @@ class Store:
             write_superblock(self._disk, volume, own)
             self._disk.flush(volume.file)
 
-    def _free_copy(self, index: int) -> int:
-        """Where to write an extent: where it is when no durable generation holds that place, else a free one."""
-        if not self._durable:
-            return 0
-        copy, held = self._copy[index], (self._held[0][index], self._held[1][index])
-        if copy != _NOWHERE and (copy not in held or len(self._layout.extents[index].places) == 1):
-            return copy
-        return next(number for number in range(len(self._layout.extents[index].places)) if number not in held)
-
     # Transfers.
 
     @contextlib.contextmanager
     def _reading(self, chosen: range, offset: int, nbytes: int, address: int) -> Iterator[list[list[Segment]]]:
         """The segments of each extent, for who reads them inside."""
-        assert _NOWHERE not in self._copy[chosen.start : chosen.stop], f"{self._name(chosen[0])}: read before written"
+        copies = self._generations.place[chosen.start : chosen.stop]
+        assert NOWHERE not in copies, f"{self._name(chosen[0])}: read before written"
         with translated():
-            ranges = [self._segments(index, self._copy[index], address - offset) for index in chosen]
-            with self._told(offset, nbytes, [self._copy[index] for index in chosen]):
+            ranges = [self._segments(index, copy, address - offset) for index, copy in zip(chosen, copies, strict=True)]
+            with self._told(offset, nbytes, copies):
                 yield ranges
         with self._counting:
             self.bytes_read += nbytes
 
     def _require(self, chosen: range, checksums: Sequence[int]) -> None:
         for index, checksum in zip(chosen, checksums, strict=True):
-            if checksum != self._checksums[index]:
+            if checksum != self._generations.checksum[index]:
                 raise StoreError(self._damage(index))
 
     def _segments(self, index: int, copy: int, shift: int) -> list[Segment]:
@@ -521,7 +465,7 @@ class Store:
 
     def _damage(self, index: int) -> str:
         volume, begin, *_ = self._superblock.striping.locate(
-            self._layout.extents[index].places[self._copy[index]], self._layout.extents[index].nbytes
+            self._layout.extents[index].places[self._generations.place[index]], self._layout.extents[index].nbytes
         )[0]
         return (
             f"{self._volumes[volume].path}: {self._name(index)} (at byte {self._superblock.data_start + begin} of the "
@@ -533,15 +477,6 @@ def required_bytes(layout: Layout, striping: Striping, table_bytes: int) -> list
     """What each volume must hold, superblocks and tables included."""
     start = data_start(table_bytes, striping.stripe_bytes)
     return [start + nbytes for nbytes in striping.volume_bytes(layout.nbytes)]
-
-
-def _table_bytes(layout: Layout, volumes: int) -> int:
-    """Enough for any table of this layout."""
-    names = tuple(record.name for record in layout.records if record.durable)
-    durable = sum(1 for extent in layout.extents if layout.records[extent.record].durable)
-    longest = Table(names, ("",) * volumes, {}, np.zeros(durable, dtype=EXTENT)).encode()
-    room = len(longest) + METADATA_BYTES + volumes * 4 * os.pathconf("/", "PC_PATH_MAX")
-    return -(-room // PAGE) * PAGE
 
 
 def _joined(ranges: list[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:

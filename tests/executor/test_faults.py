@@ -171,7 +171,7 @@ def test_states_that_the_drive_changed_end_the_run_before_anything_is_written_of
             if store._layout.records[extent.record].name.startswith(role)
         )
         extent = store._layout.extents[index]
-        (file, start, _, _), *_ = store._on_volumes(extent.places[store._copy[index]], extent.nbytes, 0)
+        (file, start, _, _), *_ = store._on_volumes(extent.places[store._generations.place[index]], extent.nbytes, 0)
         page = Staging(4096)
         store._disk.read([(file, start, page.address, 4096)]).wait()
         page.put(bytes([page.get(0, 1)[0] ^ 16]))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ssdplan.executor.store import Record, Store
+from ssdplan.executor.store.generations import Generations
 from ssdplan.executor.store.layout import Layout
 from ssdplan.executor.store.store import required_bytes
 from ssdplan.executor.store.striping import Striping
@@ -186,7 +187,7 @@ def test_a_commit_without_one_of_its_flushes_is_found_out(which, volumes):
 
 @pytest.mark.parametrize("volumes", [1, 2])
 def test_overwriting_what_a_generation_holds_is_found_out(volumes, monkeypatch):
-    monkeypatch.setattr(Store, "_free_copy", lambda store, index: 0)
+    monkeypatch.setattr(Generations, "free_place", lambda generations, index: 0)
     history = trained(volumes, 4, seed=5, skip=0.0)
     with pytest.raises((AssertionError, StoreError)):
         try_all(history, 3, 20)
