@@ -3,20 +3,21 @@
 Results go to standard output, progress to standard error; an error is one line and the exit code of README.md.
 """
 
-import argparse
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import ModuleType
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, cast
+
+import click
 
 from ssdplan import __version__
-from ssdplan.commands import bench, compare, completion, data, doctor, export, profile, run, show, solve, volume
-from ssdplan.commands.options import Help
+from ssdplan.commands.command import COMPLETE, Group, Member
 from ssdplan.commands.streams import is_of_results, settle_streams
-from ssdplan.commands.suggestions import hint, long_names
+from ssdplan.commands.words import UnknownWords, spelled
 from ssdplan.plans.errors import (
     DiskFullError,
     IoFailure,
@@ -33,33 +34,44 @@ INTERRUPTED = 130
 NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc", "can't start new thread")
 """What torch's allocator, the oneDNN in it, products without oneDNN and Python, for the stack of a thread, say where an
 operating system gives no more."""
-COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "doctor": (doctor, "look whether this machine and a directory are fit, and say what mends what is not"),
-    "profile": (profile, "measure this machine and a model -> profile.json"),
-    "solve": (solve, "find the best plan for a profile, or for a machine one does not have -> plan.json"),
-    "show": (show, "what a plan decides and predicts, what a profile measured"),
-    "data": (data, "look at the samples that a run would train on"),
-    "run": (run, "train by a plan -> a Hugging Face model directory"),
-    "export": (export, "write the model of a run, from its last snapshot or as it finished"),
-    "volume": (volume, "make, describe or verify the volumes that a store lies on"),
-    "bench": (bench, "compare the parts of ssdplan with their rivals on this machine"),
-    "compare": (compare, "train the same by ssdplan, plain PyTorch and DeepSpeed, side by side"),
-    "completion": (completion, "let a shell complete commands, options and values"),
+COMMANDS: dict[str, str] = {
+    "doctor": "look whether this machine and a directory are fit, and say what mends what is not",
+    "profile": "measure this machine and a model -> profile.json",
+    "solve": "find the best plan for a profile, or for a machine one does not have -> plan.json",
+    "show": "what a plan decides and predicts, what a profile measured",
+    "data": "look at the samples that a run would train on",
+    "run": "train by a plan -> a Hugging Face model directory",
+    "export": "write the model of a run, from its last snapshot or as it finished",
+    "volume": "make, describe or verify the volumes that a store lies on",
+    "bench": "compare the parts of ssdplan with their rivals on this machine",
+    "compare": "train the same by ssdplan, plain PyTorch and DeepSpeed, side by side",
+    "completion": "let a shell complete commands, options and values",
 }
+"""What each command does. Its module in `commands/` is imported when it is called."""
+
+
+class CommandLine(Group):
+    """All commands. click's own `main` has other words and exit codes for errors, so its test runner calls this one."""
+
+    def main(self, args: Sequence[str] | None = None, *_: object, **__: object) -> NoReturn:
+        raise SystemExit(main(args))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command; returns its exit code. Raises SystemExit for wrong usage, and behind --help and --version."""
     os.umask(os.umask(0o077) | 0o077)  # what libraries write is its user's alone too, as all that ssdplan writes
     settle_streams()
-    options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _interrupt)
     try:
-        code: int = options.command(options)
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # else a disk that is full ends Python itself, with a code of its own
         return code
+    except click.exceptions.Exit as done:  # --help and --version
+        raise SystemExit(done.exit_code) from None
+    except click.UsageError as error:
+        raise SystemExit(_refuse(error)) from None
     except StallError as error:
         _fail(str(error), error.exit_code)
         with suppress(OSError):
@@ -93,63 +105,59 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-class _Listing(argparse.HelpFormatter):
-    """Every command beside what it does: argparse forgets the indent of their names, so the longest stands alone."""
+def _run(words: list[str]) -> int:
+    command_line = make_command_line()
+    if instruction := os.environ.get(COMPLETE):
+        from click.shell_completion import shell_complete
 
-    def add_argument(self, action: argparse.Action) -> None:
-        super().add_argument(action)
-        if action.nargs == argparse.PARSER:
-            self._action_max_length += self._indent_increment
-
-
-class _Parser(argparse.ArgumentParser):
-    """Errors as the other commands' errors: one line, exit code 2; of an unknown option it says what may be meant."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        options, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            known = _long_names(_parser())
-            command = self.prog.removeprefix("ssdplan").strip()
-            flags = [word.partition("=")[0].removeprefix("--") for word in unknown if word.startswith("--")]
-            hints = list(dict.fromkeys(filter(None, (hint(flag, command, known) for flag in flags))))
-            self.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
-        return options, unknown
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
-        raise SystemExit(UsageError.exit_code)
+        return shell_complete(command_line, {}, "ssdplan", COMPLETE, instruction)
+    with command_line.make_context("ssdplan", words) as context:
+        return cast(int, command_line.invoke(context))
 
 
-def _long_names(parser: argparse.ArgumentParser, command: str = "") -> dict[str, list[str]]:
-    """The long options of every command and action below `parser`, without dashes."""
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    names = {} if below else {command: long_names(parser)}
-    for action in below:
-        for name, its in action.choices.items():
-            names |= _long_names(its, f"{command} {name}".strip())
-    return names
+def _refuse(error: click.UsageError) -> int:
+    """Say in one line what is wrong on the command line, and name the option that may be meant."""
+    assert error.ctx is not None, "click says where an error was met"
+    called, told = error.ctx.command_path, error.message
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        told = f"argument {spelled(error.param)}: {told}"
+    if isinstance(error, click.NoSuchCommand) and error.possibilities:
+        told = f"{told}; did you mean {error.possibilities[0]}?"
+    if isinstance(error, UnknownWords):
+        from ssdplan.commands.suggestions import hint, long_names
+
+        known = {name: long_names(command) for name, command in all_commands(make_command_line())}
+        flags = [word.partition("=")[0].removeprefix("--") for word in error.words if word.startswith("--")]
+        hints = [hint(flag, called.removeprefix("ssdplan").strip(), known) for flag in flags]
+        told = "; ".join([told, *dict.fromkeys(filter(None, hints))])
+    print(f"{called}: error: {told} (see {called} --help)", file=sys.stderr)
+    return UsageError.exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="ssdplan",
-        description="Train language models in SSD, DRAM and GPU memory, by a plan.",
-        formatter_class=_Listing,
-    )
-    parser.add_argument("--version", action="version", version=f"ssdplan {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (module, about) in COMMANDS.items():
-        module.add_options(
-            commands.add_parser(
-                name,
-                help=about,
-                description=about[0].upper() + about[1:] + ".",
-                formatter_class=Help,
-                allow_abbrev=False,
-            )
-        )
-    commands.choices["completion"].set_defaults(parser=parser)
-    return parser
+def make_command_line() -> CommandLine:
+    version = click.version_option(__version__, message="ssdplan %(version)s")
+    members = {name: Member(about, partial(_command, name)) for name, about in COMMANDS.items()}
+    made = CommandLine(members, "COMMAND")
+    made.help = "Train language models in SSD, DRAM and GPU memory, by a plan."
+    return version(made)
+
+
+def all_commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command and action below a group, by its name as one writes it behind `ssdplan`."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from all_commands(command, f"{above}{name} ")
+        else:
+            yield f"{above}{name}", command
+
+
+def _command(name: str) -> click.Command:
+    module: Any = importlib.import_module(f"ssdplan.commands.{name}")
+    made: click.Command = module.command()
+    return made
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Owns what each does with ssdplan and its commands; what needs torch alone is in 
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -24,6 +25,7 @@ from commands import end_on_sigterm, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = {
+    "click": "click",
     "pydantic": "pydantic",
     "pydantic_core": "pydantic_core",
     "annotated_types": "annotated-types",
@@ -31,6 +33,7 @@ NEEDED = {
     "highspy": "highspy",
 }
 """Module -> package: what ssdplan cannot be without, and an installation of PyTorch and transformers may lack."""
+OLDEST_CLICK = (8, 5)
 FOR_TESTS = {"pulp": "pulp", "gguf": "gguf"}
 """What only some tests need, which skip without."""
 TO_BUILD = {"scikit_build_core": "scikit-build-core", "pybind11": "pybind11", "cmake": "cmake", "ninja": "ninja"}
@@ -98,6 +101,8 @@ def build(given: Given) -> None:
 def _there(module: str) -> bool:
     importlib.invalidate_caches()
     program = module in ("cmake", "ninja") and shutil.which(module) is not None
+    if module == "click" and importlib.util.find_spec(module) is not None:
+        return tuple(map(int, importlib.metadata.version("click").split(".")[:2])) >= OLDEST_CLICK
     return program or importlib.util.find_spec(module) is not None
 
 

@@ -1,38 +1,61 @@
 """`ssdplan bench`: the parts of ssdplan beside their rivals on this machine."""
 
-import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.progress import ProgressLine
 
 from . import options as of
+from .command import Command, Section
+from .types import COUNT, NAMES, PATH, SIZE
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=call)
-    what = parser.add_argument_group("what is compared")
-    what.add_argument(
-        "--only",
-        type=of.names,
-        metavar="GROUP,GROUP,...",
-        help="engine, adam, overflow, quantise, zeroth-order, checksum, page-lock [all]",
+@dataclass(frozen=True)
+class Options:
+    only: tuple[str, ...] | None
+    volume: Sequence[Path]
+    pairs: int
+    size: int
+    json: bool
+
+
+def command() -> Command:
+    what = (
+        click.Option(
+            ["--only"],
+            type=NAMES,
+            metavar="GROUP,GROUP,...",
+            help="engine, adam, overflow, quantise, zeroth-order, checksum, page-lock [all]",
+        ),
+        click.Option(
+            ["--volume"],
+            type=PATH,
+            multiple=True,
+            metavar="PATH",
+            help="a directory on the ssd to measure; repeatable [.]",
+        ),
     )
-    what.add_argument(
-        "--volume",
-        type=of.path,
-        action="append",
-        metavar="PATH",
-        help="a directory on the ssd to measure; repeatable [.]",
+    how = (
+        click.Option(["--pairs"], type=COUNT, default=10, metavar="N", help="runs of each side, in turns"),
+        click.Option(["--size"], type=SIZE, default="1GiB", metavar="SIZE", help="size of the files, and of memory"),
     )
-    how = parser.add_argument_group("how much of it")
-    how.add_argument("--pairs", type=of.count, default=10, metavar="N", help="runs of each side, in turns")
-    how.add_argument("--size", type=of.nbytes, default="1GiB", metavar="SIZE", help="of the files, and of memory")
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print the figures as JSON")
+    output = (click.Option(["--json"], is_flag=True, help="print the figures as JSON"),)
+    return Command(
+        Options,
+        call,
+        sections=[
+            Section("What is compared", what),
+            Section("How much of it is compared", how),
+            Section("Output", output),
+        ],
+    )
 
 
-def call(options: argparse.Namespace) -> int:
+def call(options: Options) -> int:
     if not options.only or "engine" in options.only:
         of.require_engine()
     from ssdplan.profiler.bench import GROUPS, bench

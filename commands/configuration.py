@@ -5,17 +5,18 @@ Values are text until the command line's own checks have seen them, so 1e-5 is a
 tags, anchors and nested collections have no meaning here and are refused. What is parsed is hostile until checked.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import click
 import yaml
 
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import read_bounded
 
-from .resolved import AddOptions, OptionValue, checked, flag_of, seen_from
+from .command import Command
+from .resolved import OptionValue, checked, flag_of, seen_from
 
 SUFFIXES = (".yaml", ".yml")
 MOST_BYTES = 1 << 16
@@ -30,19 +31,20 @@ def is_configuration(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def key_of(action: argparse.Action) -> str:
-    """What an option is called in a configuration: its long name without the dashes."""
-    long = [flag for flag in action.option_strings if flag.startswith("--")]
-    return long[0].removeprefix("--") if long else action.dest
+def key_of(param: click.Parameter) -> str:
+    """How a configuration calls an option: by its long name without the dashes."""
+    long = [flag for flag in param.opts if flag.startswith("--")]
+    return long[0].removeprefix("--") if long else param.name
 
 
-def read_configuration(path: Path, add_options: AddOptions) -> dict[str, Any]:
-    """The options that a configuration gives, checked as if they were written on the command line, by the names that
-    they have there. Paths are relative to the file, and `~` is the user's home. Raises UsageError, one line: the file,
-    the line, the key and what is wrong."""
+def read_configuration(path: Path, command: Command) -> dict[str, Any]:
+    """The options of a command that a configuration gives, by name; checked as if they stood on the command line.
+
+    Paths are relative to the file, and `~` is the user's home. Raises UsageError, one line: the file, the line, the key
+    and what is wrong."""
     entries, lines = _entries(path)
     options = checked(
-        add_options,
+        command,
         entries,
         key_of,
         lambda key: f"{path}:{lines[key]}: {key}" if key in lines else str(path),

@@ -1,69 +1,80 @@
 """`ssdplan data`: a look at the samples that a run would train on."""
 
-import argparse
 import json
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
 
 from ssdplan.plans.progress import ProgressLine
 
 from . import options as of
+from .command import Command, Group, Member, Section
+from .types import COUNT, MODEL, PATH
 
 _USUAL_LENGTH = 1024
 """Tokens a row where nothing else is said: as `ssdplan profile` has it."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+@dataclass(frozen=True)
+class Options:
+    model: str
+    data: Path
+    sequence_length: int | None
+    pack: bool
+    data_format: str | None
+    append_eos: bool
+    token_cache: Path | None
+    samples: int
+    color: bool | None
+    json: bool
+
+
+def command() -> Group:
     about = "render a few samples, show what of them is learnt, and count all"
-    words = f"{about[0].upper()}{about[1:]}."
-    preview = actions.add_parser(
-        "preview",
-        help=about,
-        description=words,
-        formatter_class=of.Help,
-        allow_abbrev=False,
-    )
-    preview.set_defaults(command=call)
-    read = preview.add_argument_group("what is read, and how")
-    read.add_argument(
-        "--model", type=of.model, required=True, metavar="DIR|NAME", help="the model that would be trained"
-    )
-    read.add_argument(
-        "--data",
-        type=of.path,
-        required=True,
-        metavar="PATH",
-        help="a .txt, .jsonl, .parquet or .arrow file, or a directory",
-    )
-    read.add_argument(
-        "--sequence-length",
-        type=of.count,
-        metavar="S",
-        help=f"tokens a row [{_USUAL_LENGTH}, or as many as the model has positions, if that are fewer]",
-    )
-    read.add_argument(
-        "--pack",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="let samples share rows, or give each a row of its own",
-    )
-    of.add_data_options(read)
-    output = preview.add_argument_group("output")
-    output.add_argument("--samples", type=of.count, default=3, metavar="N", help="to render")
-    output.add_argument(
-        "--color",
-        action=argparse.BooleanOptionalAction,
-        help="colour what is learnt, or put it between marks [colour on a terminal]",
-    )
-    output.add_argument("--json", action="store_true", help="print samples and counts as JSON")
+    return Group({"preview": Member(about, _preview)}, "ACTION")
 
 
-def call(options: argparse.Namespace) -> int:
+def _preview() -> Command:
+    read = (
+        click.Option(
+            ["--model"], type=MODEL, required=True, metavar="DIR|NAME", help="the model that would be trained"
+        ),
+        click.Option(
+            ["--data"],
+            type=PATH,
+            required=True,
+            metavar="PATH",
+            help="a .txt, .jsonl, .parquet or .arrow file, or a directory",
+        ),
+        click.Option(
+            ["--sequence-length"],
+            type=COUNT,
+            metavar="S",
+            help=f"tokens a row [{_USUAL_LENGTH}, or as many as the model has positions, if that are fewer]",
+        ),
+        click.Option(["--pack/--no-pack"], default=True, help="let samples share rows, or give each a row of its own"),
+        *of.data_options(),
+    )
+    output = (
+        click.Option(["--samples"], type=COUNT, default=3, metavar="N", help="how many samples to render"),
+        click.Option(
+            ["--color/--no-color"],
+            default=None,
+            help="colour what is learnt, or put it between marks [colour on a terminal]",
+        ),
+        click.Option(["--json"], is_flag=True, help="print samples and counts as JSON"),
+    )
+    return Command(Options, call, sections=[Section("What is read, and how", read), Section("Output", output)])
+
+
+def call(options: Options) -> int:
     from ssdplan.executor.data import previewing
     from ssdplan.executor.data.preview import describe
     from ssdplan.executor.hub import find_model
 
-    cache = of.token_cache(options)
+    cache = of.token_cache(options.token_cache)
     order = previewing.Order(
         model=str(find_model(options.model)),
         data=str(options.data),

@@ -1,25 +1,39 @@
-"""`ssdplan doctor`: what of this machine, and of a directory, is fit for training, and what mends the rest."""
+"""`ssdplan doctor`: whether this machine and a directory are fit for training, and what mends the rest."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from . import options as of
+from .command import Argument, Command
+from .types import DIRECTORY
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=call)
-    parser.add_argument(
-        "directory",
-        type=of.path,
-        nargs="?",
-        default=Path(),
-        metavar="DIR",
-        help="on the drive to use; a small file is written there, read back and removed",
+@dataclass(frozen=True)
+class Options:
+    directory: Path
+    json: bool
+
+
+def command() -> Command:
+    return Command(
+        Options,
+        call,
+        [
+            Argument(
+                ["directory"],
+                type=DIRECTORY,
+                default=Path(),
+                metavar="DIR",
+                help="a directory on the drive to use; a small file is written there, read back and removed",
+            ),
+            click.Option(["--json"], is_flag=True, help="print findings and facts as JSON"),
+        ],
     )
-    parser.add_argument("--json", action="store_true", help="print findings and facts as JSON")
 
 
-def call(options: argparse.Namespace) -> int:
+def call(options: Options) -> int:
     of.settle_process()
     from ssdplan.plans.state_layout import Precision
     from ssdplan.profiler.doctor import judge

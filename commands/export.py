@@ -1,25 +1,49 @@
 """`ssdplan export`: the model of a run, from its last snapshot or as it finished."""
 
-import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
 
 from ssdplan.plans.progress import ProgressLine
 
 from . import options as of
+from .command import Argument, Command
+from .types import DIRECTORY, MODEL, PATH
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=call)
-    parser.add_argument("run", type=of.path, metavar="RUN", help="a run's directory")
-    parser.add_argument("--to", type=of.path, required=True, metavar="DIR", help="a new directory for the model")
-    parser.add_argument("--model", type=of.model, metavar="DIR|NAME", help="the model that was trained, if it moved")
-    parser.add_argument(
-        "--volume", type=of.path, action="append", metavar="PATH", help="where the store lies, if it moved; repeatable"
+@dataclass(frozen=True)
+class Options:
+    run: Path
+    to: Path
+    model: str | None
+    volume: Sequence[Path]
+    json: bool
+
+
+def command() -> Command:
+    return Command(
+        Options,
+        call,
+        [
+            Argument(["run"], type=DIRECTORY, metavar="RUN", help="a run's directory"),
+            click.Option(["--to"], type=DIRECTORY, required=True, metavar="DIR", help="a new directory for the model"),
+            click.Option(["--model"], type=MODEL, metavar="DIR|NAME", help="the model that was trained, if it moved"),
+            click.Option(
+                ["--volume"],
+                type=PATH,
+                multiple=True,
+                metavar="PATH",
+                help="where the store lies, if it moved; repeatable",
+            ),
+            click.Option(["--json"], is_flag=True, help="print where the model is, and of which step"),
+        ],
     )
-    parser.add_argument("--json", action="store_true", help="print where the model is, and of which step")
 
 
-def call(options: argparse.Namespace) -> int:
+def call(options: Options) -> int:
     of.require_engine()
     of.settle_process()
     from ssdplan.executor.run_directory import require_run
@@ -31,7 +55,7 @@ def call(options: argparse.Namespace) -> int:
     line = ProgressLine("export")
     try:
         model = find_model(options.model) if options.model else None
-        step = export_run(options.run, options.to, model=model, volumes=options.volume or (), progress=line)
+        step = export_run(options.run, options.to, model=model, volumes=options.volume, progress=line)
     finally:
         line.done()
     if options.json:

@@ -1,75 +1,123 @@
 """`ssdplan profile`: this machine and a model measured, into a profile."""
 
-import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 from ssdplan.plans.progress import ProgressLine
 
 from . import options as of
+from .command import Command, Section
+from .types import COUNT, COUNTS, MODEL, PATH, POSITIVE, SIZE, Choice
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=call)
-    what = parser.add_argument_group("what plans can then use")
-    what.add_argument(
-        "--model", type=of.model, required=True, metavar="DIR|NAME", help="a Hugging Face model directory, or a name"
-    )
-    what.add_argument("--sequence-length", type=of.count, default=1024, metavar="S", help="tokens a row")
-    what.add_argument(
-        "--micro-batch-sizes", type=of.counts, default="1,2,4", metavar="B,B,...", help="rows a micro-batch, to measure"
-    )
-    what.add_argument(
-        "--precision", choices=["bf16", "fp16", "fp32"], default="bf16", help="of the parameters in compute"
-    )
-    what.add_argument(
-        "--freeze",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="do not train the parameters whose names match, such as 'model.layers.[0-3].*' or '*.mlp.*'; repeatable "
-        "[all are trained]",
-    )
-    what.add_argument(
-        "--allow-unused-weights",
-        action="store_true",
-        help="leave tensors of the model's files out that the model has no place for, instead of refusing them",
-    )
-    machine = parser.add_argument_group("machine")
-    machine.add_argument(
-        "--device",
-        default="cpu",
-        metavar="cpu|cuda|cuda:N",
-        help="cpu emulates a device in DRAM, cuda is a GPU, cuda:1 the second of several",
-    )
-    machine.add_argument(
-        "--volume",
-        type=of.path,
-        action="append",
-        metavar="PATH",
-        help="a directory on the ssd to use, or a blank volume, as of ssdplan volume init; repeatable [.]",
-    )
-    machine.add_argument(
-        "--endurance",
-        type=of.nbytes,
-        action="append",
-        metavar="SIZE",
-        help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for all "
-        "[unknown]",
-    )
-    machine.add_argument(
-        "--seconds",
-        type=of.positive,
-        metavar="N",
-        help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once [68, and "
-        "38 for each further volume]",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print the profile as JSON")
-    output.add_argument("-o", "--output", type=of.path, default=Path("profile.json"), metavar="FILE", help="where to")
+@dataclass(frozen=True)
+class Options:
+    model: str
+    sequence_length: int
+    micro_batch_sizes: tuple[int, ...]
+    precision: str
+    freeze: Sequence[str]
+    allow_unused_weights: bool
+    device: str
+    volume: Sequence[Path]
+    endurance: Sequence[int]
+    seconds: float | None
+    json: bool
+    output: Path
 
 
-def call(options: argparse.Namespace) -> int:
+def command() -> Command:
+    what = (
+        click.Option(
+            ["--model"],
+            type=MODEL,
+            required=True,
+            metavar="DIR|NAME",
+            help="a Hugging Face model directory, or a name",
+        ),
+        click.Option(["--sequence-length"], type=COUNT, default=1024, metavar="S", help="tokens a row"),
+        click.Option(
+            ["--micro-batch-sizes"],
+            type=COUNTS,
+            default="1,2,4",
+            metavar="B,B,...",
+            help="rows a micro-batch, to measure",
+        ),
+        click.Option(
+            ["--precision"],
+            type=Choice(["bf16", "fp16", "fp32"]),
+            default="bf16",
+            help="format of the parameters in compute",
+        ),
+        click.Option(
+            ["--freeze"],
+            multiple=True,
+            metavar="PATTERN",
+            help="do not train the parameters whose names match, such as 'model.layers.[0-3].*' or '*.mlp.*'; "
+            "repeatable [all are trained]",
+        ),
+        click.Option(
+            ["--allow-unused-weights"],
+            is_flag=True,
+            help="leave tensors of the model's files out that the model has no place for, instead of refusing them",
+        ),
+    )
+    machine = (
+        click.Option(
+            ["--device"],
+            default="cpu",
+            metavar="cpu|cuda|cuda:N",
+            help="cpu emulates a device in DRAM, cuda is a GPU, cuda:1 the second of several",
+        ),
+        click.Option(
+            ["--volume"],
+            type=PATH,
+            multiple=True,
+            metavar="PATH",
+            help="a directory on the ssd to use, or a blank volume, as of ssdplan volume init; repeatable [.]",
+        ),
+        click.Option(
+            ["--endurance"],
+            type=SIZE,
+            multiple=True,
+            metavar="SIZE",
+            help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for "
+            "all [unknown]",
+        ),
+        click.Option(
+            ["--seconds"],
+            type=POSITIVE,
+            metavar="N",
+            help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once "
+            "[68, and 38 for each further volume]",
+        ),
+    )
+    output = (
+        click.Option(["--json"], is_flag=True, help="print the profile as JSON"),
+        click.Option(
+            ["-o", "--output"],
+            type=PATH,
+            default=Path("profile.json"),
+            metavar="FILE",
+            help="where the profile is written",
+        ),
+    )
+    return Command(
+        Options,
+        call,
+        sections=[
+            Section("What plans can then use", what),
+            Section("Machine", machine),
+            Section("Output", output),
+        ],
+    )
+
+
+def call(options: Options) -> int:
     of.require_engine()
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
@@ -109,7 +157,7 @@ def call(options: argparse.Namespace) -> int:
             micro_batch_sizes=options.micro_batch_sizes,
             progress=line,
             blanks=blanks,
-            endurance=options.endurance or (),
+            endurance=options.endurance,
             limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
         )
     measured.save(options.output)

@@ -1,10 +1,12 @@
 """`ssdplan show`: a plan, a profile or a run told and drawn."""
 
-import argparse
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.files import Folder, open_regular
@@ -13,6 +15,8 @@ from ssdplan.plans.profile import Profile
 from ssdplan.plans.units import format_bytes
 
 from . import options as of
+from .command import Argument, Command, Section
+from .types import DIRECTORY, PATH
 
 if TYPE_CHECKING:
     from ssdplan.executor.run_directory import Run
@@ -23,23 +27,32 @@ if TYPE_CHECKING:
     from ssdplan.plans.timeline import Timeline
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=call)
-    parser.add_argument(
-        "document", type=of.path, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
+@dataclass(frozen=True)
+class Options:
+    document: Path
+    plots: Path | None
+    html: Path | None
+    trace: Path | None
+    json: bool
+
+
+def command() -> Command:
+    document = Argument(
+        ["document"], type=PATH, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
     )
-    drawn = parser.add_argument_group("also written")
-    drawn.add_argument("--plots", type=of.path, metavar="DIR", help="plots (PNG) of the plan or run [none]")
-    drawn.add_argument("--html", type=of.path, metavar="FILE", help="one page to look at in a browser [none]")
-    drawn.add_argument("--trace", type=of.path, metavar="FILE", help="the plan's step as a Chrome trace [none]")
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print the document as JSON")
+    drawn = (
+        click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="plots (PNG) of the plan or run [none]"),
+        click.Option(["--html"], type=PATH, metavar="FILE", help="one page to look at in a browser [none]"),
+        click.Option(["--trace"], type=PATH, metavar="FILE", help="the plan's step as a Chrome trace [none]"),
+    )
+    output = (click.Option(["--json"], is_flag=True, help="print the document as JSON"),)
+    return Command(Options, call, [document], [Section("Files to write", drawn), Section("Output", output)])
 
 
 _FILES_OF_A_RUN = ("plan.json", "run.json", "metrics.jsonl", "report.json", "trace.json")
 
 
-def call(options: argparse.Namespace) -> int:
+def call(options: Options) -> int:
     from ssdplan.plans.build import build_schedule
     from ssdplan.plans.curves_text import describe_curves
     from ssdplan.plans.overlay import describe_overlay
@@ -47,7 +60,7 @@ def call(options: argparse.Namespace) -> int:
     from ssdplan.plans.report import describe_report, report_json
     from ssdplan.plans.text import describe_plan
 
-    path: Path = options.document
+    path = options.document
     if path.is_dir():
         with Folder(path) as folder:
             for name in _FILES_OF_A_RUN:
@@ -145,7 +158,7 @@ def _predicted(plan: Plan, graph: "Graph") -> "Timeline":
 
 
 def _draw(
-    options: argparse.Namespace, plan: Plan, schedule: "Schedule", overlay: "Overlay | None", curves: "Curves | None"
+    options: Options, plan: Plan, schedule: "Schedule", overlay: "Overlay | None", curves: "Curves | None"
 ) -> None:
     """The files that `show` writes besides what it prints."""
     timeline = _predicted(plan, schedule.steady)

@@ -1,115 +1,200 @@
 """`ssdplan solve`: from a profile, or from names in the catalogue, to a plan or a sweep of plans."""
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import click
 
 from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
+from ssdplan.plans.profile import OptimizerStates, Precision, Profile
 from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes
 
 from . import options as of
+from .command import Argument, Command, Section
 from .replaced import require_replaceable, save_plan
+from .types import (
+    COUNT,
+    COUNTS,
+    DIRECTORY,
+    FIGURE,
+    FRACTION,
+    PATH,
+    POSITIVE,
+    RESIDENCY,
+    SIZE,
+    SIZE_OR_ZERO,
+    Choice,
+)
 
 if TYPE_CHECKING:
     from ssdplan.planner.request import SolveRequest
     from ssdplan.planner.whatif import WhatIf
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=call)
-    parser.add_argument(
-        "profile", type=of.path, nargs="?", metavar="PROFILE", help="what ssdplan profile wrote; not with --model"
+@dataclass(frozen=True)
+class Options:
+    profile: Path | None
+    host_memory: int | None
+    device_memory: int | None
+    max_ssd_write_per_step: int | None
+    global_batch: int | None
+    optimizer_states: OptimizerStates
+    clip_grad_norm: float | None
+    schedule: Literal["vertical", "horizontal", "single"]
+    micro_batch_size: int | None
+    micro_batches: int | None
+    delay_ratio: float | None
+    residency: dict[str, float]
+    model: str | None
+    gpu: str | None
+    ssd: Sequence[str]
+    cpu: str | None
+    link: str | None
+    figure: Sequence[tuple[str, float]]
+    sequence_length: int | None
+    micro_batch_sizes: tuple[int, ...] | None
+    precision: Precision | None
+    sweep: str | None
+    plots: Path | None
+    json: bool
+    output: Path | None
+
+
+def command() -> Command:
+    profile = Argument(
+        ["profile"],
+        type=PATH,
+        default=None,
+        metavar="PROFILE",
+        help="the profile that ssdplan profile wrote; not with --model",
     )
-    budgets = parser.add_argument_group("budgets")
-    budgets.add_argument(
-        "--host-memory",
-        type=of.nbytes,
-        metavar="SIZE",
-        help="most host memory beyond the process itself (process_bytes of the profile), such as 64GiB or 64G, which "
-        "are the same; 64GB are a little less [a half of what was free; needed with --model]",
-    )
-    budgets.add_argument(
-        "--device-memory",
-        type=of.nbytes,
-        metavar="SIZE",
-        help="most that the device may take [what was free]; "
-        "without a GPU: a device emulated in that much DRAM, with copies to and from it [compute on host memory]",
-    )
-    budgets.add_argument("--max-ssd-write-per-step", type=of.nbytes_or_none, metavar="SIZE", help="wear bound [none]")
-    numbers = parser.add_argument_group("what is computed, and changes numbers")
-    numbers.add_argument("--global-batch", type=of.count, metavar="N", help="rows a step, exactly [the best]")
-    numbers.add_argument(
-        "--optimizer-states",
-        choices=["fp32", "bf16"],
-        default="fp32",
-        help="format of both moments",
-    )
-    numbers.add_argument(
-        "--clip-grad-norm",
-        type=of.positive,
-        metavar="X",
-        help="the most that the norm of all gradients may be; then alpha is 1 [none]",
-    )
-    fixed = parser.add_argument_group("each fixes one decision")
-    fixed.add_argument(
-        "--schedule",
-        choices=["vertical", "horizontal", "single"],
-        default="vertical",
-        help="horizontal is ZeRO-Infinity's; single is one micro-batch",
-    )
-    fixed.add_argument("--micro-batch-size", type=of.count, metavar="B", help="rows a micro-batch [the best]")
-    fixed.add_argument("--micro-batches", type=of.count, metavar="N", help="micro-batches a step [the best]")
-    fixed.add_argument("--delay-ratio", type=of.fraction, metavar="A", help="alpha, 0 to 1 [the best]")
-    fixed.add_argument(
-        "--residency",
-        type=of.residency,
-        default={},
-        metavar="WHAT=F,WHAT=F,...",
-        help="parameters, optimizer, checkpoints: fractions on host; device, turn: fractions of states whose "
-        "parameters the device keeps for the whole run, or from forward to backward; any of them [the best]",
-    )
-    guess = parser.add_argument_group("what-if: without a profile, from the catalogue")
-    guess.add_argument("--model", metavar="NAME", help="a model's shape, such as llama-3.1-70b")
-    guess.add_argument("--gpu", metavar="NAME", help="such as rtx-4090; none emulates a device in DRAM")
-    guess.add_argument(
-        "--ssd",
-        action="append",
-        metavar="NAME[:SIZE][*K]",
-        help="K drives, at most 16 in all, such as 'samsung-990-pro:4TB*2' (in quotes, for shells); repeatable",
-    )
-    guess.add_argument("--cpu", metavar="NAME", help="processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]")
-    guess.add_argument("--link", metavar="NAME", help="between host and GPU, such as pcie-4.0-x16 [the GPU's own]")
-    guess.add_argument(
-        "--figure", type=of.figure, action="append", metavar="NAME=VALUE", help="instead of the catalogue's; repeatable"
-    )
-    guess.add_argument("--sequence-length", type=of.count, metavar="S", help="tokens a row [1024]")
-    guess.add_argument("--micro-batch-sizes", type=of.counts, metavar="B,B,...", help="rows a micro-batch [1,2,4]")
-    guess.add_argument("--precision", choices=["bf16", "fp16", "fp32"], help="of the parameters in compute [bf16]")
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--sweep",
-        metavar="NAME=FROM..TO[:STEP]",
-        help="a table of plans instead of one; it doubles without STEP [one plan]",
-    )
-    output.add_argument("--plots", type=of.path, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]")
-    output.add_argument("--json", action="store_true", help="print the plan, or the sweep, as JSON")
-    output.add_argument(
-        "-o",
-        "--output",
-        type=of.path,
-        metavar="FILE",
-        help="where to; a plan that is there is kept, plan.json as plan-0.json, then plan-1.json and so on "
-        "[plan.json; a what-if or a sweep writes none]",
+    return Command(
+        Options,
+        call,
+        [profile],
+        [
+            Section("Budgets", _budgets()),
+            Section("What is computed, and changes numbers", _numbers()),
+            Section("Each fixes one decision", _decisions()),
+            Section("What-if: without a profile, from the catalogue", _what_if_options()),
+            Section("Output", _output()),
+        ],
     )
 
 
-def call(options: argparse.Namespace) -> int:
+def _budgets() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--host-memory"],
+            type=SIZE,
+            metavar="SIZE",
+            help="most host memory beyond the process itself (process_bytes of the profile), such as 64GiB or 64G, "
+            "which are the same; 64GB are a little less [a half of what was free; needed with --model]",
+        ),
+        click.Option(
+            ["--device-memory"],
+            type=SIZE,
+            metavar="SIZE",
+            help="most that the device may take [what was free]; without a GPU: a device emulated in that much DRAM, "
+            "with copies to and from it [compute on host memory]",
+        ),
+        click.Option(["--max-ssd-write-per-step"], type=SIZE_OR_ZERO, metavar="SIZE", help="wear bound [none]"),
+    )
+
+
+def _numbers() -> tuple[click.Option, ...]:
+    return (
+        click.Option(["--global-batch"], type=COUNT, metavar="N", help="rows a step, exactly [the best]"),
+        click.Option(
+            ["--optimizer-states"], type=Choice(["fp32", "bf16"]), default="fp32", help="format of both moments"
+        ),
+        click.Option(
+            ["--clip-grad-norm"],
+            type=POSITIVE,
+            metavar="X",
+            help="the most that the norm of all gradients may be; then alpha is 1 [none]",
+        ),
+    )
+
+
+def _decisions() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--schedule"],
+            type=Choice(["vertical", "horizontal", "single"]),
+            default="vertical",
+            help="horizontal is ZeRO-Infinity's; single is one micro-batch",
+        ),
+        click.Option(["--micro-batch-size"], type=COUNT, metavar="B", help="rows a micro-batch [the best]"),
+        click.Option(["--micro-batches"], type=COUNT, metavar="N", help="micro-batches a step [the best]"),
+        click.Option(["--delay-ratio"], type=FRACTION, metavar="A", help="alpha, 0 to 1 [the best]"),
+        click.Option(
+            ["--residency"],
+            type=RESIDENCY,
+            default=dict,
+            show_default=False,
+            metavar="WHAT=F,WHAT=F,...",
+            help="parameters, optimizer, checkpoints: fractions on host; device, turn: fractions of states whose "
+            "parameters the device keeps for the whole run, or from forward to backward; any of them [the best]",
+        ),
+    )
+
+
+def _what_if_options() -> tuple[click.Option, ...]:
+    return (
+        click.Option(["--model"], metavar="NAME", help="a model's shape, such as llama-3.1-70b"),
+        click.Option(["--gpu"], metavar="NAME", help="such as rtx-4090; none emulates a device in DRAM"),
+        click.Option(
+            ["--ssd"],
+            multiple=True,
+            metavar="NAME[:SIZE][*K]",
+            help="K drives, at most 16 in all, such as 'samsung-990-pro:4TB*2' (in quotes, for shells); repeatable",
+        ),
+        click.Option(["--cpu"], metavar="NAME", help="processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]"),
+        click.Option(["--link"], metavar="NAME", help="between host and GPU, such as pcie-4.0-x16 [the GPU's own]"),
+        click.Option(
+            ["--figure"],
+            type=FIGURE,
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="a figure instead of the catalogue's; repeatable",
+        ),
+        click.Option(["--sequence-length"], type=COUNT, metavar="S", help="tokens a row [1024]"),
+        click.Option(["--micro-batch-sizes"], type=COUNTS, metavar="B,B,...", help="rows a micro-batch [1,2,4]"),
+        click.Option(
+            ["--precision"],
+            type=Choice(["bf16", "fp16", "fp32"]),
+            help="format of the parameters in compute [bf16]",
+        ),
+    )
+
+
+def _output() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--sweep"],
+            metavar="NAME=FROM..TO[:STEP]",
+            help="a table of plans instead of one; it doubles without STEP [one plan]",
+        ),
+        click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]"),
+        click.Option(["--json"], is_flag=True, help="print the plan, or the sweep, as JSON"),
+        click.Option(
+            ["-o", "--output"],
+            type=PATH,
+            metavar="FILE",
+            help="where the plan is written; a plan that is there is kept, plan.json as plan-0.json, then plan-1.json "
+            "and so on [plan.json; a what-if or a sweep writes none]",
+        ),
+    )
+
+
+def call(options: Options) -> int:
     from ssdplan.planner.request import SolveRequest
     from ssdplan.planner.whatif import WhatIf, estimate
 
@@ -117,7 +202,7 @@ def call(options: argparse.Namespace) -> int:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
     if options.sweep is not None and options.output is not None:
         raise UsageError("-o: a sweep writes no plan; leave it out")
-    output: Path | None = options.output or (None if options.profile is None or options.sweep else Path("plan.json"))
+    output = options.output or (None if options.profile is None or options.sweep else Path("plan.json"))
     if output is not None:
         of.require_writable(output)
         require_replaceable(output)
@@ -138,13 +223,13 @@ def call(options: argparse.Namespace) -> int:
         unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
     )
     if options.sweep is not None:
-        return _sweep(options, source, request)
+        return _sweep(options, source, request, options.sweep)
     return _one_plan(options, output, measured, request, what_if=isinstance(source, WhatIf))
 
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B
 def _one_plan(
-    options: argparse.Namespace, output: Path | None, measured: Profile, request: "SolveRequest", *, what_if: bool
+    options: Options, output: Path | None, measured: Profile, request: "SolveRequest", *, what_if: bool
 ) -> int:
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.planner.whatif import describe_notes
@@ -186,7 +271,11 @@ def _beyond(plan: Plan) -> str:
     )
 
 
-def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
+_NOT_GIVEN: tuple[object, ...] = (None, [])
+"""The value of an option that nobody gave; several values are a list."""
+
+
+def _what_if(options: Options) -> "WhatIf | Profile":
     """The profile that is named, or the machine and model that are."""
     from ssdplan.planner.whatif import WhatIf
 
@@ -201,7 +290,9 @@ def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
         "--precision": options.precision,
     }
     if options.profile is not None:
-        without_profile = [name for name, value in {"--model": options.model, **given}.items() if value is not None]
+        without_profile = [
+            name for name, value in {"--model": options.model, **given}.items() if value not in _NOT_GIVEN
+        ]
         if without_profile:
             raise UsageError(f"{without_profile[0]} is for a what-if, without a profile: {options.profile} says it all")
         return Profile.load(options.profile)
@@ -213,8 +304,9 @@ def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
             f"ssdplan profile {options.model}, and give solve the profile"
         )
     needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
-    if missing := [name for name, value in needed.items() if value is None]:
+    if missing := [name for name, value in needed.items() if value in _NOT_GIVEN]:
         raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}")
+    assert options.gpu is not None and options.host_memory is not None, "neither is missing"
     return WhatIf(
         model=options.model,
         gpu=options.gpu,
@@ -225,7 +317,7 @@ def _what_if(options: argparse.Namespace) -> "WhatIf | Profile":
         precision=options.precision or "bf16",
         sequence_length=options.sequence_length or 1024,
         micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
-        figures=_figures(options.figure or ()),
+        figures=_figures(options.figure),
     )
 
 
@@ -237,11 +329,11 @@ def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
     return figures
 
 
-def _sweep(options: argparse.Namespace, source: "WhatIf | Profile", request: "SolveRequest") -> int:
+def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest", asked: str) -> int:
     from ssdplan.planner.sweep import parse_range, sweep
     from ssdplan.plans.sweep import describe_sweep
 
-    values = parse_range(options.sweep)
+    values = parse_range(asked)
     line = ProgressLine("solve")
     try:
         found = sweep(source, request, values, line)

@@ -4,9 +4,10 @@ Owns the names that users of TRL and transformers know, and how near a misspelt 
 means the same: a name that merely looks alike would be believed.
 """
 
-import argparse
 from collections.abc import Callable, Collection, Mapping
 from difflib import SequenceMatcher
+
+import click
 
 NEAR = 0.85
 """Of difflib's ratio, without dashes: `sed` is `seed`, `epochs` is not `eps`."""
@@ -75,10 +76,10 @@ ELSEWHERE: dict[str, str] = {
 """What others call what no option here is, and what there is instead."""
 
 
-def long_names(parser: argparse.ArgumentParser) -> list[str]:
-    """The long options of a parser, without dashes and without --help."""
-    actions = [action for action in parser._actions if action.dest != "help"]
-    return [flag[2:] for action in actions for flag in action.option_strings if flag.startswith("--")]
+def long_names(command: click.Command) -> list[str]:
+    """The long options of a command, without dashes and without --help."""
+    flags = [flag for param in command.params for flag in (*param.opts, *param.secondary_opts)]
+    return [flag[2:] for flag in flags if flag.startswith("--")]
 
 
 def hint(

@@ -1,77 +1,154 @@
-"""`ssdplan volume`: volumes made, described, verified, and those of a run that is done removed."""
+"""`ssdplan volume`: volumes made, described and verified, and the store of a run removed."""
 
-import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
 
 from ssdplan.plans.errors import StoreError
 from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes
 
 from . import options as of
+from .command import Argument, Command, Group, Member
+from .types import DIRECTORY, PATH, SIZE
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+@dataclass(frozen=True)
+class NewVolume:
+    place: Path
+    json: bool
+    size: int | None
+    force: bool
 
-    def action(name: str, about: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = actions.add_parser(
-            name, help=about, description=f"{about[0].upper()}{about[1:]}.", formatter_class=of.Help, allow_abbrev=False
-        )
-        made.set_defaults(command=call, action=name)
-        made.add_argument("--json", action="store_true", help="print the result as JSON")
-        return made
 
-    init = action("init", "make a blank volume of a block device, or of a new file, for a store to lie on")
-    init.add_argument("place", type=of.path, metavar="PATH", help="a block device, a file, or a directory for a file")
-    init.add_argument("--size", type=of.nbytes, metavar="SIZE", help="of a new file")
-    init.add_argument("--force", action="store_true", help="even over a store, or data that is not ssdplan's")
-    for name, about in (
-        ("info", "tell what files and devices are: blank, a volume of which store, or not ssdplan's"),
-        ("check", "read every extent of a store's last two generations and verify its checksum"),
-    ):
-        action(name, about).add_argument(
-            "places", type=of.path, nargs="+", metavar="PATH", help="volumes, or directories that hold them"
-        )
-    drop = action("drop", "remove the store of a run, with its snapshots: after that the run cannot go on")
-    drop.add_argument("run", type=of.path, metavar="RUN", help="a run's directory")
-    drop.add_argument("--yes", action="store_true", help="do so; else it is only told what would go")
-    drop.add_argument("--without-model", action="store_true", help="even if the run did not finish with a model")
-    drop.add_argument(
-        "--volume", type=of.path, action="append", metavar="PATH", help="where the store lies, if it moved; repeatable"
+@dataclass(frozen=True)
+class Places:
+    places: Sequence[Path]
+    json: bool
+
+
+@dataclass(frozen=True)
+class Drop:
+    run: Path
+    json: bool
+    yes: bool
+    without_model: bool
+    volume: Sequence[Path]
+
+
+def command() -> Group:
+    return Group(
+        {
+            "init": Member("make a blank volume of a block device, or of a new file, for a store to lie on", _init),
+            "info": Member(
+                "tell what files and devices are: blank, a volume of which store, or not ssdplan's",
+                lambda: Command(Places, info, [_places(), _json()]),
+            ),
+            "check": Member(
+                "read every extent of a store's last two generations and verify its checksum",
+                lambda: Command(Places, check, [_places(), _json()]),
+            ),
+            "drop": Member("remove the store of a run, with its snapshots: after that the run cannot go on", _drop),
+        },
+        "ACTION",
     )
 
 
-def call(options: argparse.Namespace) -> int:
-    of.require_engine()
-    if options.action == "drop":
-        return _drop(options)
-    from ssdplan.executor.store import check, describe, initialise, inspect
+def _json() -> click.Option:
+    return click.Option(["--json"], is_flag=True, help="print the result as JSON")
 
-    if options.action == "init":
-        found = [initialise(options.place, options.size, force=options.force)]
-        print(describe.volumes_json(found) if options.json else describe.volumes(found))
-        return 0
-    if options.action == "info":
-        found = inspect(options.places)
-        print(describe.volumes_json(found) if options.json else describe.volumes(found))
-        return 0
+
+def _places() -> Argument:
+    return Argument(
+        ["places"],
+        type=PATH,
+        nargs=-1,
+        required=True,
+        metavar="PATH",
+        help="volumes, or directories that hold them",
+    )
+
+
+def _init() -> Command:
+    return Command(
+        NewVolume,
+        init,
+        [
+            Argument(["place"], type=PATH, metavar="PATH", help="a block device, a file, or a directory for a file"),
+            _json(),
+            click.Option(["--size"], type=SIZE, metavar="SIZE", help="size of a new file"),
+            click.Option(
+                ["--force"],
+                is_flag=True,
+                help="make it even over a store, or over data that is not ssdplan's",
+            ),
+        ],
+    )
+
+
+def _drop() -> Command:
+    return Command(
+        Drop,
+        drop,
+        [
+            Argument(["run"], type=DIRECTORY, metavar="RUN", help="a run's directory"),
+            _json(),
+            click.Option(["--yes"], is_flag=True, help="do so; else it is only told what would go"),
+            click.Option(["--without-model"], is_flag=True, help="even if the run did not finish with a model"),
+            click.Option(
+                ["--volume"],
+                type=PATH,
+                multiple=True,
+                metavar="PATH",
+                help="where the store lies, if it moved; repeatable",
+            ),
+        ],
+    )
+
+
+def init(options: NewVolume) -> int:
+    of.require_engine()
+    from ssdplan.executor.store import describe, initialise
+
+    made = [initialise(options.place, options.size, force=options.force)]
+    print(describe.volumes_json(made) if options.json else describe.volumes(made))
+    return 0
+
+
+def info(options: Places) -> int:
+    of.require_engine()
+    from ssdplan.executor.store import describe, inspect
+
+    found = inspect(options.places)
+    print(describe.volumes_json(found) if options.json else describe.volumes(found))
+    return 0
+
+
+def check(options: Places) -> int:
+    of.require_engine()
+    from ssdplan.executor import store
+
     line = ProgressLine("check")
     try:
-        checked = check(options.places, lambda fraction: line(fraction, "of the store's bytes"))
+        checked = store.check(options.places, lambda fraction: line(fraction, "of the store's bytes"))
     finally:
         line.done()
-    print(describe.checked_json(checked) if options.json else describe.checked(checked))
+    print(store.describe.checked_json(checked) if options.json else store.describe.checked(checked))
     return StoreError.exit_code if checked.damaged else 0
 
 
-def _drop(options: argparse.Namespace) -> int:
+def drop(options: Drop) -> int:
+    of.require_engine()
     of.settle_process()
     from ssdplan.executor.run_directory import require_run
 
     require_run(options.run)  # before torch is loaded, which takes seconds
     from ssdplan.executor.drop import drop_store
 
-    gone = drop_store(options.run, sure=options.yes, without_model=options.without_model, volumes=options.volume or ())
+    gone = drop_store(options.run, sure=options.yes, without_model=options.without_model, volumes=options.volume)
     if options.json:
         parts = {"removed": list(map(str, gone.removed)), "blank": list(map(str, gone.blank))}
         print(json.dumps({**parts, "bytes": gone.nbytes, "step": gone.step}))

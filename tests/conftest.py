@@ -17,7 +17,9 @@ atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["SSDPLAN_CACHE"] = _CACHE
 os.environ["SSDPLAN_STATE"] = os.path.join(_CACHE, "state")
 
-_NEEDED = [name for name in ("numpy", "pydantic", "highspy", "yaml", "rich") if importlib.util.find_spec(name) is None]
+_NEEDED = [
+    name for name in ("click", "numpy", "pydantic", "highspy", "yaml", "rich") if importlib.util.find_spec(name) is None
+]
 
 
 def pytest_configure() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from pydantic import BaseModel
 
 from ssdplan import cli, native
@@ -102,28 +103,28 @@ def test_the_plan_that_is_shown_is_one() -> None:
     assert [plan.Sensitivity.model_validate(row) for row in raw["sensitivity"]]
 
 
-def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([*arguments, "--help"])
-    assert stopped.value.code == 0
-    return capsys.readouterr().out
+def usage(*arguments: str) -> str:
+    said = CliRunner().invoke(cli.make_command_line(), [*arguments, "--help"])
+    assert said.exit_code == 0
+    return said.stdout
 
 
-def options_of(capsys: pytest.CaptureFixture[str], *command: str) -> set[str]:
-    """What the command's parser takes, and those of its actions, from the usage that argparse writes."""
-    written = usage(capsys, *command)
-    actions = re.findall(r"^    ([a-z]+) +\S", written, re.MULTILINE) if "ACTION" in written else []
-    taken = {"--help", *re.findall(r"--[a-z][a-z-]*", written.split("\n\n")[0])}
-    return taken.union(*(options_of(capsys, *command, action) for action in actions))
+def listed(written: str, kind: str) -> list[str]:
+    """The commands or actions that a help lists."""
+    return re.findall(r"^  ([a-z]+) +\S", written.partition(f"\n{kind}:\n")[2], re.MULTILINE)
 
 
-def commands_of(capsys: pytest.CaptureFixture[str]) -> set[str]:
-    return set(re.findall(r"^    ([a-z]+) +\S", usage(capsys), re.MULTILINE))
+def options_of(*command: str) -> set[str]:
+    """The options of a command and of its actions, from the help that click writes."""
+    written = usage(*command)
+    lines = re.findall(r"^  (-.*?)(?:  .*)?$", written, re.MULTILINE)
+    taken = set(re.findall(r"--[a-z][a-z-]*", " ".join(lines)))
+    return taken.union(*(options_of(*command, action) for action in listed(written, "Actions")))
 
 
-def test_commands_and_options_in_the_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = commands_of(capsys)
-    options = {command: options_of(capsys, command) for command in commands} | {"": options_of(capsys)}
+def test_commands_and_options_in_the_documents_exist() -> None:
+    commands = listed(usage(), "Commands")
+    options = {command: options_of(command) for command in commands} | {"": options_of()}
     options = {command: taken | {"--output"} for command, taken in options.items()}
     known = set().union(*options.values()) | OTHER_OPTIONS
     for path in DOCUMENTS:
@@ -139,7 +140,7 @@ def test_commands_and_options_in_the_documents_exist(capsys: pytest.CaptureFixtu
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
             assert option in known, f"{path.name} names {option}"
     named = {row[0].removeprefix("ssdplan ") for table in tables(read(README)) for row in table}
-    assert commands <= named, "README's table of commands lacks some"
+    assert set(commands) <= named, "README's table of commands lacks some"
 
 
 def exit_codes() -> dict[str, int]:

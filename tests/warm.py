@@ -87,7 +87,7 @@ def _command(arguments: list[str], cwd: str, stdout: str, stderr: str) -> int:
         os.dup2(os.open(name, os.O_RDWR), descriptor)
     try:
         code = cli.main(arguments)
-    except SystemExit as ended:  # argparse's
+    except SystemExit as ended:  # of wrong usage
         assert isinstance(ended.code, int)
         code = ended.code
     except BaseException:

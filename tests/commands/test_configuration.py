@@ -1,6 +1,5 @@
 """A configuration says what flags say, checked as they are; what it cannot say is one line with file, line and key."""
 
-import argparse
 import json
 import re
 import shlex
@@ -13,26 +12,21 @@ from hypothesis import strategies as st
 
 from ssdplan.commands import run
 from ssdplan.commands.configuration import configuration, key_of, read_configuration
-from ssdplan.commands.resolved import as_kept, as_written, over, resolved, restored
-from ssdplan.commands.resolved import given as said
+from ssdplan.commands.resolved import as_kept, as_written, over, restored
 from ssdplan.executor.run_directory import Run
 from ssdplan.plans.errors import UsageError
 
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(allow_abbrev=False)
-    run.add_options(made)
-    return made
+RUN = run.command()
 
 
 def flags(*arguments: str) -> dict[str, object]:
     """What the command line makes of arguments: the oracle."""
-    return {name: value for name, value in said(parser().parse_args(arguments)).items() if name != "command"}
+    return RUN.given(RUN.parse(arguments))
 
 
 def read(directory: Path, text: str) -> dict[str, object]:
     (directory / "config.yaml").write_text(text)
-    return read_configuration(directory / "config.yaml", run.add_options)
+    return read_configuration(directory / "config.yaml", RUN)
 
 
 def test_a_configuration_says_what_flags_say(tmp_path):
@@ -57,7 +51,7 @@ def test_paths_are_relative_to_the_file_and_names_are_names(tmp_path, monkeypatc
     assert read(tmp_path, "volume: one") == {"volume": [tmp_path / "one"]}
     assert read(tmp_path, "data: ~/text.txt")["data"] == Path("/home/someone/text.txt")
     monkeypatch.chdir(tmp_path)
-    assert read_configuration(Path("config.yaml"), run.add_options)["data"] == Path("/home/someone/text.txt")
+    assert read_configuration(Path("config.yaml"), RUN)["data"] == Path("/home/someone/text.txt")
 
 
 def test_the_configuration_in_the_document_is_one(tmp_path):
@@ -129,27 +123,27 @@ def test_what_is_no_configuration_is_refused(tmp_path):
     ):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=says):
-            read_configuration(path, run.add_options)
+            read_configuration(path, RUN)
     with pytest.raises(UsageError, match="No such file"):
-        read_configuration(tmp_path / "none.yaml", run.add_options)
+        read_configuration(tmp_path / "none.yaml", RUN)
     with pytest.raises(UsageError, match="is a directory, not a configuration"):
-        read_configuration(tmp_path, run.add_options)
+        read_configuration(tmp_path, RUN)
 
 
 def test_what_a_configuration_denies_is_denied(tmp_path):
     """Over what a run was started with, too, where the command line has no flag to say so."""
     denied = read(tmp_path, "serial: false\nresume-anyway: false\ntensorboard: false\npack: false\n")
     assert denied == {"serial": False, "resume_anyway": False, "tensorboard": False, "pack": False}
-    assert over(denied, flags("--tensorboard", "--serial"), run.add_options) == denied
+    assert over(denied, flags("--tensorboard", "--serial"), RUN) == denied
 
 
 def test_flags_count_over_a_configuration(tmp_path):
     below = read(tmp_path, "lr: 1\nseed: 3\neval-data: /held-out\nvolume: [/a, /b]\npack: false\n")
     above = flags("--lr", "2", "--eval-split", "0.5", "--volume", "/c", "--pack")
-    assert over(above, below, run.add_options) == {
+    assert over(above, below, RUN) == {
         "lr": 2.0, "seed": 3, "eval_split": 0.5, "volume": [Path("/c")], "pack": True,
     }  # fmt: skip
-    assert over({}, below, run.add_options) == below and over(above, {}, run.add_options) == above
+    assert over({}, below, RUN) == below and over(above, {}, RUN) == above
 
 
 VALUES = {
@@ -188,8 +182,8 @@ def test_any_options_mean_the_same_wherever_they_stand(tmp_path_factory, options
     directory = tmp_path_factory.getbasetemp()
     expected = flags(*as_arguments(options))
     assert read(directory, yaml.safe_dump(options, allow_unicode=True)) == expected
-    kept = as_kept(resolved(argparse.Namespace(**expected)), ())
-    assert restored(run.add_options, kept, Path("run.json")) == expected
+    kept = as_kept(expected, ())
+    assert restored(RUN, kept, Path("run.json")) == expected
     again = read(directory, configuration(kept, "plan.json", []))
     assert again == {**expected, "plan": directory / "plan.json"}
 
@@ -198,9 +192,8 @@ def test_any_options_mean_the_same_wherever_they_stand(tmp_path_factory, options
 
 def test_every_option_has_one_name_in_both_files():
     """run.json has `eval_every` where a configuration has `eval-every`, and nothing else."""
-    for action in parser()._actions:
-        if action.option_strings and action.dest != "help":
-            assert key_of(action) == action.dest.replace("_", "-")
+    for param in RUN.params:
+        assert key_of(param) == param.name.replace("_", "-")
 
 
 LINES = st.lists(
@@ -239,11 +232,11 @@ def test_any_bytes_are_a_configuration_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
     path.write_bytes(content)
     try:
-        options = read_configuration(path, run.add_options)
+        options = read_configuration(path, RUN)
     except UsageError as error:
         assert str(error).startswith(str(path)) and len(str(error).splitlines()) == 1
     else:
-        assert options.keys() <= {action.dest for action in parser()._actions}
+        assert options.keys() <= {param.name for param in RUN.params}
 
 
 KEPT = st.one_of(st.booleans(), st.text(max_size=8), st.lists(st.text(max_size=8), max_size=3).map(tuple))
@@ -253,7 +246,7 @@ KEPT = st.one_of(st.booleans(), st.text(max_size=8), st.lists(st.text(max_size=8
 @given(kept=st.dictionaries(st.one_of(st.sampled_from([key.replace("-", "_") for key in VALUES]), st.text()), KEPT))
 def test_any_kept_options_are_options_or_refused(kept):
     try:
-        options = restored(run.add_options, kept, Path("RUN/run.json"))
+        options = restored(RUN, kept, Path("RUN/run.json"))
     except UsageError as error:
         assert str(error).startswith("RUN/run.json: options.")
     else:

@@ -1,8 +1,7 @@
 """What becomes of an error: one line, and an exit code of its own; what nobody foresaw stays a traceback."""
 
-import argparse
-
 import pytest
+from click.testing import CliRunner
 
 from ssdplan import cli
 from ssdplan.commands import doctor
@@ -16,28 +15,27 @@ SAYS = [
 
 
 @pytest.mark.parametrize("words", SAYS)
-def test_a_process_that_gets_no_more_memory_says_so(
-    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def call(options: argparse.Namespace) -> int:
+def test_a_process_that_gets_no_more_memory_says_so(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(options: doctor.Options) -> int:
         raise RuntimeError(words)
 
     monkeypatch.setattr(doctor, "call", call)
-    assert cli.main(["doctor"]) == 4
-    assert capsys.readouterr().err == f"ssdplan: error: the process may take no more memory: {words}\n"
+    said = CliRunner().invoke(cli.make_command_line(), ["doctor"])
+    assert said.exit_code == 4
+    assert said.stderr == f"ssdplan: error: the process may take no more memory: {words}\n"
 
 
 def test_what_nobody_foresaw_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def call(options: argparse.Namespace) -> int:
+    def call(options: doctor.Options) -> int:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(doctor, "call", call)
     with pytest.raises(RuntimeError, match="a defect"):
-        cli.main(["doctor"])
+        CliRunner().invoke(cli.make_command_line(), ["doctor"], catch_exceptions=False)
 
 
 def test_a_doctor_that_cannot_measure_does_not_blame_torch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ssdplan.profiler import products
 
@@ -46,6 +44,6 @@ def test_a_doctor_that_cannot_measure_does_not_blame_torch(
 
     monkeypatch.setattr(products, "product_costs", broken)
     monkeypatch.setattr("ssdplan.executor.device.visible_gpus", tuple)
-    assert cli.main(["doctor"]) == 6
-    said = capsys.readouterr()
-    assert "Input/output error" in said.err and "reinstall" not in said.out
+    said = CliRunner().invoke(cli.make_command_line(), ["doctor"])
+    assert said.exit_code == 6
+    assert "Input/output error" in said.stderr and "reinstall" not in said.stdout

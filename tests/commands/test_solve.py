@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ssdplan import cli
 from ssdplan.plans.errors import UsageError
@@ -22,53 +23,58 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def solve(*arguments: object) -> int:
-    return cli.main(["solve", "profile.json", *map(str, arguments)])
+def invoked(*arguments: object, code: int = 0) -> str:
+    """What a command that ends with this exit code writes to standard error."""
+    said = CliRunner().invoke(cli.make_command_line(), list(map(str, arguments)), catch_exceptions=False)
+    assert said.exit_code == code, said.stderr
+    return said.stderr
 
 
-def test_a_plan_that_is_replaced_is_named_and_kept(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def solve(*arguments: object, code: int = 0) -> str:
+    return invoked("solve", "profile.json", *arguments, code=code)
+
+
+def test_a_plan_that_is_replaced_is_named_and_kept(profile: Path) -> None:
     here = profile.parent
-    assert solve("--host-memory", "512MiB", "--global-batch", 8) == 0
-    assert "replaced" not in capsys.readouterr().err
+    told = solve("--host-memory", "512MiB", "--global-batch", 8)
+    assert "replaced" not in told
     first = (here / "plan.json").read_bytes()
-    assert solve("--host-memory", "512MiB", "--global-batch", 8) == 0
-    assert "replaced" not in capsys.readouterr().err, "the same plan again"
-    assert solve("--host-memory", "1GiB", "--global-batch", 4) == 0
+    told = solve("--host-memory", "512MiB", "--global-batch", 8)
+    assert "replaced" not in told, "the same plan again"
+    told = solve("--host-memory", "1GiB", "--global-batch", 4)
     said = "solve: replaced plan.json (made, 512 MiB, batch 8); the one before is plan-0.json\n"
-    assert said in capsys.readouterr().err
+    assert said in told
     second = (here / "plan.json").read_bytes()
     assert (here / "plan-0.json").read_bytes() == first != second
-    assert solve("--host-memory", "256MiB", "--global-batch", 2) == 0
-    assert "replaced plan.json (made, 1 GiB, batch 4); the one before is plan-1.json" in capsys.readouterr().err
+    told = solve("--host-memory", "256MiB", "--global-batch", 2)
+    assert "replaced plan.json (made, 1 GiB, batch 4); the one before is plan-1.json" in told
     assert (here / "plan-1.json").read_bytes() == second and (here / "plan-0.json").read_bytes() == first
     decision = Plan.load(here / "plan.json").decision
     assert decision.micro_batch_size * decision.micro_batches == 2
 
 
-def test_other_names_are_numbered_before_their_suffix(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_names_are_numbered_before_their_suffix(profile: Path) -> None:
     for name, kept in (("tight.plan.json", "tight.plan-0.json"), ("plan", "plan-0")):
-        assert solve("--host-memory", "512MiB", "--global-batch", 8, "-o", name) == 0
+        solve("--host-memory", "512MiB", "--global-batch", 8, "-o", name)
         before = Path(name).read_bytes()
-        assert solve("--host-memory", "512MiB", "--global-batch", 2, "-o", name) == 0
+        told = solve("--host-memory", "512MiB", "--global-batch", 2, "-o", name)
         assert Path(kept).read_bytes() == before
-        assert f"the one before is {kept}" in capsys.readouterr().err
+        assert f"the one before is {kept}" in told
 
 
-def test_a_plan_of_another_version_is_kept_and_what_is_none_is_refused(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_of_another_version_is_kept_and_what_is_none_is_refused(profile: Path) -> None:
     Path("plan.json").write_text('{"schema": "ssdplan.plan/0"}')
-    assert solve("--host-memory", "512MiB", "--global-batch", 2) == 0
-    assert "replaced plan.json (of another version, or edited)" in capsys.readouterr().err
+    told = solve("--host-memory", "512MiB", "--global-batch", 2)
+    assert "replaced plan.json (of another version, or edited)" in told
     assert Path("plan-0.json").read_text() == '{"schema": "ssdplan.plan/0"}'
     whole = profile.read_bytes()
     Path("notes.txt").write_text("mine")
     for name in ("profile.json", "notes.txt"):
-        assert solve("--host-memory", "512MiB", "-o", name) == UsageError.exit_code
-        assert f"{name}: is there, and no plan" in capsys.readouterr().err
+        told = solve("--host-memory", "512MiB", "-o", name, code=UsageError.exit_code)
+        assert f"{name}: is there, and no plan" in told
     assert profile.read_bytes() == whole and Path("notes.txt").read_text() == "mine"
     Path("empty.json").touch()
-    assert solve("--host-memory", "512MiB", "--global-batch", 2, "-o", "empty.json") == 0
+    solve("--host-memory", "512MiB", "--global-batch", 2, "-o", "empty.json")
     assert Plan.load(Path("empty.json")) and not Path("empty-0.json").exists()
 
 
@@ -90,48 +96,39 @@ def test_a_plan_of_another_version_is_kept_and_what_is_none_is_refused(
         (("--sweep", "foo=4MiB..16MiB"), "cannot be swept; write NAME=FROM..TO.*known: .*host-memory"),
     ],
 )
-def test_sizes_and_numbers_that_mean_nothing_are_refused(
-    arguments: tuple[str, ...], why: str, profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code = solve(*arguments)
-    except SystemExit as error:
-        code = int(str(error.code))
-    assert code == UsageError.exit_code
-    assert re.search(why, capsys.readouterr().err)
+def test_sizes_and_numbers_that_mean_nothing_are_refused(arguments: tuple[str, ...], why: str, profile: Path) -> None:
+    assert re.search(why, solve(*arguments, code=UsageError.exit_code))
     assert not Path("plan.json").exists()
 
 
 def test_suffixes_mean_the_same_and_nothing_may_be_written_to_the_drive(profile: Path) -> None:
     budgets = []
     for size in ("1GiB", "1G", "1g", "1 GiB", "1024M", "1048576k"):
-        assert solve("--host-memory", size, "--global-batch", 2, "-o", "one.json") == 0
+        solve("--host-memory", size, "--global-batch", 2, "-o", "one.json")
         budgets.append(Plan.load(Path("one.json")).decision.host_budget_bytes)
     assert budgets == [GIB] * 6
-    assert solve("--host-memory", "1GB", "--global-batch", 2, "--max-ssd-write-per-step", "0", "-o", "two.json") == 0
+    solve("--host-memory", "1GB", "--global-batch", 2, "--max-ssd-write-per-step", "0", "-o", "two.json")
     plan = Plan.load(Path("two.json"))
     assert (plan.decision.host_budget_bytes, plan.prediction.ssd_write_bytes) == (10**9, 0)
     assert plan.asked.max_ssd_write_bytes == 0
 
 
-def test_a_plan_that_is_too_large_for_the_machine_is_said(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_is_too_large_for_the_machine_is_said(profile: Path) -> None:
     """By what the plan takes, not by what it may take: a large budget is no large plan."""
-    assert solve("--host-memory", "128GiB", "--global-batch", 2) == 0
-    said = capsys.readouterr().err
+    said = solve("--host-memory", "128GiB", "--global-batch", 2)
     assert "more than" not in said and "next: ssdplan run plan.json" in said
     made_profile(machine=made_machine(host_memory=256 * MIB), blocks=2, micro_batch_sizes=(1,)).save(profile)
-    assert solve("--host-memory", "64MiB", "--global-batch", 2) == 0
+    said = solve("--host-memory", "64MiB", "--global-batch", 2)
     peak = Plan.load(Path("plan.json")).prediction.peak_process_bytes
     assert peak is not None and peak > 256 * MIB
-    said = capsys.readouterr().err
     assert f"the whole process peaks at {format_bytes(peak)}, more than the 256 MiB of the profiled machine" in said
     assert "next:" not in said and "written to plan.json" in said
 
 
-def test_a_directory_is_no_name_of_the_catalogue(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_is_no_name_of_the_catalogue(profile: Path) -> None:
     Path("weights").mkdir()
-    assert cli.main(["solve", "--model", "weights", "--gpu", "rtx-4090"]) == UsageError.exit_code
-    assert "--model weights: is a directory" in (said := capsys.readouterr().err) and "ssdplan profile weights" in said
+    told = invoked("solve", "--model", "weights", "--gpu", "rtx-4090", code=UsageError.exit_code)
+    assert "--model weights: is a directory" in told and "ssdplan profile weights" in told
 
 
 def test_the_first_budget_that_a_profile_names_fits_model_and_machine() -> None:

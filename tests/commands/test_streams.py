@@ -1,6 +1,5 @@
 """What becomes of a command when what it writes to is full, closed or gone; and signals that ask for its end."""
 
-import argparse
 import errno
 import os
 import resource
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from ssdplan import cli
 from ssdplan.commands import doctor
@@ -78,10 +78,10 @@ def test_a_reader_of_results_may_have_enough(results: str) -> None:
     assert done.returncode == 0 and "error" not in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_pipe_that_is_not_standard_output_is_no_good_end(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_pipe_that_is_not_standard_output_is_no_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "call", raising(BrokenPipeError(errno.EPIPE, "Broken pipe")))
-    assert cli.main(["doctor"]) == 6
-    assert "Broken pipe" in capsys.readouterr().err
+    said = invoked("doctor")
+    assert said.exit_code == 6 and "Broken pipe" in said.stderr
 
 
 def test_a_file_opened_later_is_no_standard_stream(tmp_path: Path) -> None:
@@ -98,18 +98,24 @@ def test_a_file_opened_later_is_no_standard_stream(tmp_path: Path) -> None:
     assert done.returncode == 0 and (tmp_path / "store").read_bytes() == b"states"
 
 
-def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
-    def call(options: argparse.Namespace) -> int:
+def invoked(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.make_command_line(), arguments, catch_exceptions=False)
+
+
+def raising(error: BaseException) -> Callable[[doctor.Options], int]:
+    def call(options: doctor.Options) -> int:
         raise error
 
     return call
 
 
-def test_a_run_that_stopped_as_asked_has_no_error(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_run_that_stopped_as_asked_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "call", raising(StoppedWithSnapshot()))
-    assert cli.main(["doctor"]) == 130 and capsys.readouterr().err == ""
+    said = invoked("doctor")
+    assert said.exit_code == 130 and said.stderr == ""
     monkeypatch.setattr(doctor, "call", raising(KeyboardInterrupt()))
-    assert cli.main(["doctor"]) == 130 and capsys.readouterr().err == "ssdplan: error: interrupted\n"
+    said = invoked("doctor")
+    assert said.exit_code == 130 and said.stderr == "ssdplan: error: interrupted\n"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
@@ -147,13 +153,12 @@ def test_a_request_to_end_is_an_interruption_unless_it_was_ignored(name: str, ig
         "compare --shape small",
     ],
 )
-def test_an_engine_that_is_none_is_wrong_usage(
-    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path
-) -> None:
+def test_an_engine_that_is_none_is_wrong_usage(arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SSDPLAN_IO_ENGINE", "libaio")
-    assert cli.main(arguments.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    said = invoked(*arguments.split())
+    assert said.exit_code == 2
+    (line,) = said.stderr.splitlines()
     assert "SSDPLAN_IO_ENGINE=libaio" in line and all(engine in line for engine in ENGINES)
     assert not list(tmp_path.iterdir())
 

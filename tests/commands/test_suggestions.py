@@ -2,9 +2,10 @@
 it."""
 
 import pytest
+from click.testing import CliRunner
 
 from ssdplan import cli
-from ssdplan.commands.suggestions import ELSEWHERE, SAME
+from ssdplan.commands.suggestions import ELSEWHERE, SAME, long_names
 
 PROFILE = "that is an option of ssdplan profile"
 
@@ -47,24 +48,35 @@ PROFILE = "that is an option of ssdplan profile"
         ("run --learning-rate 1 --epochs 2", "did you mean --lr?; a run counts steps"),
     ],
 )
-def test_what_is_named_means_the_same(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(arguments.split())
-    said = capsys.readouterr()
-    assert stopped.value.code == 2 and says in said.err and len(said.err.splitlines()) == 1 and not said.out
+def test_what_is_named_means_the_same(arguments: str, says: str) -> None:
+    said = CliRunner().invoke(cli.make_command_line(), arguments.split())
+    assert said.exit_code == 2 and says in said.stderr and len(said.stderr.splitlines()) == 1 and not said.stdout
 
 
 @pytest.mark.parametrize(
     "word", ["--eps2ilon", "--force", "--gpu", "--figures-of-merit", "--frozen", "--lru", "--rank", "--zero-stage"]
 )
-def test_nothing_is_named_where_nothing_is_near(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["run", word])
-    assert f"unrecognized arguments: {word} (see ssdplan run --help)" in capsys.readouterr().err
+def test_nothing_is_named_where_nothing_is_near(word: str) -> None:
+    said = CliRunner().invoke(cli.make_command_line(), ["run", word])
+    assert f"unrecognized arguments: {word} (see ssdplan run --help)" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("slove", "'slove'"),
+        ("volume drpo r", "'drpo'"),
+        ("run --sed 3", "did you mean --seed?"),
+    ],
+)
+def test_click_names_nothing_of_its_own(arguments: str, says: str) -> None:
+    """Not beside what is named here, and not in other words."""
+    said = CliRunner().invoke(cli.make_command_line(), arguments.split())
+    assert says in said.stderr and said.stderr.count("did you mean") == 1 and "No such" not in said.stderr
 
 
 def test_the_tables_name_options_that_there_are() -> None:
-    names = cli._long_names(cli._parser())
+    names = {name: long_names(command) for name, command in cli.all_commands(cli.make_command_line())}
     assert all(called in names[command] for command, called in SAME.values())
     here = {name for its in names.values() for name in its}
     assert not here & ELSEWHERE.keys()

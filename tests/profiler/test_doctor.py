@@ -1,6 +1,5 @@
 """Facts in, findings out: what is well is said to be, and each thing that is not is named with what mends it."""
 
-import argparse
 import errno
 import json
 from dataclasses import replace
@@ -243,6 +242,5 @@ def test_a_profile_advises_what_is_faster_than_what_it_uses() -> None:
 
 
 def test_the_doctor_knows_what_a_profile_uses() -> None:
-    parser = argparse.ArgumentParser()
-    profile_command.add_options(parser)
-    assert parser.parse_args(["--model", "m"]).precision == DEFAULT_PRECISION
+    command = profile_command.command()
+    assert command.values(command.parse(["--model", "m"]))["precision"] == DEFAULT_PRECISION

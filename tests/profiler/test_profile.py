@@ -1,17 +1,17 @@
 """A whole profile, of made parts and of tiny real models: what a planner reads is true and can be read back."""
 
-import argparse
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ssdplan.commands.profile import add_options
+from ssdplan.commands.profile import command
 from ssdplan.executor.device import open_device
 from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import open_model
@@ -176,9 +176,8 @@ def test_what_is_measured_is_the_chunk_that_is_written_down(tmp_path: Path) -> N
 
 
 def test_the_command_tells_the_usual_time_of_all_measurements() -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    told = re.search(r"\[(\d+), and (\d+) for each further volume\]", " ".join(parser.format_help().split()))
+    shown = command().get_help(click.Context(command()))
+    told = re.search(r"\[(\d+), and (\d+) for each further volume\]", " ".join(shown.split()))
     assert told is not None
     usual = ProfileLimits()
     assert [int(number) for number in told.groups()] == [usual.in_all(1), usual.in_all(2) - usual.in_all(1)]

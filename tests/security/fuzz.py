@@ -81,7 +81,7 @@ def _read_document(home: Path, name: str) -> object:
     if name == "profile.json":
         return Profile.load(home / name)
     if name == "run.yaml":
-        return read_configuration(home / name, run_command.add_options)
+        return read_configuration(home / name, run_command.command())
     return Plan.load(home / name)
 
 

@@ -164,10 +164,10 @@ def test_growth_is_bounded_within_the_block_alone():
 def test_a_configuration_is_no_bomb(tmp_path, text):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(UsageError, match=r"run.yaml:\d"):
-        configuration.read_configuration(tmp_path / "run.yaml", run.add_options)
+        configuration.read_configuration(tmp_path / "run.yaml", run.command())
 
 
 def test_a_configuration_is_a_regular_file(tmp_path):
     os.mkfifo(tmp_path / "run.yaml")
     with pytest.raises(UsageError, match=r"run.yaml: is not a regular file"):
-        configuration.read_configuration(tmp_path / "run.yaml", run.add_options)
+        configuration.read_configuration(tmp_path / "run.yaml", run.command())

@@ -1,0 +1,304 @@
+"""The options of `ssdplan run`.
+
+Owns what there is to give, under which heading, and what it is when nobody gives it. What becomes of it, `run` says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from . import options as of
+from .command import Argument, Section
+from .types import (
+    BELOW_ONE,
+    COUNT,
+    DIRECTORY,
+    MODEL,
+    NEW_DIRECTORY,
+    NONNEGATIVE,
+    PATH,
+    PATH_OR_NONE,
+    POSITIVE,
+    SEED,
+    SHARE,
+    STEPS_OR_SHARE,
+    Choice,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of a run; `given` names those that the user gave on the command line."""
+
+    plan: Path | None
+    data: Path | None
+    steps: int | None
+    out: Path | None
+    model: str | None
+    volume: Sequence[Path]
+    pack: bool
+    attend_across: bool
+    data_format: str | None
+    append_eos: bool
+    token_cache: Path | None
+    seed: int
+    lr: float
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"]
+    warmup_steps: float
+    decay_steps: float | None
+    min_lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decay_all: bool
+    loss_scale: float | None
+    loss_scale_growth: int | None
+    eval_data: Path | Literal[""] | None
+    eval_split: float | None
+    eval_samples: int | None
+    eval_every: int | None
+    snapshot_every: int | None
+    snapshot_minutes: float | None
+    keep: int
+    resume: Path | None
+    resume_anyway: bool
+    adopt: bool
+    serial: bool
+    replan: bool
+    stall_after: float | None
+    stall_abort: float | None
+    tensorboard: Path | bool | None
+    wandb: str | None
+    json: bool
+    given: frozenset[str] = frozenset()
+
+    def values(self) -> dict[str, Any]:
+        """All options by name, without `given`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "given"}
+
+
+EXCLUSIVE = (("eval_data", "eval_split", "eval_samples"),)
+
+
+def plan_argument() -> Argument:
+    return Argument(
+        ["plan"],
+        type=PATH,
+        default=None,
+        metavar="PLAN|CONFIG",
+        help="the plan that ssdplan solve wrote; or, where its name ends in .yaml or .yml, a configuration: a file of "
+        "lines `option: value` with these options' long names, and `plan`, over which options given here count",
+    )
+
+
+def sections() -> tuple[Section, ...]:
+    return (
+        Section("What to train, and for how long", _trained()),
+        Section("How data are read", _read()),
+        Section("Learning rate", _learning_rate()),
+        Section("Optimizer", _optimizer()),
+        Section("Evaluation, before the first step, after the last, and between", _evaluation()),
+        Section("Snapshots, and going on from them", _snapshots()),
+        Section("How steps run", _steps()),
+        Section("Output", _output()),
+    )
+
+
+def _trained() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--data"], type=PATH, metavar="PATH", help="a .txt, .jsonl, .parquet or .arrow file, or a directory"
+        ),
+        click.Option(["--steps"], type=COUNT, metavar="N", help="optimizer updates"),
+        click.Option(["--out"], type=DIRECTORY, metavar="RUN", help="a new directory for the run"),
+        click.Option(
+            ["--model"],
+            type=MODEL,
+            metavar="DIR|NAME",
+            help="the model, if it moved since it was profiled [the plan's]",
+        ),
+        click.Option(
+            ["--volume"],
+            type=PATH,
+            multiple=True,
+            metavar="PATH",
+            help="where the store lies; repeatable [RUN]",
+        ),
+    )
+
+
+def _read() -> tuple[click.Option, ...]:
+    return (
+        click.Option(["--pack/--no-pack"], default=True, help="let samples share rows, or give each a row of its own"),
+        click.Option(
+            ["--attend-across/--no-attend-across"],
+            default=False,
+            help="samples that share a row attend to each other, as one long text",
+        ),
+        *of.data_options(),
+        click.Option(
+            ["--seed"], type=SEED, default=0, metavar="N", help="seed of the order of samples, and of dropout"
+        ),
+    )
+
+
+def _learning_rate() -> tuple[click.Option, ...]:
+    return (
+        click.Option(["--lr"], type=POSITIVE, default=1e-5, metavar="X", help="learning rate, at its peak"),
+        click.Option(
+            ["--lr-schedule"],
+            type=Choice(["constant", "linear", "cosine", "wsd"]),
+            default="constant",
+            help="how the learning rate goes on from its peak; wsd: it stays there, and decays at the end",
+        ),
+        click.Option(
+            ["--warmup-steps"],
+            type=STEPS_OR_SHARE,
+            default=0,
+            metavar="N|F",
+            help="steps in which the learning rate rises to its peak; below 1, a share of --steps",
+        ),
+        click.Option(
+            ["--decay-steps"],
+            type=STEPS_OR_SHARE,
+            metavar="N|F",
+            help="steps in which wsd decays; below 1, a share of --steps [0.1]",
+        ),
+        click.Option(["--min-lr"], type=NONNEGATIVE, default=0.0, metavar="X", help="where the learning rate ends"),
+    )
+
+
+def _optimizer() -> tuple[click.Option, ...]:
+    return (
+        click.Option(["--beta1"], type=BELOW_ONE, default=0.9, metavar="X", help="decay of AdamW's first moment"),
+        click.Option(["--beta2"], type=BELOW_ONE, default=0.999, metavar="X", help="decay of AdamW's second moment"),
+        click.Option(["--eps"], type=POSITIVE, default=1e-8, metavar="X", help="what AdamW adds to its divisor"),
+        click.Option(["--weight-decay"], type=NONNEGATIVE, default=0.01, metavar="X", help="decoupled weight decay"),
+        click.Option(
+            ["--decay-all/--no-decay-all"],
+            default=False,
+            help="let biases and the weights of norms decay too, which else do not",
+        ),
+        click.Option(
+            ["--loss-scale"],
+            type=POSITIVE,
+            metavar="X",
+            help="the loss scale that a plan in fp16 begins with: a power of two [65536]",
+        ),
+        click.Option(
+            ["--loss-scale-growth"],
+            type=COUNT,
+            metavar="N",
+            help="steps without overflow that double the loss scale [2000]",
+        ),
+    )
+
+
+def _evaluation() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--eval-data"],
+            type=PATH_OR_NONE,
+            metavar="PATH",
+            help="held-out data; '' ends those of a run; not with --eval-split or --eval-samples [none]",
+        ),
+        click.Option(
+            ["--eval-split"],
+            type=SHARE,
+            metavar="F",
+            help="hold a fraction of the data out of training, and evaluate it [none]",
+        ),
+        click.Option(["--eval-samples"], type=COUNT, metavar="N", help="hold N samples out, and evaluate them [none]"),
+        click.Option(
+            ["--eval-every"], type=COUNT, metavar="N", help="evaluate also after every N steps [only first and last]"
+        ),
+    )
+
+
+def _snapshots() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--snapshot-every"], type=COUNT, metavar="N", help="make the states durable every N steps [never]"
+        ),
+        click.Option(
+            ["--snapshot-minutes"],
+            type=POSITIVE,
+            metavar="M",
+            help="make them durable also after M minutes, when the step ends [never]",
+        ),
+        click.Option(
+            ["--keep"],
+            type=COUNT,
+            default=2,
+            metavar="K",
+            help="snapshots that the store holds: 2, or 1 in less space",
+        ),
+        click.Option(
+            ["--resume"],
+            type=DIRECTORY,
+            metavar="RUN",
+            help="go on with a run that was stopped, to the same bits; what it was started with need not be repeated",
+        ),
+        click.Option(
+            ["--resume-anyway"],
+            is_flag=True,
+            help="go on even when model, data, batch or recipe are not what they were",
+        ),
+        click.Option(
+            ["--adopt"],
+            is_flag=True,
+            help="the run's directory was moved or comes from somebody else: the volumes outside of it that --volume "
+            "names are this run's, and it may write where its run.json says",
+        ),
+    )
+
+
+def _steps() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--serial/--no-serial"],
+            default=False,
+            help="one operation at a time: slow, and easy to believe",
+        ),
+        click.Option(
+            ["--replan/--no-replan"],
+            default=False,
+            help="when the first steps show another machine than the profile's, move to the plan that solve would "
+            "choose",
+        ),
+        click.Option(
+            ["--stall-after"],
+            type=POSITIVE,
+            metavar="SECONDS",
+            help="tell what a step waits for when none of its operations ends for so long [60, or 5 predicted steps]",
+        ),
+        click.Option(
+            ["--stall-abort"],
+            type=POSITIVE,
+            metavar="SECONDS",
+            help="end the run when no operation ends for so long [never]",
+        ),
+    )
+
+
+def _output() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--tensorboard"],
+            type=NEW_DIRECTORY,
+            is_flag=False,
+            flag_value=True,
+            metavar="[DIR]",
+            help="also write what metrics.jsonl has as events for TensorBoard, into DIR [RUN/tensorboard]",
+        ),
+        click.Option(
+            ["--wandb"],
+            metavar="PROJECT",
+            help="also send it to Weights & Biases; ENTITY/PROJECT for a team's",
+        ),
+        click.Option(["--json"], is_flag=True, help="print the report as JSON"),
+    )
