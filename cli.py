@@ -35,17 +35,17 @@ NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_
 """What torch's allocator, the oneDNN in it, products without oneDNN and Python, for the stack of a thread, say where an
 operating system gives no more."""
 COMMANDS: dict[str, str] = {
-    "doctor": "look whether this machine and a directory are fit, and say what mends what is not",
-    "profile": "measure this machine and a model -> profile.json",
-    "solve": "find the best plan for a profile, or for a machine one does not have -> plan.json",
-    "show": "what a plan decides and predicts, what a profile measured",
+    "doctor": "check whether this machine and a directory are fit, and print the command that fixes each problem",
+    "profile": "measure this machine and a model, and write profile.json",
+    "solve": "find the best plan for a profile, or for a machine that you do not have, and write plan.json",
+    "show": "print what a plan decides and predicts, what a profile measured, or how a run goes",
     "data": "look at the samples that a run would train on",
-    "run": "train by a plan -> a Hugging Face model directory",
-    "export": "write the model of a run, from its last snapshot or as it finished",
-    "volume": "make, describe or verify the volumes that a store lies on",
+    "run": "train by a plan, and write a Hugging Face model directory",
+    "export": "write the model of a run: that of its last snapshot, or the finished one",
+    "volume": "make, describe or verify the volumes that hold the store of a run",
     "bench": "compare the parts of ssdplan with their rivals on this machine",
-    "compare": "train the same by ssdplan, plain PyTorch and DeepSpeed, side by side",
-    "completion": "let a shell complete commands, options and values",
+    "compare": "train the same model by ssdplan, plain PyTorch and DeepSpeed, side by side",
+    "completion": "print the script by which a shell completes commands, options and values",
 }
 """What each command does. Its module in `commands/` is imported when it is called."""
 

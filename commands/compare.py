@@ -38,7 +38,9 @@ class Options:
 
 def command() -> Command:
     trained = (
-        click.Option(["--model"], type=DIRECTORY, metavar="DIR", help="a Hugging Face model directory, or --shape"),
+        click.Option(
+            ["--model"], type=DIRECTORY, metavar="DIR", help="a Hugging Face model directory; or give --shape"
+        ),
         click.Option(
             ["--shape"],
             metavar="NAME|NAME=N,...",
@@ -67,7 +69,7 @@ def command() -> Command:
             type=NAMES,
             default="torch,torch-checkpointing,deepspeed-fast,deepspeed-lean,ssdplan",
             metavar="ARM,ARM,...",
-            help="what to compare",
+            help="the arms to compare",
         ),
         click.Option(
             ["--host-memory"],
@@ -80,7 +82,7 @@ def command() -> Command:
             ["--device-memory"],
             type=SIZE,
             metavar="SIZE",
-            help="the most that the arm ssdplan may take of the device, as ssdplan solve [what it takes by itself]",
+            help="the most device memory that the arm ssdplan may take, as in ssdplan solve [what it takes by itself]",
         ),
         click.Option(
             ["--steps"], type=COUNT, default=6, metavar="N", help="steps of a process; the first does not count"

@@ -48,19 +48,19 @@ def data_options() -> tuple[click.Option, ...]:
         click.Option(
             ["--data-format"],
             type=Choice(FORMATS),
-            help="what the fields of the data mean, where they would do for several formats [as the fields say]",
+            help="what the fields of the data mean, where they fit several formats [as the fields say]",
         ),
         click.Option(
             ["--append-eos/--no-append-eos"],
             default=False,
-            help="learn an end token behind the last answer of a conversation, where the chat template writes none "
+            help="learn an end token after the last answer of a conversation, where the chat template writes none "
             "that is learnt",
         ),
         click.Option(
             ["--token-cache"],
             type=DIRECTORY,
             metavar="DIR",
-            help="where tokens are kept for the next time [$SSDPLAN_CACHE, or ssdplan in your cache directory]",
+            help="where tokens are kept for the next run [$SSDPLAN_CACHE, or ssdplan in your cache directory]",
         ),
     )
 

@@ -45,7 +45,7 @@ def command() -> Command:
             type=COUNTS,
             default="1,2,4",
             metavar="B,B,...",
-            help="rows a micro-batch, to measure",
+            help="the numbers of rows a micro-batch to measure",
         ),
         click.Option(
             ["--precision"],
@@ -63,7 +63,7 @@ def command() -> Command:
         click.Option(
             ["--allow-unused-weights"],
             is_flag=True,
-            help="leave tensors of the model's files out that the model has no place for, instead of refusing them",
+            help="leave out the tensors of the model's files that the model has no place for, instead of refusing them",
         ),
     )
     machine = (
@@ -78,22 +78,22 @@ def command() -> Command:
             type=PATH,
             multiple=True,
             metavar="PATH",
-            help="a directory on the ssd to use, or a blank volume, as of ssdplan volume init; repeatable [.]",
+            help="a directory on the ssd to use, or a blank volume that ssdplan volume init made; repeatable [.]",
         ),
         click.Option(
             ["--endurance"],
             type=SIZE,
             multiple=True,
             metavar="SIZE",
-            help="what the drive's maker rates it to have written, such as 600TB; one for each --volume, or one for "
-            "all [unknown]",
+            help="the endurance that the drive's maker rates it for, such as 600TB written; one for each --volume, or "
+            "one for all [unknown]",
         ),
         click.Option(
             ["--seconds"],
             type=POSITIVE,
             metavar="N",
-            help="how long measurements are repeated, at most, in all; fewer are less sure, and each is made once "
-            "[68, and 38 for each further volume]",
+            help="how long measurements are repeated, at most, in all; with fewer seconds they are less sure, and each "
+            "is made once [68, and 38 for each further volume]",
         ),
     )
     output = (

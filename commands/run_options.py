@@ -90,8 +90,9 @@ def plan_argument() -> Argument:
         type=PATH,
         default=None,
         metavar="PLAN|CONFIG",
-        help="the plan that ssdplan solve wrote; or, where its name ends in .yaml or .yml, a configuration: a file of "
-        "lines `option: value` with these options' long names, and `plan`, over which options given here count",
+        help="the plan that ssdplan solve wrote. A file whose name ends in .yaml or .yml is a configuration instead: "
+        "lines of `option: value`, with the long names of these options and `plan`; options on the command line count "
+        "over it",
     )
 
 
@@ -113,7 +114,7 @@ def _trained() -> tuple[click.Option, ...]:
         click.Option(
             ["--data"], type=PATH, metavar="PATH", help="a .txt, .jsonl, .parquet or .arrow file, or a directory"
         ),
-        click.Option(["--steps"], type=COUNT, metavar="N", help="optimizer updates"),
+        click.Option(["--steps"], type=COUNT, metavar="N", help="how many updates the optimizer makes"),
         click.Option(["--out"], type=DIRECTORY, metavar="RUN", help="a new directory for the run"),
         click.Option(
             ["--model"],
@@ -137,7 +138,7 @@ def _read() -> tuple[click.Option, ...]:
         click.Option(
             ["--attend-across/--no-attend-across"],
             default=False,
-            help="samples that share a row attend to each other, as one long text",
+            help="let samples that share a row attend to each other, as one long text",
         ),
         *of.data_options(),
         click.Option(
@@ -148,12 +149,12 @@ def _read() -> tuple[click.Option, ...]:
 
 def _learning_rate() -> tuple[click.Option, ...]:
     return (
-        click.Option(["--lr"], type=POSITIVE, default=1e-5, metavar="X", help="learning rate, at its peak"),
+        click.Option(["--lr"], type=POSITIVE, default=1e-5, metavar="X", help="the learning rate at its peak"),
         click.Option(
             ["--lr-schedule"],
             type=Choice(["constant", "linear", "cosine", "wsd"]),
             default="constant",
-            help="how the learning rate goes on from its peak; wsd: it stays there, and decays at the end",
+            help="what the learning rate does after its peak; with wsd it stays there, and decays at the end",
         ),
         click.Option(
             ["--warmup-steps"],
@@ -168,7 +169,7 @@ def _learning_rate() -> tuple[click.Option, ...]:
             metavar="N|F",
             help="steps in which wsd decays; below 1, a share of --steps [0.1]",
         ),
-        click.Option(["--min-lr"], type=NONNEGATIVE, default=0.0, metavar="X", help="where the learning rate ends"),
+        click.Option(["--min-lr"], type=NONNEGATIVE, default=0.0, metavar="X", help="the learning rate at the end"),
     )
 
 
@@ -176,12 +177,14 @@ def _optimizer() -> tuple[click.Option, ...]:
     return (
         click.Option(["--beta1"], type=BELOW_ONE, default=0.9, metavar="X", help="decay of AdamW's first moment"),
         click.Option(["--beta2"], type=BELOW_ONE, default=0.999, metavar="X", help="decay of AdamW's second moment"),
-        click.Option(["--eps"], type=POSITIVE, default=1e-8, metavar="X", help="what AdamW adds to its divisor"),
+        click.Option(
+            ["--eps"], type=POSITIVE, default=1e-8, metavar="X", help="the number that AdamW adds to its divisor"
+        ),
         click.Option(["--weight-decay"], type=NONNEGATIVE, default=0.01, metavar="X", help="decoupled weight decay"),
         click.Option(
             ["--decay-all/--no-decay-all"],
             default=False,
-            help="let biases and the weights of norms decay too, which else do not",
+            help="decay biases and the weights of norms too; without it they do not decay",
         ),
         click.Option(
             ["--loss-scale"],
@@ -204,7 +207,7 @@ def _evaluation() -> tuple[click.Option, ...]:
             ["--eval-data"],
             type=PATH_OR_NONE,
             metavar="PATH",
-            help="held-out data; '' ends those of a run; not with --eval-split or --eval-samples [none]",
+            help="held-out data; '' takes back those of a run; not with --eval-split or --eval-samples [none]",
         ),
         click.Option(
             ["--eval-split"],
@@ -214,7 +217,7 @@ def _evaluation() -> tuple[click.Option, ...]:
         ),
         click.Option(["--eval-samples"], type=COUNT, metavar="N", help="hold N samples out, and evaluate them [none]"),
         click.Option(
-            ["--eval-every"], type=COUNT, metavar="N", help="evaluate also after every N steps [only first and last]"
+            ["--eval-every"], type=COUNT, metavar="N", help="evaluate after every N steps too [only first and last]"
         ),
     )
 
@@ -228,7 +231,7 @@ def _snapshots() -> tuple[click.Option, ...]:
             ["--snapshot-minutes"],
             type=POSITIVE,
             metavar="M",
-            help="make them durable also after M minutes, when the step ends [never]",
+            help="make them durable every M minutes too, when the step ends [never]",
         ),
         click.Option(
             ["--keep"],
@@ -241,7 +244,8 @@ def _snapshots() -> tuple[click.Option, ...]:
             ["--resume"],
             type=DIRECTORY,
             metavar="RUN",
-            help="go on with a run that was stopped, to the same bits; what it was started with need not be repeated",
+            help="go on with a run that was stopped, to the same bits; the options that it was started with need not "
+            "be repeated",
         ),
         click.Option(
             ["--resume-anyway"],
@@ -251,8 +255,8 @@ def _snapshots() -> tuple[click.Option, ...]:
         click.Option(
             ["--adopt"],
             is_flag=True,
-            help="the run's directory was moved or comes from somebody else: the volumes outside of it that --volume "
-            "names are this run's, and it may write where its run.json says",
+            help="take over a run whose directory was moved or comes from somebody else: the volumes outside of it "
+            "that --volume names are this run's, and it may write where its run.json says",
         ),
     )
 
@@ -262,13 +266,13 @@ def _steps() -> tuple[click.Option, ...]:
         click.Option(
             ["--serial/--no-serial"],
             default=False,
-            help="one operation at a time: slow, and easy to believe",
+            help="run one operation at a time: slow, and easy to believe",
         ),
         click.Option(
             ["--replan/--no-replan"],
             default=False,
-            help="when the first steps show another machine than the profile's, move to the plan that solve would "
-            "choose",
+            help="move to the plan that solve would choose, when the first steps show another machine than the "
+            "profile's",
         ),
         click.Option(
             ["--stall-after"],
@@ -298,7 +302,7 @@ def _output() -> tuple[click.Option, ...]:
         click.Option(
             ["--wandb"],
             metavar="PROJECT",
-            help="also send it to Weights & Biases; ENTITY/PROJECT for a team's",
+            help="also send it to Weights & Biases; ENTITY/PROJECT for a team's project",
         ),
         click.Option(["--json"], is_flag=True, help="print the report as JSON"),
     )

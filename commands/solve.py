@@ -80,8 +80,8 @@ def command() -> Command:
         [profile],
         [
             Section("Budgets", _budgets()),
-            Section("What is computed, and changes numbers", _numbers()),
-            Section("Each fixes one decision", _decisions()),
+            Section("What changes the numbers that are computed", _numbers()),
+            Section("Decisions, each fixed by an option", _decisions()),
             Section("What-if: without a profile, from the catalogue", _what_if_options()),
             Section("Output", _output()),
         ],
@@ -94,17 +94,22 @@ def _budgets() -> tuple[click.Option, ...]:
             ["--host-memory"],
             type=SIZE,
             metavar="SIZE",
-            help="most host memory beyond the process itself (process_bytes of the profile), such as 64GiB or 64G, "
+            help="the most host memory beyond the process itself (process_bytes of the profile), such as 64GiB or 64G, "
             "which are the same; 64GB are a little less [a half of what was free; needed with --model]",
         ),
         click.Option(
             ["--device-memory"],
             type=SIZE,
             metavar="SIZE",
-            help="most that the device may take [what was free]; without a GPU: a device emulated in that much DRAM, "
-            "with copies to and from it [compute on host memory]",
+            help="the most that the device may take [what was free]; without a GPU: a device emulated in that much "
+            "DRAM, with copies to and from it [compute on host memory]",
         ),
-        click.Option(["--max-ssd-write-per-step"], type=SIZE_OR_ZERO, metavar="SIZE", help="wear bound [none]"),
+        click.Option(
+            ["--max-ssd-write-per-step"],
+            type=SIZE_OR_ZERO,
+            metavar="SIZE",
+            help="the most that a step may write to the drives, a bound on wear [none]",
+        ),
     )
 
 
@@ -118,7 +123,7 @@ def _numbers() -> tuple[click.Option, ...]:
             ["--clip-grad-norm"],
             type=POSITIVE,
             metavar="X",
-            help="the most that the norm of all gradients may be; then alpha is 1 [none]",
+            help="the most that the norm of all gradients may be; alpha is then 1 [none]",
         ),
     )
 
@@ -133,7 +138,7 @@ def _decisions() -> tuple[click.Option, ...]:
         ),
         click.Option(["--micro-batch-size"], type=COUNT, metavar="B", help="rows a micro-batch [the best]"),
         click.Option(["--micro-batches"], type=COUNT, metavar="N", help="micro-batches a step [the best]"),
-        click.Option(["--delay-ratio"], type=FRACTION, metavar="A", help="alpha, 0 to 1 [the best]"),
+        click.Option(["--delay-ratio"], type=FRACTION, metavar="A", help="the delay ratio alpha, 0 to 1 [the best]"),
         click.Option(
             ["--residency"],
             type=RESIDENCY,
@@ -149,15 +154,19 @@ def _decisions() -> tuple[click.Option, ...]:
 def _what_if_options() -> tuple[click.Option, ...]:
     return (
         click.Option(["--model"], metavar="NAME", help="a model's shape, such as llama-3.1-70b"),
-        click.Option(["--gpu"], metavar="NAME", help="such as rtx-4090; none emulates a device in DRAM"),
+        click.Option(["--gpu"], metavar="NAME", help="the GPU, such as rtx-4090; none emulates a device in DRAM"),
         click.Option(
             ["--ssd"],
             multiple=True,
             metavar="NAME[:SIZE][*K]",
             help="K drives, at most 16 in all, such as 'samsung-990-pro:4TB*2' (in quotes, for shells); repeatable",
         ),
-        click.Option(["--cpu"], metavar="NAME", help="processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]"),
-        click.Option(["--link"], metavar="NAME", help="between host and GPU, such as pcie-4.0-x16 [the GPU's own]"),
+        click.Option(
+            ["--cpu"], metavar="NAME", help="the processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]"
+        ),
+        click.Option(
+            ["--link"], metavar="NAME", help="the link between host and GPU, such as pcie-4.0-x16 [the GPU's own]"
+        ),
         click.Option(
             ["--figure"],
             type=FIGURE,
@@ -180,7 +189,7 @@ def _output() -> tuple[click.Option, ...]:
         click.Option(
             ["--sweep"],
             metavar="NAME=FROM..TO[:STEP]",
-            help="a table of plans instead of one; it doubles without STEP [one plan]",
+            help="print a table of plans instead of one plan; without STEP the value doubles [one plan]",
         ),
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]"),
         click.Option(["--json"], is_flag=True, help="print the plan, or the sweep, as JSON"),
@@ -188,8 +197,8 @@ def _output() -> tuple[click.Option, ...]:
             ["-o", "--output"],
             type=PATH,
             metavar="FILE",
-            help="where the plan is written; a plan that is there is kept, plan.json as plan-0.json, then plan-1.json "
-            "and so on [plan.json; a what-if or a sweep writes none]",
+            help="where the plan is written; a plan that lies there is kept, plan.json as plan-0.json, then "
+            "plan-1.json and so on [plan.json; a what-if or a sweep writes none]",
         ),
     )
 

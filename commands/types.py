@@ -36,7 +36,10 @@ class Value(click.ParamType[T]):
 
 
 class Choice(click.Choice[str]):
-    """One of some names; an error lists all of them."""
+    """One of some names; help and errors list all of them."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"{{{','.join(self.choices)}}}"
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         return f"invalid choice: {value!r} (choose from {', '.join(map(repr, self.choices))})"

@@ -42,7 +42,7 @@ class Drop:
 def command() -> Group:
     return Group(
         {
-            "init": Member("make a blank volume of a block device, or of a new file, for a store to lie on", _init),
+            "init": Member("make a blank volume, which can hold a store, of a block device or of a new file", _init),
             "info": Member(
                 "tell what files and devices are: blank, a volume of which store, or not ssdplan's",
                 lambda: Command(Places, info, [_places(), _json()]),
@@ -96,8 +96,10 @@ def _drop() -> Command:
         [
             Argument(["run"], type=DIRECTORY, metavar="RUN", help="a run's directory"),
             _json(),
-            click.Option(["--yes"], is_flag=True, help="do so; else it is only told what would go"),
-            click.Option(["--without-model"], is_flag=True, help="even if the run did not finish with a model"),
+            click.Option(["--yes"], is_flag=True, help="remove it; without --yes the command only says what would go"),
+            click.Option(
+                ["--without-model"], is_flag=True, help="remove it even if the run did not finish with a model"
+            ),
             click.Option(
                 ["--volume"],
                 type=PATH,
