@@ -16,12 +16,17 @@ from ssdplan import cli, native
 from ssdplan.executor import run_directory, snapshots
 from ssdplan.executor.metrics import SnapshotCost, StepMetrics
 from ssdplan.executor.store import Record, Store
-from ssdplan.plans import errors, plan, profile
+from ssdplan.plans import errors, plan, profile, quantities
 from ssdplan.plans.documents import Document, Part
+from ssdplan.plans.wear import lifetime, wear
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+COMMANDS = ROOT / "docs" / "commands.md"
+INDEX = ROOT / "docs" / "README.md"
+MOST_LINES_OF_README = 200
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES)
 MODELS = {
     found.__name__: found
     for module in (profile, plan)
@@ -139,8 +144,8 @@ def test_commands_and_options_in_the_documents_exist() -> None:
                 assert option in options[command], f"{path.name}: {line}"
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
             assert option in known, f"{path.name} names {option}"
-    named = {row[0].removeprefix("ssdplan ") for table in tables(read(README)) for row in table}
-    assert set(commands) <= named, "README's table of commands lacks some"
+    named = {row[0].removeprefix("ssdplan ") for table in tables(read(COMMANDS)) for row in table}
+    assert set(commands) <= named, "the table of commands lacks some"
 
 
 def exit_codes() -> dict[str, int]:
@@ -153,7 +158,7 @@ def test_exit_codes_are_the_errors() -> None:
     without_error = {int(row[0]) for row in rows if not row[1]}
     assert {row[1]: int(row[0]) for row in rows if row[1]} == exit_codes()
     assert without_error == {0, cli.INTERRUPTED}
-    (short,) = [table for table in tables(read(README)) if table[0][0] == "0"]
+    (short,) = [table for table in tables(read(COMMANDS)) if table[0][0] == "0"]
     assert [int(row[0]) for row in short] == sorted({*exit_codes().values(), 0, cli.INTERRUPTED})
 
 
@@ -161,7 +166,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_resolve(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", read(path)):
         if re.match(r"https?://", target):
@@ -173,12 +178,33 @@ def test_links_resolve(path: Path) -> None:
             assert anchor in {slug(heading) for heading in re.findall(r"^#+ (.+)$", read(file), re.MULTILINE)}
 
 
+def test_the_readme_is_short_and_the_index_has_every_page() -> None:
+    assert len(read(README).splitlines()) <= MOST_LINES_OF_README
+    assert "](docs/README.md)" in read(README)
+    linked = set(re.findall(r"\]\((\w[\w-]*\.md)\)", read(INDEX)))
+    assert linked == {path.name for path in PAGES if path != INDEX}
+
+
+def test_the_estimates_in_the_readme_are_the_example_plans() -> None:
+    """A step, tokens a second and wear of each plan in plans/examples, as `ssdplan show` has them."""
+    found = []
+    for path in (ROOT / "plans" / "examples").glob("*.json"):
+        shown = plan.Plan.load(path)
+        p = shown.prediction
+        worn = wear(shown.machine, p.ssd_write_bytes, p.step_seconds)
+        speed, step = quantities.number(p.tokens_per_second), quantities.duration(p.step_seconds)
+        a_day = f"{quantities.decimal(worn.bytes_a_day)} a day"
+        found.append([speed, step, a_day, lifetime(worn.days) if worn.days else ""])
+    (rows,) = [table for table in tables(read(README)) if len(table[0]) == 6]
+    assert sorted([cell.strip("*") for cell in row[2:]] for row in rows) == sorted(found)
+
+
 def test_files_named_in_the_architecture_exist() -> None:
     for name in re.findall(r"`([\w/]+\.(?:py|cpp))`", read(ROOT / "docs" / "architecture.md")):
         assert (ROOT / name).is_file(), f"architecture.md names {name}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_path_of_a_machine(path: Path) -> None:
     for number, line in enumerate(read(path).splitlines(), 1):
         assert not MACHINE_PATH.search(line), f"{path.name}:{number}: {line}"
