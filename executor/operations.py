@@ -105,8 +105,6 @@ class Operations:
         self._memory, self._device, self._store, self._layers = memory, device, store, layers
         self._threads = machine.update_threads
         self._model, self._dtype = model, model.dtype
-        self._states = {f"gradient of {state.name}": index for index, state in enumerate(model.states)}
-        """A transfer of a gradient says of which state in these words."""
         self._spared: tuple[tuple[Span, ...], ...] = ((),) * len(model.states) if decay_all else spared_spans(model)
         self._clip_grad_norm = clip_grad_norm
         self._prompt: _Settings | None = None
@@ -178,10 +176,9 @@ class Operations:
                 return partial(self._device.copy_h2d, self._memory.view(op.target), self._memory.view(op.source))
             case Transfer(kind="d2h"):
                 if op.final_gradient:
+                    assert op.state is not None
                     gradient = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
-                    return partial(
-                        self._take_gradient, self._states[op.what], op.source.start // GRADIENT_BYTES, *gradient
-                    )
+                    return partial(self._take_gradient, op.state, op.source.start // GRADIENT_BYTES, *gradient)
                 return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
             case Forward():
                 return self._bind_forward(op)

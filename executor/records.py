@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from ssdplan.plans.contents import ROLES
 from ssdplan.plans.schedule import Graph, Region, Schedule
 
 from .operations import Memory
@@ -46,7 +47,7 @@ class Records:
         places: dict[int, int] = {}
         end = schedule.arenas["ssd"]
         for buffer in schedule.buffers:
-            durable = buffer.role == "optimizer"
+            durable = ROLES[buffer.role].durable
             if buffer.tier == "ssd":
                 records.append(Record(buffer.name, buffer.offset, buffer.nbytes, durable, tuple(cuts[buffer.index])))
             elif snapshots and durable and buffer.tier == "host":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 
+from ssdplan.plans.contents import Role
 from ssdplan.plans.pools import Pool, by_class, one_size, page_lock_waste, powers_of_two
 from ssdplan.plans.profile import Machine, Model
 from ssdplan.plans.state_layout import ELEMENT_BYTES, checkpoint_bytes
@@ -151,22 +152,22 @@ def zero_infinity_memory(
     """
     element = tensors.element_bytes
 
-    def pool(role: str, elements: int, nbytes: int, slots: int = 1) -> Pool:
-        return Pool(role, -(-elements // processes) * nbytes, slots * processes)
+    def pool(role: Role, elements: int, nbytes: int, slots: int = 1) -> Pool:
+        return Pool((role,), -(-elements // processes) * nbytes, slots * processes)
 
-    streamed = [pool("parameters", elements, element) for elements in tensors.ends]
-    streamed += [pool("parameters", elements, element, blocks_in_flight) for elements in tensors.block]
+    streamed = [pool(Role.PARAMETERS, elements, element) for elements in tensors.ends]
+    streamed += [pool(Role.PARAMETERS, elements, element, blocks_in_flight) for elements in tensors.block]
     if ways.one_size_buffers:
         slots = sum(each.slots for each in streamed)
-        streamed = [Pool("parameters", one_size(streamed) // slots, slots)]
+        streamed = [Pool((Role.PARAMETERS,), one_size(streamed) // slots, slots)]
     held = tensors.parameters - tensors.frozen if ways.full_gradient_buffer else 2 * tensors.largest_layer
-    gradients = [pool("gradients", held, FP32)]
+    gradients = [pool(Role.GRADIENTS, held, FP32)]
     optimizer = [
-        pool("optimizer states", tensors.largest, FP32, OPTIMIZER_BUFFERS),
-        pool("swap-out", tensors.largest, element, SWAP_OUT_BUFFERS),
+        pool(Role.OPTIMIZER_IN_TRANSIT, tensors.largest, FP32, OPTIMIZER_BUFFERS),
+        pool(Role.PARAMETERS_IN_TRANSIT, tensors.largest, element, SWAP_OUT_BUFFERS),
     ]
     row = checkpoint_tokens * tensors.hidden_size * element
-    checkpoints = [Pool("checkpoints", row, tensors.blocks * processes)] if row else []
+    checkpoints = [Pool((Role.CHECKPOINTS,), row, tensors.blocks * processes)] if row else []
     locked = [*streamed, *gradients, *optimizer, *checkpoints]
     return HostNeeds(
         parameter_buffers=by_class(streamed),

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.contents import CONTENTS
+from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Op, Region, Resource, Transfer, Update
 from ssdplan.plans.timeline import Timeline
 
@@ -40,14 +41,14 @@ class Causes:
     or `device buffer` (memory that something else still used), FILL, DRAIN or NO_WORK."""
 
 
-def find_causes(timeline: Timeline, model: Model) -> Causes:
+def find_causes(timeline: Timeline) -> Causes:
     """The critical path and the causes of idle time of a step that the simulator timed.
 
     An operation is held up by what ended last of what it waits for and of the operation before it on its lane. An idle
     resource is charged to what ran meanwhile on the chain that held up its next operation; from the first wait in that
     chain that is there only because a slot is used again, back, to the buffer that was not free yet.
     """
-    return _Chains(timeline, model).causes()
+    return _Chains(timeline).causes()
 
 
 def loads(timeline: Timeline, machine: Machine) -> Seconds:
@@ -64,8 +65,8 @@ def loads(timeline: Timeline, machine: Machine) -> Seconds:
     return {name: _covered(timeline, members) for name, members in groups.items()}
 
 
-def work(op: Op, states: frozenset[str]) -> str:
-    """The kind of work of an operation, in the field's words; `states` are the names of the model's states."""
+def work(op: Op) -> str:
+    """The kind of work of an operation, in the field's words."""
     if isinstance(op, Forward):
         return "forward"
     if isinstance(op, Backward):
@@ -73,15 +74,14 @@ def work(op: Op, states: frozenset[str]) -> str:
     if isinstance(op, Update):
         return "delayed updates" if op.delayed else "updates"
     assert isinstance(op, Transfer)
-    return "parameters" if op.what in states else op.what.partition(" of ")[0]
+    return CONTENTS[op.content].words
 
 
 class _Chains:
     """A timeline with its lanes, and what held up each operation."""
 
-    def __init__(self, timeline: Timeline, model: Model) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.ops = timeline, timeline.graph.ops
-        self.states = frozenset(state.name for state in model.states)
         self.resources = [op.resource for op in self.ops]
         self.lanes: dict[Resource, list[int]] = {resource: [] for resource in RESOURCES}
         starts, ends = timeline.starts, timeline.ends
@@ -100,7 +100,7 @@ class _Chains:
         ends, last = self.timeline.ends, 0.0
         for index in path:
             spent = on_path.setdefault(self.resources[index], {})
-            _add(spent, work(self.ops[index], self.states), ends[index] - last)
+            _add(spent, work(self.ops[index]), ends[index] - last)
             last = ends[index]
         return Causes(tuple(path), on_path, self._idle())
 
@@ -147,7 +147,7 @@ class _Chains:
         while until > begin:
             holder = self.held_up_by[index]
             assert holder >= 0, "an operation that waited for nothing and did not start at once"
-            if not buffer and holder in self.ops[index].waits and _takes_turns(self.ops[index], self.ops[holder]):
+            if not buffer and holder in self.ops[index].waits and _takes_over_memory(self.ops[index], self.ops[holder]):
                 buffer = f"{_WRITES_TO[self.resources[index]]} buffer"
             before = self.held_up_by[holder]
             since = max(self.timeline.ends[before] if before >= 0 else 0.0, begin)
@@ -155,7 +155,7 @@ class _Chains:
             index, until = holder, since
 
 
-def _takes_turns(op: Op, before: Op) -> bool:
+def _takes_over_memory(op: Op, before: Op) -> bool:
     """Whether `op` waits for `before` only because it takes over memory: no buffer of both is written by either."""
     return not (
         _overlap(op.reads, before.writes) or _overlap(op.writes, before.writes) or _overlap(op.writes, before.reads)

@@ -1,4 +1,4 @@
-"""The pipeline's buffers: what takes turns in slots, as a function of what the program decides.
+"""The pipeline's buffers: what passes through slots, as a function of what the program decides.
 
 Owns that estimate, from a few small schedules that are really built. It only leads the program to a good placement;
 whether a decision keeps its budgets is read from its own schedule.
@@ -6,8 +6,10 @@ whether a decision keeps its budgets is read from its own schedule.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import ROLES, Role
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Model
 from ssdplan.plans.schedule import TIERS, Schedule, Tier
@@ -16,17 +18,16 @@ from ssdplan.plans.units import whole_pages
 
 from .memory import workspace_bytes
 
-HIDDEN, TRANSIT = "hidden states", "parameters in transit"
-"""Roles of buffers whose size follows from the checkpoints and the parameters on ssd."""
-SHARED = "shared"
+SHARED: Literal["shared"] = "shared"
 """In place of a role: what slots of different stages save by sharing bytes, as negative bytes."""
+Holder = Role | Literal["shared"]
 MEASURED = (1, 2, 6)
 """Numbers of micro-batches that are built; from two on everything grows linearly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Bytes of buffers that take turns."""
+    """Bytes of buffers that follow each other in slots."""
 
     constant: float
     """On host, whatever the placement."""
@@ -46,29 +47,34 @@ class Pipelines:
         ssd; `short` is the model that schedules are built of."""
         self.model, self.short, self.decide = model, short, decide
         self.size = min(model.micro_batch_sizes)
-        self._measured: dict[tuple[int, float], dict[tuple[Tier, str], int]] = {}
+        self._measured: dict[tuple[int, float], dict[tuple[Tier, Holder], int]] = {}
 
     def at(self, micro_batch_size: int, n: int, *, mixed: bool) -> Pipeline:
         """`mixed`: checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
         scale = checkpoint_bytes(self.model, micro_batch_size) / checkpoint_bytes(self.model, self.size)
 
-        def host(role: str, fraction: float) -> float:
+        def host(role: Holder, fraction: float) -> float:
             return self._linear(n, fraction, "host", role)
 
-        kept = host(HIDDEN, 1.0) if mixed else host(HIDDEN, 0.0)
-        spilled = 2 * (host(HIDDEN, 0.5) - kept) if mixed else 0.0
+        # What passes between layers follows the activation checkpoints, parameters in transit those that ssd holds.
+        hidden, transit = Role.HIDDEN_STATES, Role.PARAMETERS_IN_TRANSIT
+        kept = host(hidden, 1.0) if mixed else host(hidden, 0.0)
+        spilled = 2 * (host(hidden, 0.5) - kept) if mixed else 0.0
         roles = {role for _, role in self._at(MEASURED[0], 0.0)} | {role for _, role in self._at(MEASURED[1], 0.0)}
-        others = sum(host(role, 0.0) for role in roles - {HIDDEN, TRANSIT})
-        device = sum(self._linear(n, 0.0, "device", role) * (scale if role == HIDDEN else 1.0) for role in roles)
+        others = sum(host(role, 0.0) for role in roles - {hidden, transit})
+        device = sum(
+            self._linear(n, 0.0, "device", role) * (scale if role != SHARED and ROLES[role].by_tokens else 1.0)
+            for role in roles
+        )
         workspace = workspace_bytes(self.model, micro_batch_size)
         return Pipeline(
             constant=others + scale * kept,
-            parameters=host(TRANSIT, 0.0),
+            parameters=host(transit, 0.0),
             checkpoints=scale * max(spilled, 0.0),
             device=device + workspace + n * self.model.context_bytes[micro_batch_size],
         )
 
-    def _linear(self, n: int, fraction: float, tier: Tier, role: str) -> float:
+    def _linear(self, n: int, fraction: float, tier: Tier, role: Holder) -> float:
         one, two, six = MEASURED
         key = (tier, role)
         if n <= two:
@@ -76,15 +82,15 @@ class Pipelines:
         low, high = self._at(two, fraction).get(key, 0), self._at(six, fraction).get(key, 0)
         return low + (high - low) * (n - two) / (six - two)
 
-    def _at(self, n: int, fraction: float) -> dict[tuple[Tier, str], int]:
+    def _at(self, n: int, fraction: float) -> dict[tuple[Tier, Holder], int]:
         key = (n, fraction)
         if key not in self._measured:
             self._measured[key] = _by_role(build_schedule(self.short, self.decide(self.size, n, fraction)))
         return self._measured[key]
 
 
-def _by_role(schedule: Schedule) -> dict[tuple[Tier, str], int]:
-    """Bytes of the slots in which the buffers of each role take turns, and what slots that share bytes save."""
+def _by_role(schedule: Schedule) -> dict[tuple[Tier, Holder], int]:
+    """Bytes of the slots that the buffers of each role pass through, and what slots that share bytes save."""
     size: dict[tuple[Tier, str], int] = {}
     kept = dict.fromkeys(TIERS, 0)
     for buffer in schedule.buffers:
@@ -98,7 +104,7 @@ def _by_role(schedule: Schedule) -> dict[tuple[Tier, str], int]:
         for buffer in schedule.buffers
         if buffer.pool
     }
-    total: dict[tuple[Tier, str], int] = {
+    total: dict[tuple[Tier, Holder], int] = {
         (tier, SHARED): schedule.arenas[tier]
         - kept[tier]
         - sum(nbytes for key, (_, nbytes) in slots.items() if key[0] == tier)

@@ -404,7 +404,7 @@ def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Predictio
     traffic = fitted.schedule.traffic("steady")
     seconds = chosen.timeline.seconds
     spent = loads(chosen.timeline, machine)
-    causes = find_causes(chosen.timeline, model)
+    causes = find_causes(chosen.timeline)
     busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in chosen.timeline.busy().items()}
     return Prediction(
         step_seconds=seconds,

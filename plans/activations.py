@@ -7,6 +7,7 @@ layer's output is written where the next layer reads it, and so each checkpoint 
 
 from collections.abc import Iterable
 
+from .contents import CONTENTS, Content, Role
 from .emission import Emission, cut
 from .homes import spread
 from .schedule import Region
@@ -48,16 +49,18 @@ class Activations:
         return self._on_device(f"in_gradient/{stage}/{micro_batch}")
 
     def _on_device(self, name: str) -> Region:
-        return Region(self._emission.passing(name, "device", self._bytes, "hidden states", "hidden"), 0, self._bytes)
+        return Region(self._emission.passing(name, "device", self._bytes, Role.HIDDEN_STATES, "hidden"), 0, self._bytes)
 
-    def bring(self, sources: list[Region], what: str, stage: int, micro_batch: int) -> Region:
-        """Move what lies on host in pieces to a place on the device; with unified memory it is one piece, and there."""
+    def bring(self, sources: list[Region], content: Content, stage: int, layer: int, micro_batch: int) -> Region:
+        """Move what lies on host in pieces to a place on the device, for a stage: the input of `layer`, or the gradient
+        of that input. With unified memory it is one piece, and there."""
         if self._emission.unified:
             return sources[0]
-        target = self._on_device(f"{what}/{stage}/{micro_batch}")
+        target = self._on_device(f"{CONTENTS[content].words}/{stage}/{micro_batch}")
         begin = 0
         for source in sources:
-            self._emission.move("h2d", source, Region(target.buffer, begin, begin + source.nbytes), what)
+            piece = Region(target.buffer, begin, begin + source.nbytes)
+            self._emission.move_activation("h2d", source, piece, content, layer=layer, micro_batch=micro_batch)
             begin += source.nbytes
         return target
 
@@ -70,25 +73,29 @@ class Activations:
         if keep < self._bytes:
             rest = self._bytes - keep
             name, pool = f"passing/{stage}/{micro_batch}", f"passing/{rest}"
-            regions.append(Region(self._emission.passing(name, "host", rest, "hidden states", pool), 0, rest))
+            regions.append(Region(self._emission.passing(name, "host", rest, Role.HIDDEN_STATES, pool), 0, rest))
         return regions
 
     def keep(self, source: Region, stage: int, micro_batch: int, to_layer: int) -> None:
         """Move a forward's output to host for `to_layer`, and what is not kept there of a checkpoint on to ssd."""
+        move = self._emission.move_activation
         begin = 0
         for target in self.passing(stage, micro_batch, to_layer):
-            self._emission.move("d2h", cut(source, (begin, begin + target.nbytes)), target, "hidden state")
+            piece = cut(source, (begin, begin + target.nbytes))
+            move("d2h", piece, target, Content.HIDDEN_STATE, layer=to_layer, micro_batch=micro_batch)
             begin += target.nbytes
         on_ssd = self._on_ssd(to_layer, micro_batch)
         if on_ssd:
-            self._emission.move("write", self.passing(stage, micro_batch, to_layer)[-1], on_ssd, "checkpoint")
+            rest = self.passing(stage, micro_batch, to_layer)[-1]
+            move("write", rest, on_ssd, Content.ACTIVATION_CHECKPOINT, layer=to_layer, micro_batch=micro_batch)
 
     def restore(self, layer: int, micro_batches: Iterable[int]) -> None:
         """Read what ssd holds of the layer's inputs, in this order."""
         for micro_batch in micro_batches:
             on_ssd = self._on_ssd(layer, micro_batch)
             if on_ssd:
-                self._emission.move("read", on_ssd, self.restored(layer, micro_batch)[-1], "checkpoint")
+                target, content = self.restored(layer, micro_batch)[-1], Content.ACTIVATION_CHECKPOINT
+                self._emission.move_activation("read", on_ssd, target, content, layer=layer, micro_batch=micro_batch)
 
     def restored(self, layer: int, micro_batch: int) -> list[Region]:
         """Where on host a layer's input lies for its backward."""
@@ -97,13 +104,13 @@ class Activations:
         rest = self._bytes - keep
         if rest:
             name, pool = f"restored/{layer}/{micro_batch}", f"passing/{rest}"
-            regions.append(Region(self._emission.passing(name, "host", rest, "hidden states", pool), 0, rest))
+            regions.append(Region(self._emission.passing(name, "host", rest, Role.HIDDEN_STATES, pool), 0, rest))
         return regions
 
     def passing_gradient(self, stage: int, micro_batch: int) -> Region:
         """Where on host the gradient that a stage's backward leaves for the next lies."""
         name, pool = f"passed/{stage}/{micro_batch}", f"passing/{self._bytes}"
-        return Region(self._emission.passing(name, "host", self._bytes, "hidden states", pool), 0, self._bytes)
+        return Region(self._emission.passing(name, "host", self._bytes, Role.HIDDEN_STATES, pool), 0, self._bytes)
 
     def _kept_bytes(self, layer: int, micro_batch: int) -> int:
         """How much of a layer's input stays on host as a checkpoint."""
@@ -116,11 +123,11 @@ class Activations:
 
     def _checkpoint(self, layer: int, micro_batch: int) -> Region:
         name, nbytes = f"checkpoint/{layer}/{micro_batch % self._kept}", self._kept_bytes(layer, micro_batch)
-        return Region(self._emission.buffers.get(name, "host", nbytes, "checkpoints", turn=layer), 0, nbytes)
+        return Region(self._emission.buffers.get(name, "host", nbytes, Role.CHECKPOINTS, shared_by=layer), 0, nbytes)
 
     def _on_ssd(self, layer: int, micro_batch: int) -> Region | None:
         rest = self._bytes - self._kept_bytes(layer, micro_batch)
         if layer not in self._blocks or not rest:
             return None
         name = f"checkpoint/{layer}/{micro_batch % self._kept}/ssd"
-        return Region(self._emission.buffers.get(name, "ssd", rest, "checkpoints"), 0, rest)
+        return Region(self._emission.buffers.get(name, "ssd", rest, Role.CHECKPOINTS), 0, rest)

@@ -15,9 +15,19 @@ class Compute:
     def forward(self, stage: int, layer: int, micro_batch: int, hidden: Region | None, out: Region | None) -> None:
         """The head's, in evaluation, has no `out`; the embedding's has no `hidden`."""
         emission = self._emission
-        layer_class = emission.model.layers[layer].layer_class
-        weights = self._parameters.weights(stage, layer)
-        emission.emit(Forward(NOWHERE, emission.stage, (), layer, layer_class, micro_batch, weights, hidden, out))
+        emission.emit(
+            Forward(
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                layer=layer,
+                layer_class=emission.model.layers[layer].layer_class,
+                micro_batch=micro_batch,
+                weights=self._parameters.weights(stage, layer),
+                hidden=hidden,
+                out=out,
+            )
+        )
 
     def backward(
         self,
@@ -37,17 +47,17 @@ class Compute:
         gradients = tuple(self._updates.gradient(stage, state) for state in states)
         emission.emit(
             Backward(
-                NOWHERE,
-                emission.stage,
-                (),
-                layer,
-                emission.model.layers[layer].layer_class,
-                micro_batch,
-                self._parameters.weights(stage, layer),
-                hidden,
-                out_gradient,
-                in_gradient,
-                gradients,
-                tuple(first and emission.model.uses(state)[-1] == layer for state in states),
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                layer=layer,
+                layer_class=emission.model.layers[layer].layer_class,
+                micro_batch=micro_batch,
+                weights=self._parameters.weights(stage, layer),
+                hidden=hidden,
+                out_gradient=out_gradient,
+                in_gradient=in_gradient,
+                gradients=gradients,
+                fresh=tuple(first and emission.model.uses(state)[-1] == layer for state in states),
             )
         )

@@ -7,6 +7,7 @@ knows no layer and no order: `streaming.py`, `activations.py`, `compute.py` and 
 
 from enum import Enum
 
+from .contents import Content, Role
 from .homes import Buffers, device_tier
 from .plan import Decision
 from .profile import Model
@@ -44,14 +45,15 @@ class Emission:
         self.whens: list[When] = []
         """Of each of `ops`."""
         self._prefix = prefix
+        self._names = tuple(state.name for state in model.states)
 
     @property
     def stages(self) -> int:
         """How many stages there have been."""
         return self.stage + 1
 
-    def passing(self, name: str, tier: Tier, nbytes: int, role: str, pool: str) -> int:
-        """The buffer of that name in this program, which takes turns with the others of its pool."""
+    def passing(self, name: str, tier: Tier, nbytes: int, role: Role, pool: str) -> int:
+        """The buffer of that name in this program, which shares slots with the others of its pool."""
         assert tier != "ssd"
         return self.buffers.get(self._prefix + name, tier, nbytes, role, pool)
 
@@ -59,29 +61,69 @@ class Emission:
         return self.buffers.all[region.buffer].tier
 
     def name(self, state: int) -> str:
-        return self.model.states[state].name
+        return self._names[state]
 
-    def move(
+    def move_state(
         self,
         kind: Resource,
         source: Region,
         target: Region,
-        what: str,
+        content: Content,
+        state: int,
         when: When = When.ALWAYS,
         *,
         final_gradient: bool = False,
         summed_by_update: bool = False,
     ) -> None:
-        """Copy `source` to `target`, unless it is there: with unified memory, what compute wants often is."""
-        assert source.nbytes == target.nbytes > 0
-        if source == target:
+        """Copy something of a state from `source` to `target`, unless it is there."""
+        if _is_there(source, target):
             return
-        self.ops.append(Transfer(NOWHERE, self.stage, (), kind, source, target, what, final_gradient, summed_by_update))
+        self.ops.append(
+            Transfer(
+                index=NOWHERE,
+                stage=self.stage,
+                waits=(),
+                kind=kind,
+                source=source,
+                target=target,
+                content=content,
+                state=state,
+                state_name=self._names[state],
+                final_gradient=final_gradient,
+                summed_by_update=summed_by_update,
+            )
+        )
         self.whens.append(when)
+
+    def move_activation(
+        self, kind: Resource, source: Region, target: Region, content: Content, *, layer: int, micro_batch: int
+    ) -> None:
+        """Copy a layer's input, or the gradient of that input, from `source` to `target`, unless it is there."""
+        if _is_there(source, target):
+            return
+        self.emit(
+            Transfer(
+                index=NOWHERE,
+                stage=self.stage,
+                waits=(),
+                kind=kind,
+                source=source,
+                target=target,
+                content=content,
+                layer=layer,
+                micro_batch=micro_batch,
+            )
+        )
 
     def emit(self, op: Op, when: When = When.ALWAYS) -> None:
         self.ops.append(op)
         self.whens.append(when)
+
+
+def _is_there(source: Region, target: Region) -> bool:
+    """Whether there is nothing to copy: with unified memory, what compute wants often lies where it wants it."""
+    assert source.stop - source.start == target.stop - target.start > 0
+    return source.buffer == target.buffer and source.start == target.start
 
 
 def parts(nbytes: int, most: int) -> list[tuple[int, int]]:

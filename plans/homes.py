@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .contents import Role
 from .plan import Decision
 from .profile import Model
 from .schedule import Buffer, Home, Region, Tier
@@ -24,12 +25,12 @@ class Buffers:
         self.all: list[Buffer] = []
         self._by_name: dict[str, int] = {}
 
-    def get(self, name: str, tier: Tier, nbytes: int, role: str, pool: str = "", turn: int = -1) -> int:
+    def get(self, name: str, tier: Tier, nbytes: int, role: Role, pool: str = "", shared_by: int = -1) -> int:
         """The index of the buffer of that name. The same name must mean the same buffer."""
         found = self._by_name.get(name)
         if found is None:
             found = self._by_name[name] = len(self.all)
-            self.all.append(Buffer(found, name, tier, nbytes, role, pool, turn))
+            self.all.append(Buffer(found, name, tier, nbytes, role, pool, shared_by))
         else:
             assert self.all[found].nbytes == nbytes, f"two buffers named {name}"
         return found
@@ -84,9 +85,9 @@ def device_tier(decision: Decision) -> Tier:
 def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home, ...]:
     """Cut every state into homes and make the buffers that they lie in.
 
-    A delayed gradient on host shares its memory with the checkpoints of its layer (`Buffer.turn`), which are consumed
-    before it arrives and made after it is used (GreedySnake 4.4); those of layers without a checkpoint keep their
-    place.
+    A delayed gradient on host shares its memory with the activation checkpoints of its layer (`Buffer.shared_by`),
+    which are consumed before it arrives and made after it is used (GreedySnake 4.4). The delayed gradients of layers
+    without an activation checkpoint keep a place of their own.
     """
     homes: list[Home] = []
     kept = kept_on_device(model, decision)
@@ -118,13 +119,13 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             for piece in _even(start, stop, decision.update_chunk_elements)
         ]
         first_layer = model.uses(index)[0]
-        turn = first_layer if first_layer in blocks else -1
+        shared_by = first_layer if first_layer in blocks else -1
         in_parameters = [_tier(start, delayed_start, parameters) for start, _ in pieces]
         if index in kept.device:
             in_parameters = [device_tier(decision)] * len(pieces)
         sides = [
-            ("optimizer", optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
-            ("parameters", parameter_bytes, in_parameters),
+            (Role.OPTIMIZER, optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
+            (Role.PARAMETERS, parameter_bytes, in_parameters),
         ]
         if state.frozen:
             del sides[0]
@@ -134,13 +135,13 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         gradients = dict(
             zip(
                 waiting,
-                _lay(waiting, state.name, "delayed gradient", GRADIENT.bytes_of, in_waiting, buffers, turn),
+                _lay(waiting, state.name, Role.DELAYED_GRADIENT, GRADIENT.bytes_of, in_waiting, buffers, shared_by),
                 strict=True,
             )
         )
-        for number, (piece, home_parameters) in enumerate(zip(pieces, regions["parameters"], strict=True)):
+        for number, (piece, home_parameters) in enumerate(zip(pieces, regions[Role.PARAMETERS], strict=True)):
             start, stop = piece
-            home_optimizer = None if state.frozen else regions["optimizer"][number]
+            home_optimizer = None if state.frozen else regions[Role.OPTIMIZER][number]
             late = start >= delayed_start
             homes.append(
                 Home(
@@ -215,11 +216,11 @@ def _even(start: int, stop: int, most: int) -> list[tuple[int, int]]:
 def _lay(
     pieces: list[tuple[int, int]],
     state: str,
-    role: str,
+    role: Role,
     size: Callable[[int], int],
     tiers: list[Tier],
     buffers: Buffers,
-    turn: int = -1,
+    shared_by: int = -1,
 ) -> list[Region]:
     """Lay `pieces` one after the other in a buffer of the tier that each is for. `size`: bytes of so many elements."""
     totals: dict[Tier, int] = {"host": 0, "ssd": 0, "device": 0}
@@ -229,7 +230,7 @@ def _lay(
         totals[tier] += size(stop - start)
         places.append((tier, begin, totals[tier]))
     made = {
-        tier: buffers.get(f"{role}/{state}/{tier}", tier, total, role, turn=turn if tier == "host" else -1)
+        tier: buffers.get(f"{role}/{state}/{tier}", tier, total, role, shared_by=shared_by if tier == "host" else -1)
         for tier, total in totals.items()
         if total
     }

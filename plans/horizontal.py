@@ -12,6 +12,7 @@ from functools import partial
 
 from .activations import Activations
 from .compute import Compute
+from .contents import Content, Role
 from .emission import Emission, cut, parts
 from .schedule import Region, Resource
 from .state_layout import GRADIENT_BYTES
@@ -145,8 +146,9 @@ class _Horizontal:
         """Bring a block's input to the device."""
         if not self._is_block_backward(stage):
             return None
-        source = self.activations.restored(self._layer(stage), self._micro_batch(stage))
-        return self.activations.bring(source, "checkpoint", stage, self._micro_batch(stage))
+        layer, micro_batch = self._layer(stage), self._micro_batch(stage)
+        source = self.activations.restored(layer, micro_batch)
+        return self.activations.bring(source, Content.ACTIVATION_CHECKPOINT, stage, layer, micro_batch)
 
     # Gradients: a sum on host that comes to the device to be added to, and leaves it again behind the next stage.
 
@@ -157,7 +159,7 @@ class _Horizontal:
             return self.updates.gradient(0, state)
         nbytes = self.emission.model.states[state].elements * GRADIENT_BYTES
         name = f"accumulated gradient/{self.emission.name(state)}"
-        return Region(self.emission.buffers.get(name, "host", nbytes, "accumulated gradients"), 0, nbytes)
+        return Region(self.emission.buffers.get(name, "host", nbytes, Role.ACCUMULATED_GRADIENTS), 0, nbytes)
 
     def _bring_gradients(self, stage: int) -> None:
         """Bring to the device what a backward adds to, unless it begins the sum."""
@@ -184,9 +186,9 @@ class _Horizontal:
 
     def _moves(self, kind: Resource, state: int, source: Region, target: Region) -> Iterator[Piece]:
         """A gradient from place to place, in pieces: what comes may take the memory of what leaves at the same time."""
-        what = f"gradient of {self.emission.name(state)}"
+        move = self.emission.move_state
         for part in parts(source.nbytes, -(-source.nbytes // (PIECES * PAGE)) * PAGE):
-            yield partial(self.emission.move, kind, cut(source, part), cut(target, part), what)
+            yield partial(move, kind, cut(source, part), cut(target, part), Content.GRADIENT, state)
 
 
 def _whole(nbytes: int) -> list[tuple[int, int]]:

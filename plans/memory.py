@@ -1,15 +1,16 @@
 """Memory: gives every buffer of a schedule its place in its tier's arena, before the first step.
 
-Owns offsets. Buffers that stay keep a place of their own; the others take turns in slots, in pools by size, so that
-no slot is as large as a bigger neighbour needs (MemAscend, adaptive buffer pool). Within a pool the slot that has
-been free for longest is taken, which leaves writers the most time before anyone waits for them. Slots in turn share
-bytes with slots that are used in other stages: what the head needs around the turn lies where the embedding will be.
+Owns offsets. Buffers that stay keep a place of their own. The others follow each other in slots, in pools by size, so
+that no slot is as large as a bigger neighbour needs (MemAscend, adaptive buffer pool). Within a pool the slot that has
+been free for longest is taken, which leaves writers the most time before anyone waits for them. Slots share bytes with
+slots that are used in other stages: what the head needs around the turn lies where the embedding will be.
 """
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from .contents import Role
 from .schedule import TIERS, Buffer, Op, Tier
 from .units import whole_pages
 
@@ -32,15 +33,15 @@ def assign(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> tuple
         return offset
 
     for buffer in buffers:
-        if not buffer.pool and buffer.turn < 0:
+        if not buffer.pool and buffer.shared_by < 0:
             offset = take(buffer.tier, buffer.nbytes)
             placed[buffer.index] = _put(buffer, offset, offset)
-    turns: dict[int, list[Buffer]] = {}
+    sharing: dict[int, list[Buffer]] = {}
     for buffer in buffers:
-        if buffer.turn >= 0:
-            turns.setdefault(buffer.turn, []).append(buffer)
-    for turn in sorted(turns):
-        _overlay(turns[turn], placed, take)
+        if buffer.shared_by >= 0:
+            sharing.setdefault(buffer.shared_by, []).append(buffer)
+    for layer in sorted(sharing):
+        _overlay(sharing[layer], placed, take)
     slots = _slots(buffers, programs)
     for tier in TIERS:
         mine = [slot for slot in slots if slot.tier == tier]
@@ -55,13 +56,13 @@ def assign(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> tuple
 
 def _put(buffer: Buffer, offset: int, zone: int) -> Buffer:
     return Buffer(
-        buffer.index, buffer.name, buffer.tier, buffer.nbytes, buffer.role, buffer.pool, buffer.turn, offset, zone
+        buffer.index, buffer.name, buffer.tier, buffer.nbytes, buffer.role, buffer.pool, buffer.shared_by, offset, zone
     )
 
 
 def _overlay(members: list[Buffer], placed: list[Buffer], take: Callable[[Tier, int], int]) -> None:
-    """Checkpoints from one end, delayed gradients from the same: they are never alive together."""
-    ends: dict[str, int] = {}
+    """Place activation checkpoints and delayed gradients from the same byte on: they are never alive together."""
+    ends: dict[Role, int] = {}
     starts: dict[int, int] = {}
     for buffer in members:
         starts[buffer.index] = ends.get(buffer.role, 0)
@@ -71,7 +72,7 @@ def _overlay(members: list[Buffer], placed: list[Buffer], take: Callable[[Tier, 
         placed[buffer.index] = _put(buffer, base + starts[buffer.index], base)
 
 
-# Slots: buffers of one pool take turns.
+# Slots: buffers of one pool follow each other in them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class _Slot:
     nbytes: int
     """Whole pages, of the pool's largest buffer."""
     members: tuple[int, ...]
-    """The buffers that take turns here."""
+    """The buffers that follow each other here."""
     busy: int
     """Bit s is set when one of them is alive in stage s; programs one after the other."""
 
@@ -97,21 +98,21 @@ def _slots(buffers: Sequence[Buffer], programs: Sequence[Sequence[Op]]) -> list[
     made: list[_Slot] = []
     placed: set[int] = set()
     for (tier, _), members in pools.items():
-        turns: dict[int, list[int]] = {}
+        members_of: dict[int, list[int]] = {}
         busy: dict[int, int] = {}
         base = 0
         for program, lifetime in zip(programs, lifetimes, strict=True):
             alive = sorted((*lifetime[index], index) for index in members if index in lifetime)
-            for index, slot in _take_turns(alive).items():
+            for index, slot in _share_slots(alive).items():
                 assert index not in placed, f"{buffers[index].name} is in two programs"
                 placed.add(index)
-                turns.setdefault(slot, []).append(index)
+                members_of.setdefault(slot, []).append(index)
                 first, last = lifetime[index]
                 stages = range(program[first].stage, program[last].stage + 1 + GRACE)
                 busy[slot] = busy.get(slot, 0) | ((1 << len(stages)) - 1) << base + stages.start
             base += program[-1].stage + 1 + GRACE
         nbytes = whole_pages(max(buffers[index].nbytes for index in members))
-        made += [_Slot(tier, nbytes, tuple(mine), busy[slot]) for slot, mine in sorted(turns.items())]
+        made += [_Slot(tier, nbytes, tuple(mine), busy[slot]) for slot, mine in sorted(members_of.items())]
     return made
 
 
@@ -128,7 +129,7 @@ def _lifetimes(program: Sequence[Op]) -> dict[int, tuple[int, int]]:
     return {buffer: (first, lasts[buffer]) for buffer, first in firsts.items()}
 
 
-def _take_turns(alive: list[tuple[int, int, int]]) -> dict[int, int]:
+def _share_slots(alive: list[tuple[int, int, int]]) -> dict[int, int]:
     """(first, last, buffer), sorted -> buffer -> slot; as few slots as buffers are ever alive at once."""
     slots: dict[int, int] = {}
     busy: list[tuple[int, int]] = []

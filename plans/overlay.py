@@ -136,15 +136,15 @@ def lay_over(plan: Plan, schedule: Schedule, predicted: Timeline, measured: Time
     return Overlay(
         predicted=predicted,
         measured=measured,
-        kinds=_kinds(schedule, plan.model, predicted, measured),
+        kinds=_kinds(plan.model, predicted, measured),
         resources=tuple(
             ResourceRow(
                 name, busy[0][name], busy[1][name], predicted.seconds - busy[0][name], measured.seconds - busy[1][name]
             )
             for name in RESOURCES
         ),
-        causes=_causes(schedule, measured.graph.ops, pieces[0], pieces[1]),
-        longest=_longest(schedule, measured.graph.ops, pieces[1]),
+        causes=_causes(measured.graph.ops, pieces[0], pieces[1]),
+        longest=_longest(measured.graph.ops, pieces[1]),
     )
 
 
@@ -260,12 +260,11 @@ def _earlier(timeline: Timeline, before: dict[int, int], index: int) -> list[int
 # Sums.
 
 
-def _kinds(schedule: Schedule, model: Model, predicted: Timeline, measured: Timeline) -> tuple[KindRow, ...]:
-    classes = {state.name: state.state_class for state in model.states}
+def _kinds(model: Model, predicted: Timeline, measured: Timeline) -> tuple[KindRow, ...]:
     counts: Counter[tuple[Resource, str, str]] = Counter()
     seconds: dict[tuple[Resource, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for op in measured.graph.ops:
-        key = (op.resource, work_of(schedule, op), _class_of(op, model, classes))
+        key = (op.resource, work_of(op), _class_of(op, model))
         counts[key] += 1
         for side, timeline in enumerate((predicted, measured)):
             seconds[key][side] += timeline.ends[op.index] - timeline.starts[op.index]
@@ -277,34 +276,33 @@ def _difference(row: KindRow | CauseRow) -> float:
     return abs(row.measured_seconds - row.predicted_seconds)
 
 
-def _class_of(op: Op, model: Model, classes: dict[str, str]) -> str:
+def _class_of(op: Op, model: Model) -> str:
     """The class of the layer that computes, or of the state that moves or is updated; empty for hidden states."""
     if isinstance(op, Forward | Backward):
         return op.layer_class
     if isinstance(op, Update):
         return model.states[op.state].state_class
-    # A transfer's words end with the name of the state that it is of.
-    return classes.get(op.what.split()[-1], "") if isinstance(op, Transfer) else ""
+    if isinstance(op, Transfer) and op.state is not None:
+        return model.states[op.state].state_class
+    return ""
 
 
-def _cause(schedule: Schedule, ops: Sequence[Op], stall: Stall) -> tuple[Resource | None, str]:
+def _cause(ops: Sequence[Op], stall: Stall) -> tuple[Resource | None, str]:
     if stall.cause is None:
         return None, ""
-    return ops[stall.cause].resource, work_of(schedule, ops[stall.cause])
+    return ops[stall.cause].resource, work_of(ops[stall.cause])
 
 
-def _causes(
-    schedule: Schedule, ops: Sequence[Op], predicted: Sequence[Stall], measured: Sequence[Stall]
-) -> tuple[CauseRow, ...]:
+def _causes(ops: Sequence[Op], predicted: Sequence[Stall], measured: Sequence[Stall]) -> tuple[CauseRow, ...]:
     seconds: dict[tuple[Resource | None, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for side, pieces in enumerate((predicted, measured)):
         for stall in pieces:
-            seconds[_cause(schedule, ops, stall)][side] += stall.seconds
+            seconds[_cause(ops, stall)][side] += stall.seconds
     rows = [CauseRow(*key, *both) for key, both in seconds.items()]
     return tuple(sorted(rows, key=lambda row: (-row.measured_seconds, -row.predicted_seconds, row.words)))
 
 
-def _longest(schedule: Schedule, ops: Sequence[Op], pieces: Sequence[Stall]) -> tuple[LongStall, ...]:
+def _longest(ops: Sequence[Op], pieces: Sequence[Stall]) -> tuple[LongStall, ...]:
     """The waits that cost most, each with the cause that has most of it."""
     waits: dict[int | None, list[Stall]] = defaultdict(list)
     for stall in pieces:
@@ -314,7 +312,7 @@ def _longest(schedule: Schedule, ops: Sequence[Op], pieces: Sequence[Stall]) -> 
     for waiting in sorted(total, key=lambda waiting: -total[waiting])[:LONGEST]:
         share: dict[tuple[Resource | None, str], float] = defaultdict(float)
         for stall in waits[waiting]:
-            share[_cause(schedule, ops, stall)] += stall.seconds
+            share[_cause(ops, stall)] += stall.seconds
         most = max(share, key=lambda cause: share[cause])
         found.append(
             LongStall(

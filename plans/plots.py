@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from .contents import Role
 from .files import writing
 from .plan import Alternative, Plan
 from .quantities import RESOURCE_LABELS, duration, number
@@ -97,7 +98,7 @@ def _draw_tier(axes: Axes, tier: str, usage: Usage, budget: int, peak: int) -> N
     handles: list[Patch | Line2D] = []
     for role in roles_in_order(alive):
         values = np.append(alive[role], alive[role][-1]) / scale
-        colour = ROLE_COLOURS.get(role, OTHER_COLOUR)
+        colour = ROLE_COLOURS[role]
         axes.fill_between(times, floor, floor + values, step="post", color=colour, linewidth=0)
         floor = floor + values
         handles.append(Patch(color=colour, label=label(role)))
@@ -122,7 +123,7 @@ def _draw_tier(axes: Axes, tier: str, usage: Usage, budget: int, peak: int) -> N
     _legend(axes, [*lines, *reversed(handles)])
 
 
-def _columns(usage: Usage) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _columns(usage: Usage) -> tuple[np.ndarray, dict[Role, np.ndarray]]:
     """Times and bytes by role; where more happens than can be seen, each column shows its fullest moment."""
     times = np.asarray(usage.times)
     alive = {role: np.asarray(values, dtype=float) for role, values in usage.alive.items()}
@@ -189,7 +190,7 @@ def _lanes(schedule: Schedule, timeline: Timeline) -> dict[Resource, list[Span]]
     gap = timeline.seconds * 1e-6
     for start, end, index in sorted(zip(timeline.starts, timeline.ends, range(len(timeline.starts)), strict=True)):
         op = timeline.graph.ops[index]
-        lane, work = lanes[op.resource], work_of(schedule, op)
+        lane, work = lanes[op.resource], work_of(op)
         # Each forward and backward stays a span of its own: one sees the micro-batches.
         joins = lane and lane[-1].work == work and start - lane[-1].end <= gap and op.resource != "compute"
         if joins:

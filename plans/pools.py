@@ -8,17 +8,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .contents import Role
 from .schedule import Schedule, Tier
 from .units import PAGE, whole_pages
-from .usage import EITHER
+from .usage import label
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Blocks of one size that hold the same: slots in which buffers take turns, or blocks that never change hands."""
+    """Blocks of one size that hold the same: slots in which buffers follow each other, or blocks with one holder."""
 
-    role: str
-    """What they hold, in the field's words (`Buffer.role`)."""
+    roles: tuple[Role, ...]
+    """What they hold, one at a time, in the order of the roles' names."""
     slot_bytes: int
     slots: int
 
@@ -72,8 +73,8 @@ class Needs:
 
 def blocks(schedule: Schedule, tier: Tier = "host") -> Blocks:
     """What the arena of `tier` is made of. Sizes are whole pages and sum to the arena exactly."""
-    kept: dict[int, tuple[int, set[str]]] = {}
-    slots: dict[tuple[str, int], tuple[int, set[str]]] = {}
+    kept: dict[int, tuple[int, set[Role]]] = {}
+    slots: dict[tuple[str, int], tuple[int, set[Role]]] = {}
     for buffer in schedule.buffers:
         if buffer.tier == tier:
             end = whole_pages(buffer.offset + buffer.nbytes)
@@ -93,19 +94,20 @@ def blocks(schedule: Schedule, tier: Tier = "host") -> Blocks:
     )
 
 
-def _pools(each: Iterable[tuple[int, set[str]]]) -> tuple[Pool, ...]:
+def _pools(each: Iterable[tuple[int, set[Role]]]) -> tuple[Pool, ...]:
     """Equal blocks together, the largest first."""
-    counts = Counter((-nbytes, EITHER.join(sorted(roles))) for nbytes, roles in each)
-    return tuple(Pool(role, -nbytes, counts[nbytes, role]) for nbytes, role in sorted(counts))
+    counts = Counter((nbytes, tuple(sorted(roles))) for nbytes, roles in each)
+    largest_first = sorted(counts, key=lambda entry: (-entry[0], label(*entry[1])))
+    return tuple(Pool(roles, nbytes, counts[nbytes, roles]) for nbytes, roles in largest_first)
 
 
 def needs(found: Blocks) -> Needs:
     """What `found` takes as planned and otherwise. What stays in one place has its own size in any case."""
     kept, doubled = by_class(found.kept), powers_of_two(found.kept)
-    roles = {pool.role for pool in found.pools}
+    held = {pool.roles for pool in found.pools}
     largest = max((pool.slot_bytes for pool in found.pools), default=0)
-    alike = [Pool("", largest, sum(pool.slots for pool in found.pools))] if found.pools else []
-    each_role = sum(one_size(pool for pool in found.pools if pool.role == role) for role in roles)
+    alike = [Pool((), largest, sum(pool.slots for pool in found.pools))] if found.pools else []
+    each_role = sum(one_size(pool for pool in found.pools if pool.roles == roles) for roles in held)
     return Needs(
         planned=Need(kept, found.arena - kept),
         by_class=Need(kept, by_class(found.pools)),

@@ -1,7 +1,8 @@
 """Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
 
-Owns the vocabulary (buffers, regions, operations) and nothing else: `build.py` has them emitted, `memory.py`
-gives buffers their places, `waits.py` derives what waits for what, `verify.py` refuses a graph that is wrong.
+Owns the vocabulary (buffers, regions, operations) and nothing else: `contents.py` lists what buffers hold and
+transfers move, `build.py` has operations emitted, `memory.py` gives buffers their places, `waits.py` derives what waits
+for what, `verify.py` refuses a graph that is wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar, dataclass_transform
 
+from .contents import Content, Role, title_of
 from .state_layout import OptimizerStates, Part, optimizer_parts
 
 Tier = Literal["device", "host", "ssd"]
@@ -30,6 +32,13 @@ def record(cls: type[_T]) -> type[_T]:
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def operation(cls: type[_T]) -> type[_T]:
+    """A record that is made by keyword, so that one more field shifts no other. The type checker holds that, and a test
+    does where nobody checks types; only `Op.placed` goes by position, since every operation of a graph passes there."""
+    return record(cls)
+
+
 @record
 class Buffer:
     """A block of one tier's memory, for part of a step or for the whole run."""
@@ -38,14 +47,14 @@ class Buffer:
     name: str
     tier: Tier
     nbytes: int
-    role: str
-    """What it holds, in the field's words; `show` sums memory by it."""
+    role: Role
+    """What it holds; `show` sums memory by it."""
     pool: str
-    """Buffers of one pool take turns in slots of one size; empty for a buffer that keeps its place for the whole
+    """Buffers of one pool follow each other in slots of one size; empty for a buffer that keeps its place for the whole
     run."""
-    turn: int = -1
-    """A layer whose checkpoints and delayed gradients share one block, because they are never alive together; else
-    -1."""
+    shared_by: int = -1
+    """The layer whose activation checkpoints and delayed gradients share one block, because they are never alive
+    together; -1 for a buffer that is neither."""
     offset: int = -1
     """Byte offset in the tier's arena (or store); -1 before assignment."""
     zone: int = -1
@@ -65,7 +74,7 @@ class Region:
         return self.stop - self.start
 
 
-@record
+@operation
 class Op:
     """What every operation has. `stage` numbers the stages of a step from 0; `waits` are indices of earlier ops."""
 
@@ -87,8 +96,9 @@ class Op:
 
     def placed(self, index: int, waits: tuple[int, ...]) -> Self:
         """The same operation there; `dataclasses.replace` takes three times as long, and every graph needs its own."""
-        others = _beyond_op(type(self))  # type: ignore[arg-type]  # mypy takes the hash of a class for its instances'
-        return type(self)(index, self.stage, waits, *others(self))
+        kind: Any = type(self)
+        made: Self = kind(index, self.stage, waits, *_beyond_op(kind)(self))
+        return made
 
 
 @cache
@@ -97,14 +107,23 @@ def _beyond_op(kind: type[Op]) -> Callable[[Op], tuple[Any, ...]]:
     return attrgetter(*vars(kind)["__slots__"])
 
 
-@record
+@operation
 class Transfer(Op):
-    """read, write, h2d or d2h: copies `source` to `target`, equally long. `what` says of what, for people."""
+    """read, write, h2d or d2h: copies `source` to `target`, equally long.
+
+    What it moves is of a state, or is the input of a layer for one micro-batch, or is the gradient of that input: the
+    fields that do not apply are None.
+    """
 
     kind: Resource
     source: Region
     target: Region
-    what: str
+    content: Content
+    state: int | None = None
+    state_name: str = ""
+    """For people; empty when it is of no state."""
+    layer: int | None = None
+    micro_batch: int | None = None
     final_gradient: bool = False
     """True when it takes a whole step's gradient off the device, the moment to see its norm."""
     summed_by_update: bool = False
@@ -128,10 +147,10 @@ class Transfer(Op):
         return self.source.nbytes
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.what}"
+        return f"{self.kind} {title_of(self.content, self.state_name)}"
 
 
-@record
+@operation
 class Forward(Op):
     """One layer's forward of one micro-batch; in evaluation the head's, which yields the loss."""
 
@@ -158,7 +177,7 @@ class Forward(Op):
         return f"forward {self.layer_class} {self.layer}, micro-batch {self.micro_batch}"
 
 
-@record
+@operation
 class Backward(Op):
     """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, one for each of the
     layer's states that are trained, zeroing those in `fresh` first. The lowest one has no `in_gradient`."""
@@ -191,7 +210,7 @@ class Backward(Op):
         return f"backward {self.layer_class} {self.layer}, micro-batch {self.micro_batch}"
 
 
-@record
+@operation
 class Update(Op):
     """The fused optimizer on elements [start, stop) of a state.
 

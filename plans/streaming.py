@@ -6,6 +6,7 @@ are asked for stage by stage, and what is there already costs nothing. Where mem
 
 from collections.abc import Callable, Sequence
 
+from .contents import Content, Role
 from .emission import Emission, When, cut
 from .homes import Span, kept_on_device, parameter_spans
 from .schedule import Home, Region
@@ -19,7 +20,7 @@ class Parameters:
         """`pieces`: the ranges in which so many bytes are read."""
         self._emission, self._pieces = emission, pieces
         self._spans = parameter_spans(emission.homes, emission.buffers)
-        self._turn = kept_on_device(emission.model, emission.decision).turn
+        self._kept_across_turn = kept_on_device(emission.model, emission.decision).turn
         self._weights: dict[tuple[int, int], tuple[Region, ...]] = {}
         """(stage, layer) -> where its parameters lie, once asked for."""
         self._brought: dict[int, int] = {}
@@ -38,9 +39,10 @@ class Parameters:
             for span in self._spans[state]:
                 if span.tier == "ssd":
                     when = When.NOT_PENDING if made_by_update and span.delayed else When.ALWAYS
-                    target = self._staged(stage, state, span)
+                    target = self._in_transit(stage, state, span)
                     for part in self._pieces(span.region.nbytes):
-                        emission.move("read", cut(span.region, part), cut(target, part), emission.name(state), when)
+                        source, piece = cut(span.region, part), cut(target, part)
+                        emission.move_state("read", source, piece, Content.PARAMETERS, state, when)
 
     def upload(self, stage: int, layer: int, pieces: range, of: int) -> None:
         """Move these pieces, of so many, of the layer's parameters to the device. Unified memory has them already."""
@@ -56,12 +58,13 @@ class Parameters:
             for span in self._spans[state]:
                 first, last = max(start, span.start), min(stop, span.stop)
                 if first < last and span.tier != "device":
-                    source = self._staged(stage, state, span) if span.tier == "ssd" else span.region
-                    emission.move(
+                    source = self._in_transit(stage, state, span) if span.tier == "ssd" else span.region
+                    emission.move_state(
                         "h2d",
                         cut(source, self._bytes(span, first, last)),
                         cut(target, (first * emission.parameter_bytes, last * emission.parameter_bytes)),
-                        emission.name(state),
+                        Content.PARAMETERS,
+                        state,
                     )
 
     def weights(self, stage: int, layer: int) -> tuple[Region, ...]:
@@ -80,23 +83,23 @@ class Parameters:
             if span.tier == emission.device:
                 buffer = span.region.buffer
             elif emission.unified:
-                buffer = self._staged(self._brought_for(stage, state), state, span).buffer
+                buffer = self._in_transit(self._brought_for(stage, state), state, span).buffer
             else:
                 name, pool = f"weights/{self._brought_for(stage, state)}/{state}", f"weights/{nbytes}"
-                buffer = emission.passing(name, "device", nbytes, "parameters", pool)
+                buffer = emission.passing(name, "device", nbytes, Role.PARAMETERS, pool)
             regions.append(Region(buffer, 0, nbytes))
         return tuple(regions)
 
-    def staged(self, stage: int, home: Home) -> Region:
+    def in_transit(self, stage: int, home: Home) -> Region:
         """Where a home whose parameters live on ssd lies on host on its way to the stage."""
         span = next(span for span in self._spans[home.state] if span.start <= home.start and home.stop <= span.stop)
-        return cut(self._staged(stage, home.state, span), self._bytes(span, home.start, home.stop))
+        return cut(self._in_transit(stage, home.state, span), self._bytes(span, home.start, home.stop))
 
     def _brought_for(self, stage: int, state: int) -> int:
         """The stage that a state is moved to the device for: this one, or an earlier one since which it is there."""
-        return self._brought.setdefault(state, stage) if state in self._turn else stage
+        return self._brought.setdefault(state, stage) if state in self._kept_across_turn else stage
 
-    def _staged(self, stage: int, state: int, span: Span) -> Region:
+    def _in_transit(self, stage: int, state: int, span: Span) -> Region:
         """Where a span of a state that lives on ssd lies on host for one stage."""
         before = 0
         total = 0
@@ -105,7 +108,7 @@ class Parameters:
                 before += other.region.nbytes if other.start < span.start else 0
                 total += other.region.nbytes
         name, pool = f"staging/{stage}/{state}", f"staging/{total}"
-        staging = self._emission.passing(name, "host", total, "parameters in transit", pool)
+        staging = self._emission.passing(name, "host", total, Role.PARAMETERS_IN_TRANSIT, pool)
         return Region(staging, before, before + span.region.nbytes)
 
     def _bytes(self, span: Span, start: int, stop: int) -> tuple[int, int]:

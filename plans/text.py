@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
+from .contents import Role
 from .dealing import room
 from .homes import device_tier
 from .layout import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
@@ -168,7 +169,7 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
                 title = ""
     kept: Counter[Tier] = Counter()
     for buffer in schedule.buffers:
-        if buffer.role == "checkpoints":
+        if buffer.role == Role.CHECKPOINTS:
             kept[buffer.tier] += buffer.nbytes
     on_host = plan.decision.checkpoint_host
     shares = (on_host, 1.0 - on_host, 0.0, 0.0) if kept else (0.0,) * 4
@@ -198,7 +199,7 @@ def _covered(schedule: Schedule) -> int:
 
 
 def _checkpoints(buffer: Buffer) -> bool:
-    return buffer.role == "checkpoints" and buffer.tier == "host"
+    return buffer.role == Role.CHECKPOINTS and buffer.tier == "host"
 
 
 def _split_of(decision: Decision) -> str:
@@ -320,15 +321,15 @@ def _split(schedule: Schedule, tier: Tier) -> list[str]:
     split = reserved(schedule)[tier]
     arena = schedule.arenas[tier]
     rows = [
-        (label(role), format_bytes(nbytes), percent(nbytes / arena))
-        for role, nbytes in sorted(split.items(), key=lambda entry: (-entry[1], entry[0]))
+        (label(*roles), format_bytes(nbytes), percent(nbytes / arena))
+        for roles, nbytes in sorted(split.items(), key=lambda entry: (-entry[1], label(*entry[0])))
     ]
     return table([], [*rows, ("all", format_bytes(arena), "")], left=(0,)) if arena else []
 
 
 def _pools(found: Blocks) -> list[str]:
     rows: list[Row] = [
-        (label(pool.role), f"{pool.slots:,}", format_bytes(pool.slot_bytes), format_bytes(pool.nbytes))
+        (label(*pool.roles), f"{pool.slots:,}", format_bytes(pool.slot_bytes), format_bytes(pool.nbytes))
         for pool in found.pools
     ]
     left_out = len(rows) - MOST_ROWS

@@ -7,13 +7,14 @@ ahead of the update that needs them; and what is prompt and what waits for the n
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from .contents import Content, Role
 from .emission import NOWHERE, Emission, When, bytes_of, cut
 from .schedule import Home, Region, Update
 from .state_layout import GRADIENT_BYTES
 from .streaming import Parameters
 
 Piece = Callable[[], None]
-"""A part of what a layer's update emits, to be called when its turn has come."""
+"""A part of what a layer's update emits, to be called when the order comes to it."""
 
 
 class Updates:
@@ -31,7 +32,7 @@ class Updates:
         emission = self._emission
         nbytes = emission.model.states[state].elements * GRADIENT_BYTES
         name = f"gradient/{state}" if emission.unified else f"gradient/{stage}/{state}"
-        return Region(emission.passing(name, emission.device, nbytes, "gradients", f"gradient/{nbytes}"), 0, nbytes)
+        return Region(emission.passing(name, emission.device, nbytes, Role.GRADIENTS, f"gradient/{nbytes}"), 0, nbytes)
 
     def finish(self, stage: int, state: int) -> Iterator[Piece]:
         """What follows the last backward that adds to a state's gradient: it leaves the device, its prompt part is
@@ -61,7 +62,7 @@ class Updates:
                 if ahead not in loaded:
                     loaded[ahead] = self._load_delayed(delayed[ahead])
             if self._emission.tier(home.parameters) == "ssd":
-                parameters = self._parameters.staged(use, home)
+                parameters = self._parameters.in_transit(use, home)
             else:
                 parameters = self._updated(home)
             self._update(home, *loaded[number], parameters, When.PENDING)
@@ -80,7 +81,7 @@ class Updates:
                 optimizer = self._load_optimizer(home, When.ALWAYS)
                 source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
                 target = source if emission.unified else self._gradient_chunk(home)
-                emission.move("d2h", source, target, f"gradient of {emission.name(home.state)}", final_gradient=True)
+                emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
                 loaded[ahead] = (optimizer, target)
         self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
 
@@ -88,14 +89,12 @@ class Updates:
         """A delayed gradient goes to where it waits for the next step's forward."""
         assert home.gradient is not None
         emission = self._emission
-        what = f"gradient of {emission.name(home.state)}"
         source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
-        if emission.tier(home.gradient) == "ssd":
-            target = self._gradient_chunk(home)
-            emission.move("d2h", source, target, what, final_gradient=True)
-            emission.move("write", target, home.gradient, what)
-        else:
-            emission.move("d2h", source, home.gradient, what, final_gradient=True)
+        on_ssd = emission.tier(home.gradient) == "ssd"
+        target = self._gradient_chunk(home) if on_ssd else home.gradient
+        emission.move_state("d2h", source, target, Content.DELAYED_GRADIENT, home.state, final_gradient=True)
+        if on_ssd:
+            emission.move_state("write", target, home.gradient, Content.DELAYED_GRADIENT, home.state)
 
     def _load_delayed(self, home: Home) -> tuple[Region, Region]:
         """Optimizer states and gradient of a delayed update, on host."""
@@ -105,7 +104,7 @@ class Updates:
         optimizer = self._load_optimizer(home, When.PENDING)
         if emission.tier(waiting) == "ssd":
             target = self._gradient_chunk(home, "again/")
-            emission.move("read", waiting, target, f"gradient of {emission.name(home.state)}", When.PENDING)
+            emission.move_state("read", waiting, target, Content.DELAYED_GRADIENT, home.state, When.PENDING)
             waiting = target
         return optimizer, waiting
 
@@ -114,9 +113,9 @@ class Updates:
         assert home.optimizer is not None, "an update of a frozen state"
         if emission.tier(home.optimizer) != "ssd":
             return home.optimizer
-        chunk = self._chunk("optimizer", home, home.optimizer.nbytes, "optimizer in transit")
-        what = f"optimizer states of {emission.name(home.state)}"
-        emission.move("read", home.optimizer, chunk, what, when, summed_by_update=True)
+        chunk = self._chunk("optimizer", home, home.optimizer.nbytes, Role.OPTIMIZER_IN_TRANSIT)
+        content = Content.OPTIMIZER_STATES
+        emission.move_state("read", home.optimizer, chunk, content, home.state, when, summed_by_update=True)
         return chunk
 
     def _update(self, home: Home, optimizer: Region, gradient: Region, parameters: Region, when: When) -> None:
@@ -126,40 +125,40 @@ class Updates:
         stored = home.optimizer if emission.tier(home.optimizer) == "ssd" else None
         emission.emit(
             Update(
-                NOWHERE,
-                emission.stage,
-                (),
-                home.state,
-                home.start,
-                home.stop,
-                home.delayed,
-                optimizer,
-                gradient,
-                parameters,
-                home.optimizer_states,
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                state=home.state,
+                start=home.start,
+                stop=home.stop,
+                delayed=home.delayed,
+                optimizer=optimizer,
+                gradient=gradient,
+                parameters=parameters,
+                optimizer_states=home.optimizer_states,
                 final_gradient=emission.unified and not home.delayed,
                 stored=stored,
             ),
             when,
         )
         if stored:
-            what = f"optimizer states of {emission.name(home.state)}"
-            emission.move("write", optimizer, stored, what, when, summed_by_update=True)
+            content = Content.OPTIMIZER_STATES
+            emission.move_state("write", optimizer, stored, content, home.state, when, summed_by_update=True)
         if emission.tier(home.parameters) == "ssd":
-            emission.move("write", parameters, home.parameters, emission.name(home.state), when)
+            emission.move_state("write", parameters, home.parameters, Content.PARAMETERS, home.state, when)
         elif emission.tier(home.parameters) == "device":
-            emission.move("h2d", parameters, home.parameters, emission.name(home.state), when)
+            emission.move_state("h2d", parameters, home.parameters, Content.PARAMETERS, home.state, when)
 
     def _gradient_chunk(self, home: Home, use: str = "") -> Region:
-        return self._chunk("gradient", home, home.elements * GRADIENT_BYTES, "gradients", use)
+        return self._chunk("gradient", home, home.elements * GRADIENT_BYTES, Role.GRADIENTS, use)
 
     def _updated(self, home: Home) -> Region:
         """Where on host an update leaves a home's parameters: where they live, or on their way there."""
         if self._emission.tier(home.parameters) == "host":
             return home.parameters
-        return self._chunk("updated", home, home.parameters.nbytes, "parameters in transit")
+        return self._chunk("updated", home, home.parameters.nbytes, Role.PARAMETERS_IN_TRANSIT)
 
-    def _chunk(self, kind: str, home: Home, nbytes: int, role: str, use: str = "") -> Region:
+    def _chunk(self, kind: str, home: Home, nbytes: int, role: Role, use: str = "") -> Region:
         """A host buffer for one home's optimizer states, gradient or updated parameters. What a step uses twice, with
         nothing of worth in between, is a buffer for each `use`."""
         name = f"{kind} chunk/{use}{home.state}/{home.start}"

@@ -9,18 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from .contents import ROLES, Role
 from .plan import Plan
 from .schedule import Buffer, Schedule, Tier
 from .timeline import Timeline
-
-LABELS = {
-    "optimizer": "optimizer states",
-    "optimizer in transit": "optimizer states in transit",
-    "delayed gradient": "delayed gradients",
-}
-"""What people call a role, where that is not the role itself."""
-EITHER = " or "
-"""Joins roles that take turns in one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +24,7 @@ class Usage:
     """What is reserved, whether it holds something or not."""
     times: tuple[float, ...]
     """Seconds from the start of the step at which something changes, with the step's start and end."""
-    alive: dict[str, tuple[int, ...]]
+    alive: dict[Role, tuple[int, ...]]
     """Role -> bytes alive from times[i] to times[i + 1]: one value fewer than times."""
 
     @property
@@ -56,46 +48,46 @@ class _Access:
     """It writes without reading: what was there is gone."""
 
 
-def label(role: str) -> str:
-    """The role in a person's words."""
-    return EITHER.join(LABELS.get(part, part) for part in role.split(EITHER))
+def label(*roles: Role) -> str:
+    """What people call memory that holds something of one of `roles` at a time."""
+    return " or ".join(ROLES[role].words for role in roles)
 
 
-def reserved(schedule: Schedule) -> dict[Tier, dict[str, int]]:
-    """Tier -> role -> bytes of the arena that are set aside for it; each tier's roles sum exactly to its arena.
+def reserved(schedule: Schedule) -> dict[Tier, dict[tuple[Role, ...], int]]:
+    """Tier -> roles -> bytes of the arena that are set aside for them; they sum exactly to the tier's arena.
 
-    Bytes in which roles take turns (checkpoints, then delayed gradients; what the head needs, then the embedding) are
-    a role of their own: "checkpoints or delayed gradient".
+    Most bytes are of one role. Bytes that several roles use at different times (activation checkpoints, then delayed
+    gradients; what the head needs, then the embedding) are of them all, in the order of the roles' names.
     """
-    split: dict[Tier, dict[str, int]] = {}
+    split: dict[Tier, dict[tuple[Role, ...], int]] = {}
     for tier, arena in schedule.arenas.items():
-        zones: dict[int, dict[str, set[tuple[int, int]]]] = {}
+        zones: dict[int, dict[Role, set[tuple[int, int]]]] = {}
         for buffer in schedule.buffers:
             if buffer.tier == tier:
                 spans = zones.setdefault(buffer.zone, {}).setdefault(buffer.role, set())
                 spans.add((buffer.offset, buffer.offset + buffer.nbytes))
-        total: dict[str, int] = defaultdict(int)
+        total: dict[tuple[Role, ...], int] = defaultdict(int)
         for zone, stop in pairwise([*sorted(zones), arena]):
-            for role, nbytes in _by_roles(zones[zone], stop).items():
-                total[role] += nbytes
+            for roles, nbytes in _by_roles(zones[zone], stop).items():
+                total[roles] += nbytes
         assert sum(total.values()) == arena, f"the {tier} arena has bytes that belong to no buffer"
         split[tier] = dict(total)
     return split
 
 
-def _by_roles(spans: dict[str, set[tuple[int, int]]], stop: int) -> dict[str, int]:
-    """Roles, joined, -> bytes of a zone that they share. What rounding to pages leaves belongs to what is before it."""
+def _by_roles(spans: dict[Role, set[tuple[int, int]]], stop: int) -> dict[tuple[Role, ...], int]:
+    """Roles -> bytes of a zone that they share. What rounding to pages leaves belongs to what is before it."""
     if len(spans) == 1:
         ((role, mine),) = spans.items()
-        return {role: stop - min(start for start, _ in mine)}
+        return {(role,): stop - min(start for start, _ in mine)}
     cuts = sorted({cut for mine in spans.values() for span in mine for cut in span})
-    total: dict[str, int] = defaultdict(int)
-    name = ""
+    total: dict[tuple[Role, ...], int] = defaultdict(int)
+    roles: tuple[Role, ...] = ()
     for start, end in pairwise([*cuts, stop]):
-        roles = [role for role in sorted(spans) if any(a <= start and end <= b for a, b in spans[role])]
-        name = EITHER.join(roles) or name
-        total[name] += end - start
-    return {role: nbytes for role, nbytes in total.items() if nbytes}
+        here = [role for role in sorted(spans) if any(a <= start and end <= b for a, b in spans[role])]
+        roles = tuple(here) or roles
+        total[roles] += end - start
+    return {roles: nbytes for roles, nbytes in total.items() if nbytes}
 
 
 def memories(plan: Plan) -> dict[Tier, tuple[int, int]]:
@@ -113,7 +105,7 @@ def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:
     gradients from their writing, across the step's boundary, to the next step's update.
     """
     accesses = _accesses(timeline)
-    changes: dict[Tier, dict[str, dict[float, int]]] = {"host": {}, "device": {}}
+    changes: dict[Tier, dict[Role, dict[float, int]]] = {"host": {}, "device": {}}
     end = timeline.seconds
     for buffer in schedule.buffers:
         if buffer.tier in changes:
@@ -124,7 +116,7 @@ def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:
     return {tier: _usage(tier, schedule.arenas[tier], changes[tier], end) for tier in changes}
 
 
-def _usage(tier: Tier, arena: int, changes: dict[str, dict[float, int]], end: float) -> Usage:
+def _usage(tier: Tier, arena: int, changes: dict[Role, dict[float, int]], end: float) -> Usage:
     moments = {time for change in changes.values() for time, delta in change.items() if delta}
     times = sorted({0.0, end, *moments})
     alive = {}
@@ -152,7 +144,7 @@ def _lives(
     buffer: Buffer, accesses: Sequence[_Access], timeline: Timeline, end: float
 ) -> list[tuple[int, float, float]]:
     """(bytes, from, to) of all that the buffer holds in the course of the step."""
-    if not buffer.pool and buffer.turn < 0:
+    if not buffer.pool and buffer.shared_by < 0:
         return [(buffer.nbytes, 0.0, end)]
     lives = []
     cuts = sorted({cut for access in accesses for cut in (access.start, access.stop)})
@@ -190,10 +182,12 @@ def _across_boundary(accesses: Sequence[_Access], timeline: Timeline, end: float
 
 
 def snapshot_store_bytes(schedule: Schedule, *, keep: int = 2) -> int:
-    """What a store takes that holds `keep` snapshots, but for its tables, of some hundred KiB: each optimizer state has
-    a place for each of them and one more, wherever it lives between its uses, and all else on ssd one."""
-    states = sum(
-        buffer.nbytes for buffer in schedule.buffers if buffer.role == "optimizer" and buffer.tier in ("ssd", "host")
-    )
-    others = sum(buffer.nbytes for buffer in schedule.buffers if buffer.role != "optimizer" and buffer.tier == "ssd")
-    return (keep + 1) * states + others
+    """What a store takes that holds `keep` snapshots, but for its tables, of some hundred KiB: what is durable has a
+    place for each of them and one more, wherever it lives between its uses, and all else on ssd one."""
+    durable = others = 0
+    for buffer in schedule.buffers:
+        if ROLES[buffer.role].durable:
+            durable += buffer.nbytes if buffer.tier in ("ssd", "host") else 0
+        elif buffer.tier == "ssd":
+            others += buffer.nbytes
+    return (keep + 1) * durable + others

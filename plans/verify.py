@@ -75,7 +75,7 @@ def _reaches(graph: Graph) -> Iterator[int]:
 def _verify_contents(schedule: Schedule, graph: Graph) -> None:
     """Replay in order: what an op reads must still be what was last written under that buffer's name."""
     owners: dict[Tier, list[tuple[int, int, int]]] = {"device": [], "host": [], "ssd": []}
-    stays = {buffer.index for buffer in schedule.buffers if not buffer.pool and buffer.turn < 0}
+    stays = {buffer.index for buffer in schedule.buffers if not buffer.pool and buffer.shared_by < 0}
     delayed = {home.gradient.buffer for home in schedule.homes if home.gradient}
     stays |= delayed if graph.name in ("steady", "flush") else set()
     for index in stays:

@@ -11,6 +11,7 @@ from functools import partial
 
 from .activations import Activations
 from .compute import Compute
+from .contents import Content, Role
 from .emission import Emission, cut, parts
 from .schedule import Region
 from .state_layout import GRADIENT_BYTES
@@ -143,15 +144,18 @@ class _Vertical:
         out_gradient: Region | None = None
         if stage <= self.head:
             if stage > 0 and position > 0:
-                hidden = acts.bring(acts.passing(stage - 1, micro_batch, stage), "hidden state", stage, micro_batch)
+                source = acts.passing(stage - 1, micro_batch, stage)
+                hidden = acts.bring(source, Content.HIDDEN_STATE, stage, layer, micro_batch)
             elif stage > 0:
                 hidden = self.out.pop((stage - 1, micro_batch), None)
         else:
             if layer > 0:
-                hidden = acts.bring(acts.restored(layer, micro_batch), "checkpoint", stage, micro_batch)
+                source = acts.restored(layer, micro_batch)
+                hidden = acts.bring(source, Content.ACTIVATION_CHECKPOINT, stage, layer, micro_batch)
             if position > 0:
                 source = [acts.passing_gradient(stage - 1, micro_batch)]
-                out_gradient = acts.bring(source, "inter-layer gradient", stage, micro_batch)
+                above = self.layer_of[stage - 1]
+                out_gradient = acts.bring(source, Content.ACTIVATION_GRADIENT, stage, above, micro_batch)
             else:
                 out_gradient = self.passed.pop((stage - 1, micro_batch), None)
         self.inputs[stage, micro_batch] = (hidden, out_gradient)
@@ -204,7 +208,15 @@ class _Vertical:
         micro_batch = self._micro_batch(stage, position)
         source = self.passed.pop((stage, micro_batch))
         target = self.activations.passing_gradient(stage, micro_batch)
-        return partial(self.emission.move, "d2h", source, target, "inter-layer gradient")
+        return partial(
+            self.emission.move_activation,
+            "d2h",
+            source,
+            target,
+            Content.ACTIVATION_GRADIENT,
+            layer=self.layer_of[stage],
+            micro_batch=micro_batch,
+        )
 
     # Gradients: they leave the device once, after a layer's last micro-batch.
 
@@ -215,9 +227,9 @@ class _Vertical:
                 yield from self.updates.finish(stage, state)
             else:
                 gradient, target = self.updates.gradient(stage, state), self._partial_gradient(state)
-                what = f"gradient of {self.emission.name(state)}"
+                move, content = self.emission.move_state, Content.GRADIENT
                 for part in _transfers(gradient.nbytes):
-                    yield partial(self.emission.move, "d2h", cut(gradient, part), cut(target, part), what)
+                    yield partial(move, "d2h", cut(gradient, part), cut(target, part), content, state)
 
     def _partial_gradient(self, state: int) -> Region:
         """Where the head's share of a tied state's gradient waits on host for the embedding's backward: with unified
@@ -225,7 +237,7 @@ class _Vertical:
         if self.emission.unified:
             return self.updates.gradient(self.forwards, state)
         nbytes = self.emission.model.states[state].elements * GRADIENT_BYTES
-        buffer = self.emission.passing(f"partial/{state}", "host", nbytes, "gradients", f"partial/{nbytes}")
+        buffer = self.emission.passing(f"partial/{state}", "host", nbytes, Role.GRADIENTS, f"partial/{nbytes}")
         return Region(buffer, 0, nbytes)
 
     def _restore_partial_gradients(self, stage: int) -> None:
@@ -233,9 +245,9 @@ class _Vertical:
         for state in self.emission.model.trained(0):
             if self.emission.model.uses(state)[-1] != 0:
                 source, target = self._partial_gradient(state), self.updates.gradient(stage, state)
-                what = f"gradient of {self.emission.name(state)}"
+                move, content = self.emission.move_state, Content.GRADIENT
                 for part in _transfers(source.nbytes):
-                    self.emission.move("h2d", cut(source, part), cut(target, part), what)
+                    move("h2d", cut(source, part), cut(target, part), content, state)
 
 
 def _nothing() -> None:

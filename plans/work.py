@@ -4,15 +4,16 @@ Owns the words and the colours, which are the same in the plots, on the page and
 who are colour-blind. It draws nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
-from .schedule import Backward, Forward, Op, Schedule, Transfer, Update
+from .contents import BETWEEN_LAYERS, CONTENTS, Role
+from .schedule import Backward, Forward, Op, Transfer, Update
 
 # Paul Tol's muted colours, and lighter ones for what is only passing through.
 WORK_COLOURS = {
     "parameters": "#332288",
     "optimizer states": "#DDCC77",
-    "hidden states, checkpoints, their gradients": "#44AA99",
+    BETWEEN_LAYERS: "#44AA99",
     "gradients of parameters": "#882255",
     "forward": "#88CCEE",
     "backward": "#CC6677",
@@ -20,29 +21,24 @@ WORK_COLOURS = {
     "delayed update": "#999933",
 }
 ROLE_COLOURS = {
-    "parameters": "#332288",
-    "optimizer": "#DDCC77",
-    "checkpoints": "#44AA99",
-    "delayed gradient": "#AA4499",
-    "accumulated gradients": "#C488BC",
-    "parameters in transit": "#8C83C9",
-    "optimizer in transit": "#EEE5B8",
-    "hidden states": "#88CCEE",
-    "gradients": "#882255",
+    Role.PARAMETERS: "#332288",
+    Role.OPTIMIZER: "#DDCC77",
+    Role.CHECKPOINTS: "#44AA99",
+    Role.DELAYED_GRADIENT: "#AA4499",
+    Role.ACCUMULATED_GRADIENTS: "#C488BC",
+    Role.PARAMETERS_IN_TRANSIT: "#8C83C9",
+    Role.OPTIMIZER_IN_TRANSIT: "#EEE5B8",
+    Role.HIDDEN_STATES: "#88CCEE",
+    Role.GRADIENTS: "#882255",
 }
 """From the bottom of the stack to its top: what stays, then what comes and goes."""
 SIZE_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#AA4499", "#DDCC77", "#44AA99", "#882255", "#999933")
 """Of micro-batch sizes, in order."""
 OTHER_COLOUR = "#BBBBBB"
-_ROLES_OF_WORK = (
-    ({"optimizer", "optimizer in transit"}, "optimizer states"),
-    ({"gradients", "delayed gradient", "accumulated gradients"}, "gradients of parameters"),
-    ({"parameters", "parameters in transit"}, "parameters"),
-)
 
 
-def work_of(schedule: Schedule, op: Op) -> str:
-    """The kind of work that `op`, of one of `schedule`'s graphs, does: a key of WORK_COLOURS where it has a colour."""
+def work_of(op: Op) -> str:
+    """The kind of work that `op` does: a key of WORK_COLOURS where it has a colour."""
     if isinstance(op, Forward):
         return "forward"
     if isinstance(op, Backward):
@@ -50,13 +46,10 @@ def work_of(schedule: Schedule, op: Op) -> str:
     if isinstance(op, Update):
         return "delayed update" if op.delayed else "update"
     if isinstance(op, Transfer):
-        roles = {schedule.buffers[region.buffer].role for region in (op.source, op.target)}
-        passing = "hidden states, checkpoints, their gradients"
-        return next((work for mine, work in _ROLES_OF_WORK if roles & mine), passing)
+        return CONTENTS[op.content].work
     return type(op).__name__.lower()
 
 
-def roles_in_order(roles: Iterable[str]) -> list[str]:
+def roles_in_order(roles: Collection[Role]) -> list[Role]:
     """`roles` from the bottom of a stack to its top."""
-    known = list(ROLE_COLOURS)
-    return sorted(roles, key=lambda role: (known.index(role) if role in known else len(known), role))
+    return [role for role in ROLE_COLOURS if role in roles]

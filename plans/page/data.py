@@ -31,7 +31,7 @@ Packed = dict[str, str | int]
 def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline]) -> dict[str, object]:
     """All that data.js reads. `timelines` are of one graph of `schedule`: what each is called, and when its ops ran."""
     graph = next(iter(timelines.values())).graph
-    works = sorted({work_of(schedule, op) for op in graph.ops}, key=_work_order)
+    works = sorted({work_of(op) for op in graph.ops}, key=_work_order)
     return {
         "lanes": [RESOURCE_LABELS.get(name, name) for name in RESOURCES],
         "compute": RESOURCES.index("compute"),
@@ -94,7 +94,7 @@ def _graph(schedule: Schedule, graph: Graph, works: Sequence[str]) -> dict[str, 
     amounts: dict[tuple[int, str], int] = {}
     return {
         "lane": pack([RESOURCES.index(op.resource) for op in ops]),
-        "work": pack([works.index(work_of(schedule, op)) for op in ops]),
+        "work": pack([works.index(work_of(op)) for op in ops]),
         "stage": pack([op.stage for op in ops]),
         "templates": list(templates),
         "template": pack(template),
@@ -143,7 +143,7 @@ def _usage(usage: Usage, seconds: float) -> dict[str, object]:
         roles.append(
             {
                 "name": label(role),
-                "colour": colour_class(ROLE_COLOURS.get(role, OTHER_COLOUR)),
+                "colour": colour_class(ROLE_COLOURS[role]),
                 "at": pack(np.diff(at, prepend=0)),
                 "bytes": pack(values[at]),
             }

@@ -267,7 +267,7 @@ def pools(schedule: Schedule) -> Markup:
     most = max((pool.nbytes for pool in found), default=1)
     rows = [
         (
-            label(pool.role),
+            label(*pool.roles),
             f"{pool.slots:,}",
             format_bytes(pool.slot_bytes),
             format_bytes(pool.nbytes),

@@ -16,10 +16,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner, SerialRunner
 from ssdplan.plans.build import build_schedule
-from ssdplan.plans.schedule import RESOURCES, Graph, Region, Transfer
+from ssdplan.plans.schedule import RESOURCES, Graph, Region
 from tests.bounds import HANG_SECONDS
 from tests.planner.made import made_model
 from tests.plans.decided import decide
+from tests.plans.hand_made import made_transfer
 from tests.processor import PRECISION
 
 
@@ -27,7 +28,10 @@ def chain(*ops: tuple[str, tuple[int, ...]]) -> Graph:
     region = Region(0, 0, 4096)
     return Graph(
         "made",
-        tuple(Transfer(i, 0, waits, kind, region, region, f"{i}") for i, (kind, waits) in enumerate(ops)),
+        tuple(
+            made_transfer(i, kind, region, region, waits=waits, state_name=f"{i}")
+            for i, (kind, waits) in enumerate(ops)
+        ),
         1,
     )
 

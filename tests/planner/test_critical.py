@@ -13,11 +13,12 @@ from ssdplan.planner.critical import find_causes
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.profile import Machine
-from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Region, Transfer, Update
+from ssdplan.plans.schedule import RESOURCES, Graph, Op, Region, Transfer, Update
 from ssdplan.plans.timeline import Timeline
 from tests.planner.machines import machines
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
+from tests.plans.hand_made import made_backward, made_forward, made_transfer, made_update
 
 MODEL = made_model(flops=1e9)
 FORWARD = MODEL.timing("block", 1).forward_seconds
@@ -27,24 +28,13 @@ MACHINE = made_machine(link=1e6, d2h=1e6, update_rate=1e6, volumes=(made_volume(
 
 def move(index: int, kind: str, seconds: float, source: int, target: int, waits: tuple[int, ...] = ()) -> Transfer:
     nbytes = round(seconds * 1e6)
-    return Transfer(index, 0, waits, kind, Region(source, 0, nbytes), Region(target, 0, nbytes), "block.0")
+    return made_transfer(index, kind, Region(source, 0, nbytes), Region(target, 0, nbytes), waits=waits)
 
 
 def update(index: int, seconds: float, optimizer: int, gradient: int, waits: tuple[int, ...] = ()) -> Update:
     elements = round(seconds * 1e6)
-    return Update(
-        index,
-        0,
-        waits,
-        0,
-        0,
-        elements,
-        False,
-        Region(optimizer, 0, 12 * elements),
-        Region(gradient, 0, elements),
-        Region(99, 0, 1),
-        "fp32",
-    )
+    states, sums = Region(optimizer, 0, 12 * elements), Region(gradient, 0, elements)
+    return made_update(index, elements, states, sums, Region(99, 0, 1), waits=waits)
 
 
 def timed(machine: Machine, *ops: Op) -> Timeline:
@@ -53,7 +43,7 @@ def timed(machine: Machine, *ops: Op) -> Timeline:
 
 def assert_adds_up(timeline: Timeline) -> None:
     """What any step must satisfy."""
-    found = find_causes(timeline, MODEL)
+    found = find_causes(timeline)
     step = timeline.seconds
     assert sum(sum(spent.values()) for spent in found.path_seconds.values()) == pytest.approx(step, rel=1e-9)
     busy = timeline.busy()
@@ -71,9 +61,9 @@ def random_graph(seed: int, count: int) -> Graph:
         kind = rng.choice(("read", "write", "h2d", "d2h", "forward", "backward", "update"))
         seconds = rng.choice((0.5, 1.0, 1.0, 2.0))
         if kind == "forward":
-            ops.append(Forward(index, 0, waits, 1, "block", 0, (), None, Region(index, 0, 1)))
+            ops.append(made_forward(index, waits=waits, out=Region(index, 0, 1)))
         elif kind == "backward":
-            ops.append(Backward(index, 0, waits, 1, "block", 0, (), None, None, Region(index, 0, 1), (), ()))
+            ops.append(made_backward(index, waits=waits, in_gradient=Region(index, 0, 1)))
         elif kind == "update":
             ops.append(update(index, seconds, 2 * index, 2 * index + 1, waits))
         else:
@@ -97,7 +87,7 @@ def test_the_critical_path_is_the_longest_path(seed: int, count: int, machine: M
         edges.add_edges_from((("begin", index, {"weight": took}),))
         edges.add_edges_from((before, index, {"weight": took}) for before in befores)
         lanes[op.resource] = index
-    path = find_causes(timeline, MODEL).path
+    path = find_causes(timeline).path
     longest = networkx.dag_longest_path_length(edges)
     assert longest == pytest.approx(timeline.seconds)
     assert sum(timeline.ends[i] - timeline.starts[i] for i in path) == pytest.approx(longest)
@@ -114,14 +104,14 @@ def test_every_second_of_a_real_step_has_a_cause(
     decision = decide(model, alpha=alpha, optimizer=host, parameters=host, micro_batches=n)
     timeline = simulate(build_schedule(model, decision).steady, model, machine, 1)
     assert_adds_up(timeline)
-    found = find_causes(timeline, model)
+    found = find_causes(timeline)
     known = {"forward", "backward", "updates", "delayed updates", "parameters", "optimizer states", "gradient"}
     known |= {"checkpoint", "hidden state", "inter-layer gradient"}
     assert {kind for spent in found.path_seconds.values() for kind in spent} <= known
 
 
 def test_nothing_has_no_causes() -> None:
-    found = find_causes(timed(MACHINE), MODEL)
+    found = find_causes(timed(MACHINE))
     assert found.path == () and found.path_seconds == {} and not any(found.idle.values())
 
 
@@ -133,7 +123,7 @@ def test_what_waits_for_data_waits_for_who_makes_it() -> None:
         move(2, "read", 2, 3, 4),
         move(3, "h2d", 1, 4, 5, (2,)),
     )
-    found = find_causes(timed(MACHINE, *ops), MODEL)
+    found = find_causes(timed(MACHINE, *ops))
     assert found.path == (0, 2, 3)
     assert found.path_seconds == {"read": {"parameters": 4.0}, "h2d": {"parameters": 1.0}}
     assert found.idle["h2d"] == {"fill": 2.0, "read": 1.0}
@@ -149,7 +139,7 @@ def test_the_cause_is_followed_to_what_ran_meanwhile() -> None:
         move(2, "read", 2, 2, 4, (1,)),  # what the update wrote
         move(3, "h2d", 1, 4, 5, (2,)),
     )
-    found = find_causes(timed(MACHINE, *ops), MODEL)
+    found = find_causes(timed(MACHINE, *ops))
     assert found.idle["h2d"] == {"cpu": 3.0, "read": 2.0}
     assert found.path == (1, 2, 3)
 
@@ -162,12 +152,12 @@ def test_a_slot_that_is_not_free_is_its_own_cause() -> None:
         move(2, "read", 1, 3, 4, (1,)),
         move(3, "h2d", 1, 4, 5, (2,)),
     )
-    found = find_causes(timed(MACHINE, *ops), MODEL)
+    found = find_causes(timed(MACHINE, *ops))
     assert found.idle["read"] == {"host buffer": 3.0, "drain": 1.0}
     assert found.idle["h2d"] == {"fill": 1.0, "read": 1.0}
     # Over the same buffer it is the state itself that waits: no memory would help.
     again = (*ops[:2], move(2, "read", 1, 3, 1, (1,)), move(3, "h2d", 1, 1, 5, (2,)))
-    assert find_causes(timed(MACHINE, *again), MODEL).idle["read"] == {"h2d": 3.0, "drain": 1.0}
+    assert find_causes(timed(MACHINE, *again)).idle["read"] == {"h2d": 3.0, "drain": 1.0}
 
 
 def test_device_buffers_are_named_as_such_and_hold_up_what_follows() -> None:
@@ -179,16 +169,16 @@ def test_device_buffers_are_named_as_such_and_hold_up_what_follows() -> None:
         move(3, "h2d", 1, 4, 5, (1,)),  # takes over the slot of buffer 1
         move(4, "write", 1, 5, 6, (3,)),
     )
-    found = find_causes(timed(MACHINE, *ops), MODEL)
+    found = find_causes(timed(MACHINE, *ops))
     assert found.idle["h2d"] == {"device buffer": 3.0, "drain": 1.0}
     assert found.idle["write"] == {"h2d": 1.0, "device buffer": 3.0}
 
 
 def test_on_shared_cores_compute_and_updates_slow_each_other() -> None:
     machine = made_machine(shared=True, cores=2, update_rate=1e6)
-    ops = (Forward(0, 0, (), 1, "block", 0, (), None, Region(0, 0, 1)), update(1, 0.5, 1, 2))
+    ops = (made_forward(0, out=Region(0, 0, 1)), update(1, 0.5, 1, 2))
     assert FORWARD < 0.1  # at a quarter of its speed
-    found = find_causes(timed(machine, *ops), MODEL)
+    found = find_causes(timed(machine, *ops))
     assert found.idle["cpu"] == {}
     assert found.idle["compute"] == {"drain": pytest.approx(0.5 + FORWARD - 4 * FORWARD)}
     assert found.path == (1,)
@@ -202,5 +192,5 @@ def test_a_large_step_takes_a_fraction_of_a_second() -> None:
     timeline = simulate(build_schedule(model, decision).steady, model, machine, 1)
     assert len(timeline.graph.ops) > 15_000
     begin = time.process_time()
-    find_causes(timeline, model)
+    find_causes(timeline)
     assert time.process_time() - begin < 1.0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ssdplan.planner.baseline import horizontal_traffic, vertical_traffic
 from ssdplan.planner.program import FixedChoices
 from ssdplan.planner.traffic import layer_groups, stages, total_bytes
+from ssdplan.plans.contents import Role
 from ssdplan.plans.pools import Pool, by_class, one_size, powers_of_two
 from ssdplan.plans.state_layout import checkpoint_bytes
 from tests.planner.paper_figures import (
@@ -59,8 +60,8 @@ def test_the_document_has_what_the_code_computes() -> None:
     prose = " ".join(text.split())
     assert f"at {rows[0]} rows, without delayed updates at {rows[1]}, with everything on ssd at {rows[2]}" in prose
     llama = needs("llama-3.1-8b")
-    slots = [Pool("parameters", llama.parameter_buffers // 9, 9)]
-    one_block = powers_of_two([Pool("parameters", llama.parameter_buffers, 1)]) - powers_of_two(slots)
+    slots = [Pool((Role.PARAMETERS,), llama.parameter_buffers // 9, 9)]
+    one_block = powers_of_two([Pool((Role.PARAMETERS,), llama.parameter_buffers, 1)]) - powers_of_two(slots)
     assert f"would put Llama 3.1 8B at {(llama.total + one_block) / GIB:.1f} GiB" in prose
 
 
@@ -187,9 +188,9 @@ def test_the_horizontal_plateau_is_lower_unless_its_micro_batches_are_large() ->
 @given(st.lists(st.integers(1, 10**11), min_size=1))
 def test_a_power_of_two_wastes_less_than_half(sizes: list[int]) -> None:
     """GreedySnake 5, MemAscend III-B: rounding wastes at most half of what is locked; 2 GiB and a little take 4."""
-    pools = [Pool("", nbytes, 1) for nbytes in sizes]
+    pools = [Pool((), nbytes, 1) for nbytes in sizes]
     assert by_class(pools) <= powers_of_two(pools) < 2 * by_class(pools)
-    assert powers_of_two([Pool("", 2 * GIB + 1, 1)]) == 4 * GIB
+    assert powers_of_two([Pool((), 2 * GIB + 1, 1)]) == 4 * GIB
 
 
 # 10Cache.
@@ -197,5 +198,5 @@ def test_a_power_of_two_wastes_less_than_half(sizes: list[int]) -> None:
 
 def test_a_buffer_of_the_largest_size_is_half_empty() -> None:
     """10Cache 3.3.1: a tensor of 512 bytes in a buffer made for the largest, of 1,024, leaves half unused."""
-    small, large = Pool("", 512, 1), Pool("", 1024, 1)
+    small, large = Pool((), 512, 1), Pool((), 1024, 1)
     assert (one_size([small, large]) - by_class([small, large])) / large.nbytes == 0.5

@@ -14,6 +14,7 @@ from ssdplan.planner.drive import combined_frontier
 from ssdplan.planner.lexicographic import value
 from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, footprint, program_bound, solve_program
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Role
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Machine, Model
 from tests.planner.machines import machines, models
@@ -289,7 +290,7 @@ def test_counts_what_the_graph_moves_around_what_the_device_keeps(
         form = [(stage.count, getattr(stage, f"{link}_bytes")) for stage in _stages_of(model, 1, n)]
         assert traffic[link] == pytest.approx(sum(count * value(each, values) for count, each in form), abs=2 * grain)
     there = footprint(model, decision).device_bytes
-    slots = sum(b.nbytes for b in without.buffers if b.tier == "device" and b.role == "parameters")
+    slots = sum(b.nbytes for b in without.buffers if b.tier == "device" and b.role == Role.PARAMETERS)
     assert schedule.arenas["device"] <= without.arenas["device"] + there
     assert schedule.arenas["device"] >= without.arenas["device"] + there - slots
 

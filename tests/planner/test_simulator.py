@@ -16,6 +16,7 @@ from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.profile import Machine
 from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Transfer, Update
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
+from tests.plans.hand_made import made_backward, made_forward, made_transfer, made_update
 
 MODEL = made_model(flops=1e9)
 FORWARD = MODEL.timing("block", 1).forward_seconds
@@ -25,20 +26,20 @@ COLD = 0.25
 
 
 def transfer(index: int, kind: str, nbytes: int, waits: tuple[int, ...] = ()) -> Transfer:
-    return Transfer(index, 0, waits, kind, Region(0, 0, nbytes), Region(1, 0, nbytes), "made")
+    return made_transfer(index, kind, Region(0, 0, nbytes), Region(1, 0, nbytes), waits=waits)
 
 
 def forward(index: int, waits: tuple[int, ...] = ()) -> Forward:
-    return Forward(index, 0, waits, 1, "block", 0, (), None, None)
+    return made_forward(index, waits=waits)
 
 
 def backward(index: int, waits: tuple[int, ...] = ()) -> Backward:
-    return Backward(index, 0, waits, 1, "block", 0, (), None, None, None, (), ())
+    return made_backward(index, waits=waits)
 
 
 def update(index: int, elements: int, waits: tuple[int, ...] = ()) -> Update:
     nowhere = Region(0, 0, 1)
-    return Update(index, 0, waits, 0, 0, elements, False, nowhere, nowhere, nowhere, "fp32")
+    return made_update(index, elements, nowhere, nowhere, nowhere, waits=waits)
 
 
 def seconds(machine: Machine, *ops: Op) -> float:
@@ -172,10 +173,10 @@ def test_what_an_update_sums_in_passing_costs_the_update_time_and_the_transfer_f
         Region(2, 0, 4_000_000),
         Region(3, 0, 1),
     )
-    read = Transfer(0, 0, (), "read", on_ssd, states, "made", summed_by_update=True)
-    other = Transfer(1, 0, (0,), "read", elsewhere, elsewhere, "made")
-    updated = Update(2, 0, (1,), 0, 0, 1_000_000, False, states, nowhere, nowhere, "fp32", stored=on_ssd)
-    write = Transfer(3, 0, (2,), "write", states, on_ssd, "made", summed_by_update=True)
+    read = made_transfer(0, "read", on_ssd, states, summed_by_update=True)
+    other = made_transfer(1, "read", elsewhere, elsewhere, waits=(0,))
+    updated = made_update(2, 1_000_000, states, nowhere, nowhere, waits=(1,), stored=on_ssd)
+    write = made_transfer(3, "write", states, on_ssd, waits=(2,), summed_by_update=True)
     long = replace(backward(4), waits=(2,))
     timeline = simulate(Graph("made", (read, other, updated, write, long), 1), MODEL, machine, 1)
     ends = timeline.ends

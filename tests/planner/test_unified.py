@@ -41,7 +41,7 @@ def test_counts_what_the_graph_moves_and_keeps(
     assert traffic["h2d"] == 0
     waiting = 4 * result.delay_ratio * sum(state.elements for state in model.states)
     assert traffic["d2h"] == pytest.approx(waiting, abs=grain)
-    stays = sum(b.nbytes for b in schedule.buffers if b.tier == "host" and not b.pool and b.turn < 0)
+    stays = sum(b.nbytes for b in schedule.buffers if b.tier == "host" and not b.pool and b.shared_by < 0)
     assert stays <= footprint(model, decision).host_bytes + grain
 
 

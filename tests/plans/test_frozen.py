@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Content, Role
 from ssdplan.plans.profile import Model
 from ssdplan.plans.schedule import Backward, Forward, Schedule, Transfer, Update
 from ssdplan.plans.verify import verify
@@ -74,8 +75,9 @@ def assert_exactly_what_is_trained_is_updated(model: Model, schedule: Schedule) 
     frozen = [state.name for state in model.states if state.frozen]
     for graph in (schedule.first, schedule.steady, schedule.flush, schedule.evaluate):
         for op in graph.ops:
-            if isinstance(op, Transfer) and op.what.split()[-1] in frozen:
-                assert op.what in frozen and op.kind in ("read", "h2d"), f"{graph.name}: {op}"
+            if isinstance(op, Transfer) and op.state_name in frozen:
+                assert op.state is not None and model.states[op.state].frozen
+                assert op.content == Content.PARAMETERS and op.kind in ("read", "h2d"), f"{graph.name}: {op}"
     held = {"optimizer", "gradient", "delayed gradient", "accumulated gradient", "partial"}
     for buffer in schedule.buffers:
         names = buffer.name.split("/")
@@ -101,7 +103,7 @@ def assert_backward_stops_where_training_does(model: Model, schedule: Schedule, 
 
 
 def assert_checkpoints_are_of_layers_with_a_backward(model: Model, schedule: Schedule) -> None:
-    kept = {int(buffer.name.split("/")[1]) for buffer in schedule.buffers if buffer.role == "checkpoints"}
+    kept = {int(buffer.name.split("/")[1]) for buffer in schedule.buffers if buffer.role == Role.CHECKPOINTS}
     lowest = next(i for i, layer in enumerate(model.layers) if any(not model.states[s].frozen for s in layer.states))
     assert kept == set(range(max(lowest, 1), len(model.layers) - 1))
 

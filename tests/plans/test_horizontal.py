@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Content, Role
 from ssdplan.plans.schedule import Backward, Forward, Transfer, Update
 from ssdplan.plans.verify import verify
 from tests.planner.made import made_model
@@ -44,7 +45,7 @@ def sums_are_whole(ops, model, n: int) -> None:
         if isinstance(op, Backward):
             for region, fresh in zip(op.gradients, op.fresh, strict=True):
                 held[region.buffer] = (0 if fresh else held[region.buffer]) + 1
-        elif isinstance(op, Transfer) and op.what.startswith("gradient"):
+        elif isinstance(op, Transfer) and op.content in (Content.GRADIENT, Content.DELAYED_GRADIENT):
             if op.kind == "d2h":
                 host[op.target.buffer, op.target.start] = held[op.source.buffer]
             else:
@@ -104,7 +105,7 @@ def test_both_uses_of_a_tied_state_add_to_one_sum(n):
     schedule = build_schedule(model, decide(model, schedule="horizontal", micro_batches=n, parameters=1.0))
     moved = {"h2d": 0, "d2h": 0}
     for op in schedule.steady.ops:
-        if isinstance(op, Transfer) and op.what == f"gradient of {model.states[0].name}":
+        if isinstance(op, Transfer) and (op.content, op.state) == (Content.GRADIENT, 0):
             moved[op.kind] += op.nbytes
     whole = 4 * model.states[0].elements
     assert moved == {"h2d": (2 * n - 1) * whole, "d2h": 2 * n * whole}
@@ -132,10 +133,10 @@ def test_memory_does_not_grow_with_micro_batches():
         build_schedule(model, decide(model, schedule="horizontal", micro_batches=n, checkpoints=0.5)) for n in (1, 2, 5)
     )
     assert two.arenas == five.arenas and one.arenas["ssd"] == two.arenas["ssd"]
-    sums = [b for b in two.buffers if b.role == "accumulated gradients"]
+    sums = [b for b in two.buffers if b.role == Role.ACCUMULATED_GRADIENTS]
     assert all(buffer.tier == "host" and not buffer.pool for buffer in sums)
     assert sorted(b.nbytes for b in sums) == sorted(4 * state.elements for state in model.states)
-    assert not any(buffer.role == "accumulated gradients" for buffer in one.buffers)
+    assert not any(buffer.role == Role.ACCUMULATED_GRADIENTS for buffer in one.buffers)
 
 
 def test_updates_run_beside_the_last_micro_batchs_backward_and_wait_for_no_layer_below():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Role
 from ssdplan.plans.homes import kept_on_device
 from ssdplan.plans.schedule import Transfer, Update
 from tests.planner.made import made_model
@@ -66,7 +67,7 @@ def test_the_bytes_that_need_not_move(on_device, across_turn, alpha, n):
 def test_the_device_holds_what_it_keeps_and_no_copy_of_it():
     model = made_model(blocks=6, tied=True)
     every = build_schedule(model, decide(model, on_device=1.0, alpha=0.5))
-    homes = [buffer for buffer in every.buffers if buffer.tier == "device" and buffer.role == "parameters"]
+    homes = [buffer for buffer in every.buffers if buffer.tier == "device" and buffer.role == Role.PARAMETERS]
     assert [buffer.nbytes for buffer in homes] == [ELEMENT * state.elements for state in model.states]
     assert not any(buffer.pool for buffer in homes)
     for graph in (every.first, every.steady, every.flush, every.evaluate):
@@ -86,7 +87,7 @@ def test_weights_kept_across_the_turn_are_all_on_the_device_at_the_turn_and_no_o
 
     def slots(across_turn: float) -> int:
         schedule = build_schedule(model, decide(model, across_turn=across_turn))
-        mine = [b for b in schedule.buffers if b.tier == "device" and b.role == "parameters" and b.nbytes == block]
+        mine = [b for b in schedule.buffers if b.tier == "device" and b.role == Role.PARAMETERS and b.nbytes == block]
         return len({b.offset for b in mine if not b.name.startswith("evaluate")})
 
     assert slots(0.0) == 2

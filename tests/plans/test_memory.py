@@ -3,26 +3,29 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.plans.contents import Role
 from ssdplan.plans.memory import assign
-from ssdplan.plans.schedule import Buffer, Op, Region, Transfer
+from ssdplan.plans.schedule import Buffer, Op, Region
 from ssdplan.plans.units import PAGE
 from ssdplan.plans.waits import with_waits
+from tests.plans.hand_made import made_buffer, made_transfer
 
 TIERS = ("host", "device")
 
 
 def op(stage: int, source: Region, target: Region) -> Op:
-    return Transfer(-1, stage, (), "h2d", source, target, "bytes")
+    return made_transfer(-1, "h2d", source, target, stage=stage)
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[list[Buffer], list[list[Op]]]:
     """Buffers of a few pools and one that stays, and programs whose stages only grow."""
-    buffers = [Buffer(0, "stays", "host", 3 * PAGE, "kept", "")]
+    buffers = [made_buffer(0, 3 * PAGE, Role.PARAMETERS, name="stays")]
     for index in range(1, draw(st.integers(3, 14))):
         pool = draw(st.integers(0, 4))
         pages = draw(st.integers(1, 3)) + pool
-        buffers.append(Buffer(index, f"b{index}", draw(st.sampled_from(TIERS)), pages * PAGE, "role", f"pool {pool}"))
+        tier = draw(st.sampled_from(TIERS))
+        buffers.append(made_buffer(index, pages * PAGE, Role.GRADIENTS, tier=tier, pool=f"pool {pool}"))
     made = []
     count = draw(st.integers(1, 2))
     for number in range(count):
@@ -78,9 +81,8 @@ def test_no_bytes_are_shared_by_what_is_alive_at_once(made: tuple[list[Buffer], 
 def test_what_the_head_needs_lies_where_the_embedding_will_be() -> None:
     """Two large buffers, apart in time, and a small one that lives throughout."""
     buffers = [
-        Buffer(0, "head", "device", 8 * PAGE, "gradients", "head"),
-        Buffer(1, "embedding", "device", 6 * PAGE, "gradients", "embedding"),
-        Buffer(2, "block", "device", PAGE, "gradients", "block"),
+        made_buffer(index, pages * PAGE, Role.GRADIENTS, tier="device", pool=pool)
+        for index, (pool, pages) in enumerate((("head", 8), ("embedding", 6), ("block", 1)))
     ]
     whole = [Region(b.index, 0, b.nbytes) for b in buffers]
 

@@ -17,6 +17,7 @@ from ssdplan.plans.schedule import RESOURCES, Forward, Graph, Op, Region, Schedu
 from ssdplan.plans.timeline import Timeline
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
+from tests.plans.hand_made import made_forward, made_transfer
 from tests.plans.planned import planned
 
 NOWHERE = Region(0, 0, 4096)
@@ -24,11 +25,11 @@ IN_FLIGHT = {"read": 4, "write": 4}
 
 
 def _move(index: int, kind: str, *waits: int) -> Transfer:
-    return Transfer(index, 0, waits, kind, NOWHERE, NOWHERE, "something")
+    return made_transfer(index, kind, NOWHERE, NOWHERE, waits=waits)
 
 
 def _forward(index: int, *waits: int) -> Forward:
-    return Forward(index, 0, waits, 0, "block", 0, (), None, None)
+    return made_forward(index, waits=waits, layer=0)
 
 
 def _timeline(*rows: tuple[Op, float, float]) -> Timeline:

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Content, Role
 from ssdplan.plans.curves import Curves
 from ssdplan.plans.documents import Part
 from ssdplan.plans.overlay import Overlay, lay_over, stalls
@@ -136,7 +138,7 @@ def test_the_data_are_the_timelines() -> None:
     graph, ops = data["graph"], timeline.graph.ops
     assert [RESOURCES[lane] for lane in _unpacked(graph["lane"])] == [op.resource for op in ops]
     works = [data["works"][work]["name"] for work in _unpacked(graph["work"])]
-    assert works == [work_of(schedule, op) for op in ops]
+    assert works == [work_of(op) for op in ops]
     assert _unpacked(graph["stage"]) == [op.stage for op in ops]
     numbers = iter(_unpacked(graph["numbers"]))
     words = []
@@ -241,9 +243,7 @@ def _hostile() -> tuple[Plan, Schedule, Timeline]:
     sensitivity = tuple(row.model_copy(update={"resource": HOSTILE, "unit": HOSTILE}) for row in plan.sensitivity)
     update = {"model": model, "machine": machine, "prediction": prediction, "sensitivity": sensitivity}
     ops = tuple(
-        type(op)(**{**{name: getattr(op, name) for name in op.__dataclass_fields__}, "what": HOSTILE})
-        if isinstance(op, Transfer)
-        else op
+        replace(op, content=Content.PARAMETERS, state_name=HOSTILE) if isinstance(op, Transfer) else op
         for op in timeline.graph.ops
     )
     graph = type(timeline.graph)(timeline.graph.name, ops, timeline.graph.stages)
@@ -383,7 +383,7 @@ def test_it_draws_at_any_width_in_light_and_dark(tmp_path: Path, width: int, dar
             if kind == "timeline":
                 assert {shown(WORK_COLOURS[work]) for work in ("forward", "backward")} <= colours
             if kind == "memory":
-                assert shown(ROLE_COLOURS["parameters"]) in colours
+                assert shown(ROLE_COLOURS[Role.PARAMETERS]) in colours
 
 
 @needs_chromium

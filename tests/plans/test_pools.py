@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Role
 from ssdplan.plans.pools import (
     Blocks,
     Need,
@@ -22,6 +23,7 @@ from ssdplan.plans.schedule import Buffer, Graph, Schedule
 from ssdplan.plans.units import PAGE
 from tests.planner.made import made_model
 from tests.plans.decided import decide
+from tests.plans.hand_made import made_buffer
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -62,11 +64,11 @@ def test_powers_of_two_by_hand() -> None:
 def test_needs_by_hand() -> None:
     """A state of 5 MiB that stays; slots: 1 of 20 MiB and 3 of 6 for parameters, 2 of 9 for optimizer states."""
     found = Blocks(
-        kept=(Pool("parameters", 5 * MIB, 1),),
+        kept=(Pool((Role.PARAMETERS,), 5 * MIB, 1),),
         pools=(
-            Pool("parameters in transit", 20 * MIB, 1),
-            Pool("optimizer in transit", 9 * MIB, 2),
-            Pool("parameters in transit", 6 * MIB, 3),
+            Pool((Role.PARAMETERS_IN_TRANSIT,), 20 * MIB, 1),
+            Pool((Role.OPTIMIZER_IN_TRANSIT,), 9 * MIB, 2),
+            Pool((Role.PARAMETERS_IN_TRANSIT,), 6 * MIB, 3),
         ),
         arena=52 * MIB,
     )
@@ -83,34 +85,35 @@ def test_needs_by_hand() -> None:
 
 
 def test_all_states_may_stay() -> None:
-    found = Blocks(kept=(Pool("parameters", 3 * PAGE, 2),), pools=(), arena=6 * PAGE)
+    found = Blocks(kept=(Pool((Role.PARAMETERS,), 3 * PAGE, 2),), pools=(), arena=6 * PAGE)
     exact, rounded = Need(6 * PAGE, 0), Need(8 * PAGE, 0)
     assert needs(found) == Needs(exact, exact, exact, exact, rounded, rounded)
     assert needs(Blocks((), (), 0)) == Needs(*[Need(0, 0)] * 6)
     assert saved(0, 0) == 0.0
 
 
-def _buffer(index: int, pages: int, role: str, pool: str, turn: int, offset: int, zone: int) -> Buffer:
-    return Buffer(index, f"buffer {index}", "host", pages * PAGE, role, pool, turn, offset * PAGE, zone * PAGE)
+def _buffer(index: int, pages: int, role: Role, pool: str, shared_by: int, offset: int, zone: int) -> Buffer:
+    place = {"offset": offset * PAGE, "zone": zone * PAGE}
+    return made_buffer(index, pages * PAGE, role, pool=pool, shared_by=shared_by, **place)
 
 
 def test_an_arena_taken_apart_by_hand() -> None:
     """A state, two slots of 3 pages of which one never holds more than 2, and a block of a layer."""
     buffers = (
-        _buffer(0, 2, "parameters", "", -1, 0, 0),
-        _buffer(1, 1, "gradients", "chunk", -1, 2, 2),
-        _buffer(2, 3, "gradients", "chunk", -1, 2, 2),
-        _buffer(3, 2, "gradients", "chunk", -1, 5, 5),
-        _buffer(4, 1, "checkpoints", "", 7, 8, 8),
-        _buffer(5, 1, "checkpoints", "", 7, 9, 8),
-        _buffer(6, 5, "delayed gradient", "", 7, 8, 8),
-        Buffer(7, "on ssd", "ssd", PAGE, "parameters", "", -1, 0, 0),
+        _buffer(0, 2, Role.PARAMETERS, "", -1, 0, 0),
+        _buffer(1, 1, Role.GRADIENTS, "chunk", -1, 2, 2),
+        _buffer(2, 3, Role.GRADIENTS, "chunk", -1, 2, 2),
+        _buffer(3, 2, Role.GRADIENTS, "chunk", -1, 5, 5),
+        _buffer(4, 1, Role.CHECKPOINTS, "", 7, 8, 8),
+        _buffer(5, 1, Role.CHECKPOINTS, "", 7, 9, 8),
+        _buffer(6, 5, Role.DELAYED_GRADIENT, "", 7, 8, 8),
+        made_buffer(7, PAGE, Role.PARAMETERS, name="on ssd", tier="ssd", offset=0, zone=0),
     )
     empty = Graph("steady", (), 1)
     schedule = Schedule(buffers, {"device": 0, "host": 13 * PAGE, "ssd": PAGE}, (), lambda name: empty, lambda name: ())
     assert blocks(schedule) == Blocks(
-        kept=(Pool("checkpoints or delayed gradient", 5 * PAGE, 1), Pool("parameters", 2 * PAGE, 1)),
-        pools=(Pool("gradients", 3 * PAGE, 2),),
+        kept=(Pool((Role.CHECKPOINTS, Role.DELAYED_GRADIENT), 5 * PAGE, 1), Pool((Role.PARAMETERS,), 2 * PAGE, 1)),
+        pools=(Pool((Role.GRADIENTS,), 3 * PAGE, 2),),
         arena=13 * PAGE,
     )
     assert blocks(schedule, "device") == Blocks((), (), 0)

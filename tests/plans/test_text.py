@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from ssdplan.plans import text
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Role
 from ssdplan.plans.plan import (
     Alternative,
     Compared,
@@ -327,7 +328,7 @@ def test_host_memory_by_pool_and_otherwise() -> None:
 
 
 def test_many_sizes_of_slots_are_thinned() -> None:
-    found = Blocks((), tuple(Pool("gradients", size << 20, 1) for size in range(20, 0, -1)), arena=210 << 20)
+    found = Blocks((), tuple(Pool((Role.GRADIENTS,), size << 20, 1) for size in range(20, 0, -1)), arena=210 << 20)
     lines = text._pools(found)
     assert len(lines) == text.MOST_ROWS + 3 and lines[-1] == "  and 12 smaller sizes"
     assert lines[-2].split() == ["all", "20", "210", "MiB"]
@@ -547,7 +548,7 @@ def test_what_takes_turns_on_host_is_said_below_the_table() -> None:
                 taken.update(range(at + region.start, at + region.stop, 64))
                 whole += len(range(region.start, region.stop, 64))
     for buffer in schedule.buffers:
-        if buffer.role == "checkpoints" and buffer.tier == "host":
+        if buffer.role == Role.CHECKPOINTS and buffer.tier == "host":
             taken.update(range(buffer.offset, buffer.offset + buffer.nbytes, 64))
             whole += len(range(0, buffer.nbytes, 64))
     shared = 64 * (whole - len(taken))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Content, Role
 from ssdplan.plans.homes import kept_on_device
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.schedule import Backward, Forward, Transfer, Update
@@ -97,11 +98,12 @@ def test_checkpoints_are_whole_on_host_or_on_ssd(fraction):
     each = -(-model.sequence_length * model.hidden_size * 2 // PAGE) * PAGE
     sizes = {buffer.tier: 0 for buffer in schedule.buffers}
     for buffer in schedule.buffers:
-        if buffer.role == "checkpoints":
+        if buffer.role == Role.CHECKPOINTS:
             assert buffer.nbytes == each
             sizes[buffer.tier] += 1
     assert sizes["host"] == round(4 * n * fraction) and sizes["ssd"] == 4 * n - round(4 * n * fraction)
-    moved = [op for op in schedule.steady.ops if isinstance(op, Transfer) and op.what == "checkpoint"]
+    transfers = [op for op in schedule.steady.ops if isinstance(op, Transfer)]
+    moved = [op for op in transfers if op.content == Content.ACTIVATION_CHECKPOINT]
     assert len(moved) == 2 * sizes["ssd"]
 
 

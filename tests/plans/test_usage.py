@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule
+from ssdplan.plans.contents import Role
 from ssdplan.plans.schedule import Buffer, Graph, Region, Schedule, Tier, Transfer
 from ssdplan.plans.timeline import Timeline
 from ssdplan.plans.usage import Usage, label, memory_usage, reserved
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
+from tests.plans.hand_made import made_buffer, made_transfer
 
 PAGE = 4096
 GRAPHS = ("first", "steady", "flush", "evaluate")
@@ -23,12 +25,13 @@ def _schedule(*buffers: Buffer, host: int) -> Schedule:
     return Schedule(buffers, {"device": 0, "host": host, "ssd": 0}, (), lambda name: empty, lambda name: ())
 
 
-def _buffer(index: int, pages: int, role: str, pool: str, turn: int, offset: int, slot: int) -> Buffer:
-    return Buffer(index, f"buffer {index}", "host", pages * PAGE, role, pool, turn, offset * PAGE, slot * PAGE)
+def _buffer(index: int, pages: int, role: Role, pool: str, shared_by: int, offset: int, slot: int) -> Buffer:
+    place = {"offset": offset * PAGE, "zone": slot * PAGE}
+    return made_buffer(index, pages * PAGE, role, pool=pool, shared_by=shared_by, **place)
 
 
 def _copy(index: int, source: Region, target: Region) -> Transfer:
-    return Transfer(index, 0, (), "read", source, target, "something")
+    return made_transfer(index, "read", source, target)
 
 
 def _in_turn(schedule: Schedule, *ops: Transfer) -> Timeline:
@@ -37,9 +40,9 @@ def _in_turn(schedule: Schedule, *ops: Transfer) -> Timeline:
     return Timeline(Graph("steady", ops, 1), tuple(end - 1.0 for end in ends), ends)
 
 
-def _pages(usage: Usage) -> dict[str, list[tuple[float, int]]]:
+def _pages(usage: Usage) -> dict[Role, list[tuple[float, int]]]:
     """Role -> (moment, pages from then on), changes only."""
-    found: dict[str, list[tuple[float, int]]] = {}
+    found: dict[Role, list[tuple[float, int]]] = {}
     for role, values in usage.alive.items():
         steps: list[tuple[float, int]] = []
         for time, value in zip(usage.times, values, strict=False):
@@ -52,10 +55,10 @@ def _pages(usage: Usage) -> dict[str, list[tuple[float, int]]]:
 def test_a_hand_made_step() -> None:
     """One state that stays (2 pages), one buffer of a pool (3 pages), a checkpoint and a delayed gradient in turns."""
     schedule = _schedule(
-        _buffer(0, 2, "parameters", "", -1, 0, 0),
-        _buffer(1, 3, "hidden states", "hidden", -1, 2, 2),
-        _buffer(2, 1, "checkpoints", "", 7, 5, 5),
-        _buffer(3, 2, "delayed gradient", "", 7, 5, 5),
+        _buffer(0, 2, Role.PARAMETERS, "", -1, 0, 0),
+        _buffer(1, 3, Role.HIDDEN_STATES, "hidden", -1, 2, 2),
+        _buffer(2, 1, Role.CHECKPOINTS, "", 7, 5, 5),
+        _buffer(3, 2, Role.DELAYED_GRADIENT, "", 7, 5, 5),
         host=7 * PAGE,
     )
     state, gradient = Region(0, 0, PAGE), [Region(3, 0, PAGE), Region(3, PAGE, 2 * PAGE)]
@@ -70,10 +73,10 @@ def test_a_hand_made_step() -> None:
     )
     host = memory_usage(schedule, timeline)["host"]
     assert _pages(host) == {
-        "parameters": [(0.0, 2)],
-        "hidden states": [(0.0, 1), (1.0, 2), (2.0, 1), (3.0, 2), (4.0, 1), (5.0, 0)],
-        "checkpoints": [(0.0, 0), (2.0, 1), (5.0, 0)],
-        "delayed gradient": [(0.0, 2), (1.0, 1), (2.0, 0), (5.0, 1)],
+        Role.PARAMETERS: [(0.0, 2)],
+        Role.HIDDEN_STATES: [(0.0, 1), (1.0, 2), (2.0, 1), (3.0, 2), (4.0, 1), (5.0, 0)],
+        Role.CHECKPOINTS: [(0.0, 0), (2.0, 1), (5.0, 0)],
+        Role.DELAYED_GRADIENT: [(0.0, 2), (1.0, 1), (2.0, 0), (5.0, 1)],
     }
     assert host.times[-1] == 6.0
     assert host.peak_bytes == 5 * PAGE
@@ -83,20 +86,20 @@ def test_a_hand_made_step() -> None:
 def test_a_hand_made_arena() -> None:
     """Slots as large as a pool's largest buffer, and a block whose smaller role shares all of its bytes."""
     schedule = _schedule(
-        _buffer(0, 2, "parameters", "", -1, 0, 0),
-        _buffer(1, 1, "gradients", "chunk", -1, 2, 2),
-        _buffer(2, 3, "gradients", "chunk", -1, 2, 2),
-        _buffer(3, 2, "gradients", "chunk", -1, 5, 5),
-        _buffer(4, 1, "checkpoints", "", 7, 8, 8),
-        _buffer(5, 1, "checkpoints", "", 7, 9, 8),
-        _buffer(6, 5, "delayed gradient", "", 7, 8, 8),
+        _buffer(0, 2, Role.PARAMETERS, "", -1, 0, 0),
+        _buffer(1, 1, Role.GRADIENTS, "chunk", -1, 2, 2),
+        _buffer(2, 3, Role.GRADIENTS, "chunk", -1, 2, 2),
+        _buffer(3, 2, Role.GRADIENTS, "chunk", -1, 5, 5),
+        _buffer(4, 1, Role.CHECKPOINTS, "", 7, 8, 8),
+        _buffer(5, 1, Role.CHECKPOINTS, "", 7, 9, 8),
+        _buffer(6, 5, Role.DELAYED_GRADIENT, "", 7, 8, 8),
         host=13 * PAGE,
     )
     assert reserved(schedule)["host"] == {
-        "parameters": 2 * PAGE,
-        "gradients": 6 * PAGE,
-        "checkpoints or delayed gradient": 2 * PAGE,
-        "delayed gradient": 3 * PAGE,
+        (Role.PARAMETERS,): 2 * PAGE,
+        (Role.GRADIENTS,): 6 * PAGE,
+        (Role.CHECKPOINTS, Role.DELAYED_GRADIENT): 2 * PAGE,
+        (Role.DELAYED_GRADIENT,): 3 * PAGE,
     }
 
 
@@ -151,7 +154,7 @@ def test_any_decision(
     assert all(nbytes > 0 for roles in split.values() for nbytes in roles.values())
     assert split == {tier: _page_by_page(schedule, tier) for tier in split}
     for tier, roles in split.items():
-        assert roles.get("parameters", 0) >= sum(b.nbytes for b in _staying(schedule) if b.tier == tier)
+        assert roles.get((Role.PARAMETERS,), 0) >= sum(b.nbytes for b in _staying(schedule) if b.tier == tier)
     machine = made_machine(shared=shared)
     for name in GRAPHS:
         graph = getattr(schedule, name)
@@ -161,47 +164,47 @@ def test_any_decision(
             assert all(value >= 0 for values in used.alive.values() for value in values)
             assert list(used.times) == sorted(set(used.times))
     steady = memory_usage(schedule, simulate(schedule.steady, model, machine, 1))["host"]
-    waiting = steady.alive.get("delayed gradient", (0,))
+    waiting = steady.alive.get(Role.DELAYED_GRADIENT, (0,))
     on_host = {home.gradient for home in schedule.homes if home.gradient}
     on_host = {region for region in on_host if schedule.buffers[region.buffer].tier == "host"}
     assert waiting[0] == waiting[-1] == sum(region.nbytes for region in on_host)  # all wait at the step's boundary
-    first = memory_usage(schedule, simulate(schedule.first, model, machine, 1))["host"].alive.get("delayed gradient")
+    first = memory_usage(schedule, simulate(schedule.first, model, machine, 1))["host"].alive.get(Role.DELAYED_GRADIENT)
     assert first is None or first[0] == sum(b.nbytes for b in _kept_gradients(schedule))
 
 
 def _staying(schedule: Schedule) -> list[Buffer]:
-    return [b for b in schedule.buffers if b.role == "parameters" and not b.pool]
+    return [b for b in schedule.buffers if b.role == Role.PARAMETERS and not b.pool]
 
 
 def _kept_gradients(schedule: Schedule) -> list[Buffer]:
     """Delayed gradients of layers without a checkpoint, which keep a place of their own."""
-    return [b for b in schedule.buffers if b.role == "delayed gradient" and b.tier == "host" and b.turn < 0]
+    return [b for b in schedule.buffers if b.role == Role.DELAYED_GRADIENT and b.tier == "host" and b.shared_by < 0]
 
 
-def _page_by_page(schedule: Schedule, tier: Tier) -> dict[str, int]:
+def _page_by_page(schedule: Schedule, tier: Tier) -> dict[tuple[Role, ...], int]:
     """Whose each page of an arena is, by asking every buffer; a page of none belongs to the one before it."""
-    roles: dict[int, set[str]] = {}
+    roles: dict[int, set[Role]] = {}
     for buffer in schedule.buffers:
         if buffer.tier == tier:
             assert buffer.offset % PAGE == 0 == buffer.nbytes % PAGE
             for page in range(buffer.offset // PAGE, (buffer.offset + buffer.nbytes) // PAGE):
                 roles.setdefault(page, set()).add(buffer.role)
-    total: Counter[str] = Counter()
-    name = ""
+    total: Counter[tuple[Role, ...]] = Counter()
+    held: tuple[Role, ...] = ()
     for page in range(schedule.arenas[tier] // PAGE):
-        name = " or ".join(sorted(roles.get(page, ()))) or name  # the end of a slot that was not filled
-        total[name] += PAGE
+        held = tuple(sorted(roles.get(page, ()))) or held  # the end of a slot that was not filled
+        total[held] += PAGE
     return dict(total)
 
 
 def test_labels() -> None:
-    assert label("optimizer") == "optimizer states"
-    assert label("checkpoints or delayed gradient") == "checkpoints or delayed gradients"
-    assert label("hidden states") == "hidden states"
+    assert label(Role.OPTIMIZER) == "optimizer states"
+    assert label(Role.CHECKPOINTS, Role.DELAYED_GRADIENT) == "checkpoints or delayed gradients"
+    assert label(Role.HIDDEN_STATES) == "hidden states"
 
 
 def test_a_step_without_operations() -> None:
-    schedule = _schedule(_buffer(0, 1, "parameters", "", -1, 0, 0), host=PAGE)
+    schedule = _schedule(_buffer(0, 1, Role.PARAMETERS, "", -1, 0, 0), host=PAGE)
     usage = memory_usage(schedule, Timeline(schedule.flush, (), ()))
     assert usage["host"].times == (0.0,)
     assert usage["host"].total == () and usage["device"].peak_bytes == 0
