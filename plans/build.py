@@ -1,18 +1,23 @@
 """The one door to a schedule: a decision in, buffers with places and graphs with waits out.
 
-Owns who does what: `homes.py` where states live, `vertical.py` or `horizontal.py` the order of operations, `memory.py`
-their buffers' places, `waits.py` what they wait for. Decides nothing.
+Owns the table of orders, and who does what: `homes.py` says where states live, an `Order` emits the operations,
+`memory.py` gives their buffers places, `waits.py` says what each operation waits for. Decides nothing.
 """
 
-from . import horizontal, vertical
 from .collector import no_collection
 from .emission import Emission, When
 from .homes import Buffers, make_homes
+from .horizontal import HORIZONTAL
 from .memory import assign
-from .plan import Decision
+from .order import Order
+from .plan import Decision, ScheduleName
 from .profile import Model
 from .schedule import Graph, GraphName, Op, Schedule
+from .vertical import VERTICAL
 from .waits import with_waits
+
+ORDERS: dict[ScheduleName, Order] = {"vertical": VERTICAL, "horizontal": HORIZONTAL}
+"""Every order of operations, by the name that a plan has for it."""
 
 _STEPS: dict[GraphName, tuple[When, ...]] = {
     "first": (When.ALWAYS, When.NOT_PENDING),
@@ -27,7 +32,7 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
     """Expand a decision into buffers with places and graphs with waits. Depends on nothing else."""
     buffers = Buffers()
     homes = make_homes(model, decision, buffers)
-    order = {"vertical": vertical, "horizontal": horizontal}[decision.schedule]
+    order = ORDERS[decision.schedule]
     training = Emission(model, decision, homes, buffers)
     evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
     order.train(training)

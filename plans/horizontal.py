@@ -14,6 +14,7 @@ from .activations import Activations
 from .compute import Compute
 from .contents import Content, Role
 from .emission import Emission, cut, parts
+from .order import Order
 from .schedule import Region, Resource
 from .state_layout import GRADIENT_BYTES
 from .streaming import Parameters
@@ -24,16 +25,19 @@ PIECES = 8
 """In so many a gradient crosses the link: enough for both directions to share one place, few enough to plan with."""
 
 
-def train(emission: Emission) -> None:
+def _train(emission: Emission) -> None:
     """All micro-batches, each forward then backward, and the updates behind the last one's backward."""
     head, lowest = len(emission.model.layers) - 1, emission.model.first_trained
     _Horizontal(emission, [*range(head), *range(head, lowest - 1, -1)], forwards=head).train()
 
 
-def evaluate(emission: Emission) -> None:
+def _evaluate(emission: Emission) -> None:
     """Forward of every layer, the head's included."""
     layers = len(emission.model.layers)
     _Horizontal(emission, list(range(layers)), forwards=layers).evaluate()
+
+
+HORIZONTAL = Order(train=_train, evaluate=_evaluate)
 
 
 class _Horizontal:

@@ -13,6 +13,8 @@ from .errors import MismatchError
 from .profile import Machine, Model
 from .state_layout import GRAIN, OptimizerStates, Precision
 
+ScheduleName = Literal["vertical", "horizontal"]
+"""The orders of operations (`build.ORDERS`)."""
 TOLERANCE = 1e-6
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
 """The most micro-batches times layers, and the most updates, of a step: each is a few operations, and a million of them
@@ -58,7 +60,7 @@ class Placement(Part):
 class Decision(Part):
     """What the run will do."""
 
-    schedule: Literal["vertical", "horizontal"]
+    schedule: ScheduleName
     optimizer: Literal["adamw"]
     optimizer_states: OptimizerStates
     """Masters are fp32; this is the format of both moments."""

@@ -13,6 +13,7 @@ from .activations import Activations
 from .compute import Compute
 from .contents import Content, Role
 from .emission import Emission, cut, parts
+from .order import Order
 from .schedule import Region
 from .state_layout import GRADIENT_BYTES
 from .streaming import Parameters
@@ -24,17 +25,20 @@ READ_BYTES, READ_PIECES = 16 << 20, 32
 state that would take many more than so many of them in larger ones, for finer ones hide nothing more."""
 
 
-def train(emission: Emission) -> None:
+def _train(emission: Emission) -> None:
     """Forward of embedding and blocks, backward of head, blocks and embedding as far down as anything is trained,
     updates behind them."""
     head, lowest = len(emission.model.layers) - 1, emission.model.first_trained
     _Vertical(emission, [*range(head), *range(head, lowest - 1, -1)], forwards=head).train()
 
 
-def evaluate(emission: Emission) -> None:
+def _evaluate(emission: Emission) -> None:
     """Forward of every layer, the head's included."""
     layers = len(emission.model.layers)
     _Vertical(emission, list(range(layers)), forwards=layers).evaluate()
+
+
+VERTICAL = Order(train=_train, evaluate=_evaluate)
 
 
 class _Vertical:

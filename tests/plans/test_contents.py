@@ -2,13 +2,15 @@
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.build import ORDERS, build_schedule
 from ssdplan.plans.contents import CONTENTS, ROLES, Content, Role, title_of
+from ssdplan.plans.plan import ScheduleName
 from ssdplan.plans.schedule import Backward, Forward, Op, Schedule, Transfer, Update
 from ssdplan.plans.work import ROLE_COLOURS, WORK_COLOURS
 from tests.planner.made import made_model
@@ -41,6 +43,10 @@ def test_all_that_is_asked_of_a_role_or_a_content_is_there() -> None:
     assert {role for role in Role if ROLES[role].durable} == {Role.OPTIMIZER}
 
 
+def test_every_order_has_a_name_that_a_plan_may_have() -> None:
+    assert set(ORDERS) == set(get_args(ScheduleName))
+
+
 def test_what_people_call_a_transfer() -> None:
     assert {content: title_of(content, "" if content in OF_LAYERS else "h.3") for content in Content} == {
         Content.PARAMETERS: "h.3",
@@ -60,7 +66,7 @@ fractions = st.sampled_from([0.0, 0.37, 1.0])
 @given(
     blocks=st.integers(1, 4),
     tied=st.booleans(),
-    schedule=st.sampled_from(["vertical", "horizontal"]),
+    schedule=st.sampled_from(get_args(ScheduleName)),
     unified=st.booleans(),
     alpha=fractions,
     optimizer=fractions,
@@ -72,7 +78,7 @@ fractions = st.sampled_from([0.0, 0.37, 1.0])
 def test_a_transfer_says_of_what_it_is(
     blocks: int,
     tied: bool,
-    schedule: str,
+    schedule: ScheduleName,
     unified: bool,
     alpha: float,
     optimizer: float,

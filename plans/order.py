@@ -1,0 +1,26 @@
+"""Order: one order in which a step's operations are said, as a value.
+
+Owns the type. `vertical.py` and `horizontal.py` make one value each; `build.py` has the table of them by name. What an
+order moves, the planner states as linear forms, in a table of its own with the same names.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .emission import Emission
+
+
+class Emit(Protocol):
+    """Adds the operations of one program to an emission that is empty."""
+
+    def __call__(self, emission: Emission) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a schedule emits. `build.py` picks the operations of each graph from the two programs."""
+
+    train: Emit
+    """A step: forwards, backwards and updates, those of the step before included."""
+    evaluate: Emit
+    """The forwards of all layers, the head's loss included."""
