@@ -63,7 +63,7 @@ class Snapshotted:
         yield from model.persistent_buffers.items()
 
 
-def stage(source: Source, schedule: Schedule, records: Records, store: Store, progress: Progress) -> None:
+def carry_over(source: Source, schedule: Schedule, records: Records, store: Store, progress: Progress) -> None:
     """Write all optimizer states that `source` holds to the places that they have in `store`, which was made of
     `records` of `schedule`, with snapshots: what is to live on host goes where a snapshot has it.
 
@@ -71,7 +71,7 @@ def stage(source: Source, schedule: Schedule, records: Records, store: Store, pr
     """
     places = records.places(schedule)
     scratch = _scratch(max(map(optimizer_bytes_of, source.schedule.homes)))
-    staged = _scratch(max(map(optimizer_bytes_of, schedule.homes)))
+    carried = _scratch(max(map(optimizer_bytes_of, schedule.homes)))
     total = sum(home.elements for home in schedule.homes if home.optimizer)
     done = 0
     held = _held(source, scratch)
@@ -79,7 +79,7 @@ def stage(source: Source, schedule: Schedule, records: Records, store: Store, pr
     for home in schedule.homes:
         if home.optimizer is None:
             continue
-        target = staged[: home.optimizer.nbytes]
+        target = carried[: home.optimizer.nbytes]
         at = home.start
         while at < home.stop:
             while not (home_of.state == home.state and home_of.start <= at < home_of.stop):
@@ -94,7 +94,7 @@ def stage(source: Source, schedule: Schedule, records: Records, store: Store, pr
 
 
 def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Callable[[float], None]) -> None:
-    """Bring what was staged in `target`'s store, or is its last snapshot, home: optimizer states to host where they
+    """Bring home what `carry_over` wrote to `target`'s store, or its last snapshot: optimizer states to host where they
     live there, and parameters, in `dtype`, from their masters; nothing of what is frozen. Takes the longest home in
     host memory."""
     places = records.places(target.schedule)

@@ -29,7 +29,7 @@ from .device import Device
 from .layers import Layers, MicroBatch
 from .metrics import METRICS, SnapshotCost
 from .model import StreamedModel
-from .moving import Snapshotted, Source, settle, stage
+from .moving import Snapshotted, Source, carry_over, settle
 from .operations import Memory, Operations
 from .optimizer import AdamW
 from .recipe import Recipe, Watch
@@ -158,7 +158,7 @@ class Sessions:
         return self._current
 
     def begin(self, plan: Plan, schedule: Schedule, records: Records, *, again: bool = False) -> None:
-        """The first session of a run, its states from the model's checkpoint. `again`: a crash may have left files."""
+        """The first session of a run, its states from the model's files. `again`: a crash may have left files."""
         number = self._free_number() if again else 0
         store = self._new_store(plan, records, number) if records.records else None
         self._open(plan, schedule, records, store, held=False)
@@ -235,7 +235,7 @@ class Sessions:
     ) -> None:
         """Bring the states of `source` to the store, durably if a snapshot is described; it goes when that fails."""
         try:
-            stage(source, schedule, records, store, self._watch.loading)
+            carry_over(source, schedule, records, store, self._watch.loading)
             if describe:
                 store.commit(describe(store.made))
         except BaseException:

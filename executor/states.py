@@ -1,4 +1,4 @@
-"""States in and out: fills a schedule's homes from a checkpoint, and reads parameters back from them.
+"""States in and out: fills a schedule's homes from model files, and reads parameters back from them.
 
 Owns what a home's bytes become at loading and at export: masters, zero moments and the low-precision copy beside, which
 is all that a frozen home has. Where each lies within a home is `plans/state_layout.py`'s. It moves one home at a time,
@@ -62,8 +62,8 @@ class States:
         self._scratch_bytes = max(optimizer_bytes_of(home) + home.parameters.nbytes for home in schedule.homes)
 
     def load(self, weights: Weights, chosen: Collection[int], progress: Progress) -> None:
-        """Write the states `chosen` to their homes: masters from the checkpoint, moments zero, parameters the masters
-        rounded; of frozen ones the parameters alone, rounded from the checkpoint."""
+        """Write the states `chosen` to their homes: masters from the model files, moments zero, parameters the masters
+        rounded; of frozen ones the parameters alone, rounded from the model files."""
         done, total = 0, sum(self._model.states[index].elements for index in chosen)
         scratch = self._scratch()
         for index in chosen:

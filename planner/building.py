@@ -64,7 +64,7 @@ class Builder:
         whole, part = footprint(self.model, decision), footprint(self.short, less)
         kept = peaks.kept * (len(self.model.layers) - 2) // (len(self.short.layers) - 2)  # most ops are of blocks
         bookkeeping = max(kept, peaks.loading) - peaks.bookkeeping
-        # Every form of a state is cut to whole grains, every checkpoint to whole pages.
+        # Every form of a state is cut to whole grains, every activation checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = GRADIENT_BYTES + ELEMENT_BYTES[decision.precision]
         rounding = states * (optimizer_bytes(GRAIN, decision.optimizer_states) + GRAIN * each)

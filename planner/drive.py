@@ -37,12 +37,12 @@ def hull_edges(frontier: Sequence[Point]) -> tuple[Point, ...]:
     """Edges (a, b) in seconds a byte: reading R and writing W bytes takes at least a R + b W for each of them.
 
     They bound the frontier from above by a concave curve. Where a measured point lies below the line between its
-    neighbours, mixing is worse than taking turns, and the program counts on turns.
+    neighbours, mixing is worse than reading and writing one after the other, and the program counts on that.
     """
     most_read, most_write = max(r for r, _ in frontier), max(w for _, w in frontier)
     hull: list[Point] = []
     for point in sorted({(0.0, most_write), *frontier, (most_read, 0.0)}, key=lambda p: (p[0], -p[1])):
-        while len(hull) > 1 and _turn(hull[-2], hull[-1], point) >= 0:
+        while len(hull) > 1 and _cross(hull[-2], hull[-1], point) >= 0:
             hull.pop()
         hull.append(point)
     edges = []
@@ -111,6 +111,6 @@ def _at(frontier: Sequence[Point], mix: float) -> Point:
     raise AssertionError(f"a frontier without reads only or writes only: {frontier}")
 
 
-def _turn(first: Point, second: Point, third: Point) -> float:
-    """Positive when the way first, second, third turns left, so that `second` lies below the line of the others."""
+def _cross(first: Point, second: Point, third: Point) -> float:
+    """Positive when the way first, second, third bends to the left: `second` lies below the line of the others."""
     return (second[0] - first[0]) * (third[1] - first[1]) - (second[1] - first[1]) * (third[0] - first[0])

@@ -93,8 +93,9 @@ class Fitter:
     # Before solving: what the program may use.
 
     def branches(self, candidate: Candidate) -> list[Branch]:
-        """The programs to choose between: checkpoints all on ssd, which takes fewer buffers, or anywhere. What is too
-        much for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing kept there."""
+        """The programs to choose between: activation checkpoints all on ssd, which takes fewer buffers, or anywhere.
+        What is too much for the device by the estimate of its pipeline may fit exactly, so it is tried with nothing
+        kept there."""
         found = []
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
             mixed = checkpoints != 0.0
@@ -460,7 +461,7 @@ class Fitter:
         return self._sketches[key]
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
-        """Everything on ssd, but for a fraction of the checkpoints."""
+        """Everything on ssd, but for a fraction of the activation checkpoints."""
         spilled = replace(self.fixed, delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
         candidate = Candidate(micro_batch_size, n)
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")

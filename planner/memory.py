@@ -53,7 +53,7 @@ class Peaks:
     loading: int
     """The same while weights are loaded, which is over before operations are bound."""
     residents: int
-    """The part of the host arena that states, checkpoints and waiting gradients keep for the whole run."""
+    """The part of the host arena that states, activation checkpoints and waiting gradients keep for the whole run."""
 
     @property
     def bookkeeping(self) -> int:
@@ -147,7 +147,7 @@ def process_peak_bytes(peaks: Peaks, model: Model, machine: Machine, decision: D
 
 def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: OptimizerStates) -> int:
     """About the least device memory in which a model trains without any offloading: all states, fp32 gradients, and the
-    checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
+    activation checkpoints, context and workspace of one micro-batch at a time, each layer recomputed."""
     parameters = ELEMENT_BYTES[model.precision] * sum(state.elements for state in model.states)
     trained = trained_elements(model)
     updated = optimizer_bytes(trained, optimizer_states) + GRADIENT_BYTES * trained

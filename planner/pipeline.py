@@ -34,7 +34,7 @@ class Pipeline:
     parameters: float
     """On host besides, when all parameters live on ssd; in proportion to the fraction that does."""
     checkpoints: float
-    """On host besides, when all checkpoints live on ssd; in proportion to the fraction that does."""
+    """On host besides, when all activation checkpoints live on ssd; in proportion to the fraction that does."""
     device: float
     """The device's peak."""
 
@@ -43,14 +43,14 @@ class Pipelines:
     """Pipelines of one model at any micro-batch size and number of micro-batches."""
 
     def __init__(self, model: Model, short: Model, decide: Callable[[int, int, float], Decision]) -> None:
-        """`decide` gives the decision for a micro-batch size, n and fraction of checkpoints on host, with all else on
-        ssd; `short` is the model that schedules are built of."""
+        """`decide` gives the decision for a micro-batch size, n and fraction of activation checkpoints on host, with
+        all else on ssd; `short` is the model that schedules are built of."""
         self.model, self.short, self.decide = model, short, decide
         self.size = min(model.micro_batch_sizes)
         self._measured: dict[tuple[int, float], dict[tuple[Tier, Holder], int]] = {}
 
     def at(self, micro_batch_size: int, n: int, *, mixed: bool) -> Pipeline:
-        """`mixed`: checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
+        """`mixed`: activation checkpoints may lie on host and on ssd; otherwise all on ssd, which takes fewer slots."""
         scale = checkpoint_bytes(self.model, micro_batch_size) / checkpoint_bytes(self.model, self.size)
 
         def host(role: Holder, fraction: float) -> float:

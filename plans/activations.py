@@ -1,8 +1,9 @@
 """Activations: the verbs for hidden states and for the gradients that pass between layers.
 
-Owns where they lie on device, host and ssd, one region after the other: of a block's input, the part that stays on
-host as its checkpoint, then the rest, which is on host only on its way to ssd and back. Where memory is unified a
-layer's output is written where the next layer reads it, and so each checkpoint is whole on host or whole on ssd.
+Owns where they lie on device, host and ssd. A block's input for one micro-batch, kept for its backward, is its
+activation checkpoint: first the part that stays on host, then the rest, which is on host only on its way to ssd and
+back. Where memory is unified, a layer's output is written where the next layer reads it, and so each activation
+checkpoint is whole on host or whole on ssd.
 """
 
 from collections.abc import Iterable
@@ -16,12 +17,13 @@ from .units import PAGE
 
 
 class Activations:
-    """A hidden state is a layer's output for one micro-batch; one that is kept for backward is a checkpoint."""
+    """A hidden state is a layer's output for one micro-batch; one that is kept for backward is an activation
+    checkpoint."""
 
     def __init__(self, emission: Emission, *, kept: int, checkpoints: bool) -> None:
-        """`kept`: the number of micro-batches whose checkpoints are kept at once, those of the last ones;
+        """`kept`: the number of micro-batches whose activation checkpoints are kept at once, those of the last ones;
         `checkpoints`: whether there are any, that is, whether there will be a backward. Layers below the lowest that
-        is trained run none, and so their inputs are no checkpoints."""
+        is trained have no backward, so their inputs are not kept."""
         self._emission, self._kept = emission, kept
         model, decision = emission.model, emission.decision
         self._bytes = checkpoint_bytes(model, decision.micro_batch_size)
@@ -30,10 +32,10 @@ class Activations:
         self._blocks = range(min(max(model.first_trained, 1), head), head) if checkpoints else range(0)
         count = len(self._blocks) * kept
         self._resident = spread(list(range(count)), round(decision.checkpoint_host * count))
-        """With unified memory, the checkpoints on host: each is layer by layer a number for each micro-batch kept."""
+        """With unified memory, the numbers of the activation checkpoints on host, which are counted layer by layer."""
 
     def is_kept(self, layer: int) -> bool:
-        """Whether the layer's input is kept as a checkpoint."""
+        """Whether the layer's input is kept as an activation checkpoint."""
         return layer in self._blocks
 
     def output(self, stage: int, micro_batch: int, to_layer: int) -> Region:
@@ -77,7 +79,8 @@ class Activations:
         return regions
 
     def keep(self, source: Region, stage: int, micro_batch: int, to_layer: int) -> None:
-        """Move a forward's output to host for `to_layer`, and what is not kept there of a checkpoint on to ssd."""
+        """Move a forward's output to host for `to_layer`; what host does not keep of an activation checkpoint goes on
+        to ssd."""
         move = self._emission.move_activation
         begin = 0
         for target in self.passing(stage, micro_batch, to_layer):
@@ -113,7 +116,7 @@ class Activations:
         return Region(self._emission.passing(name, "host", self._bytes, Role.HIDDEN_STATES, pool), 0, self._bytes)
 
     def _kept_bytes(self, layer: int, micro_batch: int) -> int:
-        """How much of a layer's input stays on host as a checkpoint."""
+        """How much of a layer's input stays on host as an activation checkpoint."""
         if layer not in self._blocks:
             return 0
         if self._emission.unified:

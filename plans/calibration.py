@@ -281,7 +281,7 @@ def _quantile(samples: Samples, share: float) -> float:
 def _slower(volume: Volume, alone: tuple[float, float], together: tuple[float, float]) -> Volume:
     """A volume whose reads and writes take so many times as long: at the ends of its frontier, and between them."""
     first, *between, last = volume.frontier
-    if not between:  # nobody measured it: reads and writes take turns
+    if not between:  # nobody measured it: reads and writes alternate
         between = [MixedBandwidth(read=first.read / 2, write=last.write / 2)]
     frontier = (
         MixedBandwidth(read=first.read / alone[0], write=0.0),

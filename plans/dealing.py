@@ -16,14 +16,14 @@ CYCLE = 16
 
 
 def bandwidths(volumes: Sequence[Volume]) -> list[float]:
-    """Bytes a second of each volume that reads and writes as much, by turns: stripes are dealt in proportion to it."""
+    """Bytes a second of each volume that reads as much as it writes, alternately: stripes are dealt in proportion."""
     return [1 / (1 / volume.frontier[0].read + 1 / volume.frontier[-1].write) for volume in volumes]
 
 
 def deal(bandwidths: Sequence[float]) -> bytes:
-    """Volume numbers in turn, each as often as its share of bandwidth and at least once, in a cycle of the length at
-    which all together are the quickest; one entry when there is one volume. Raises UsageError for more volumes than a
-    cycle has turns."""
+    """A cycle of volume numbers, one a stripe: each as often as its share of bandwidth and at least once, in the length
+    at which all together are the quickest; one entry when there is one volume. Raises UsageError for more volumes than
+    a cycle has stripes."""
     if len(bandwidths) > CYCLE:
         raise UsageError(f"a store stripes over at most {CYCLE} volumes, not {len(bandwidths)}")
     return _quickest(tuple(bandwidths))
@@ -39,24 +39,26 @@ def _quickest(bandwidths: tuple[float, ...]) -> bytes:
 
     if len(bandwidths) == 1:
         return b"\x00"
-    return _in_turn(max((_counts(bandwidths, turns) for turns in range(CYCLE, len(bandwidths) - 1, -1)), key=pace))
+    return _interleaved(
+        max((_counts(bandwidths, stripes) for stripes in range(CYCLE, len(bandwidths) - 1, -1)), key=pace)
+    )
 
 
-def _counts(bandwidths: Sequence[float], turns: int) -> list[int]:
-    """How many of so many turns each volume gets where all together are the quickest: one, and of the others each goes
-    to the volume that is done with it first."""
+def _counts(bandwidths: Sequence[float], stripes: int) -> list[int]:
+    """How many of so many stripes each volume gets where all together are the quickest: each gets one, and each of the
+    others goes to the volume that is done with it first."""
     counts = [1] * len(bandwidths)
-    for _ in range(turns - len(counts)):
+    for _ in range(stripes - len(counts)):
         counts[min(range(len(counts)), key=lambda i: (counts[i] + 1) / bandwidths[i])] += 1
     return counts
 
 
-def _in_turn(counts: Sequence[int]) -> bytes:
+def _interleaved(counts: Sequence[int]) -> bytes:
     """A cycle that has each volume so often, the one furthest behind its share next."""
-    turns, left = sum(counts), list(counts)
+    stripes, left = sum(counts), list(counts)
     dealing = []
-    for turn in range(turns):
-        behind = [count * (turn + 1) / turns - (count - rest) for count, rest in zip(counts, left, strict=True)]
+    for stripe in range(stripes):
+        behind = [count * (stripe + 1) / stripes - (count - rest) for count, rest in zip(counts, left, strict=True)]
         dealing.append(max((number for number, rest in enumerate(left) if rest), key=lambda i: behind[i]))
         left[dealing[-1]] -= 1
     return bytes(dealing)

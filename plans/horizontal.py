@@ -1,8 +1,8 @@
 """The horizontal schedule: emits a step's operations, one micro-batch through all layers before the next micro-batch.
 
 Owns the order of operations of ZeRO-Infinity's gradient accumulation (GreedySnake section 3.3): every micro-batch
-brings all parameters to the device twice, and hidden states never leave it but as checkpoints. The sum of a state's
-gradients waits on host, in fp32, from one micro-batch to the next. Stages are numbered from 0 through all
+brings all parameters to the device twice, and hidden states leave the device only as activation checkpoints. The sum of
+a state's gradients waits on host, in fp32, from one micro-batch to the next. Stages are numbered from 0 through all
 micro-batches: of each, the forwards of embedding and blocks, then the backwards of head and blocks down to the lowest
 layer that is trained, the embedding unless it is frozen.
 """
@@ -121,7 +121,8 @@ class _Horizontal:
         if stage < self.stages:
             self.parameters.upload(stage, self._layer(stage), range(1), 1)
 
-    # Compute: what a stage leaves on the device is what the next one takes. Checkpoints: those of one micro-batch.
+    # Compute: what a stage leaves on the device is what the next one takes. Activation checkpoints are kept of one
+    # micro-batch at a time.
 
     def _forward(self, stage: int) -> None:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)

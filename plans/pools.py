@@ -33,8 +33,8 @@ class Blocks:
     """One tier's arena, taken apart: the blocks that stay what they are, and the slots that buffers share."""
 
     kept: tuple[Pool, ...]
-    """What stays: a state's parameters, its optimizer states, or the checkpoints of a layer with the delayed gradients
-    that share their memory. Each is one block."""
+    """What stays: a state's parameters, its optimizer states, or the activation checkpoints of a layer with the
+    delayed gradients that share their memory. Each is one block."""
     pools: tuple[Pool, ...]
     """Slots, by size and role; the largest first, as in `kept`."""
     arena: int

@@ -101,8 +101,8 @@ def memory_usage(schedule: Schedule, timeline: Timeline) -> dict[Tier, Usage]:
     """What is alive on host and on device while `timeline.graph`, one of `schedule`'s graphs, runs.
 
     Bytes of a pool are alive from the start of the first op that touches them to the end of the last. States that keep
-    a place of their own are alive throughout. Checkpoints are alive from their writing to their last reading; delayed
-    gradients from their writing, across the step's boundary, to the next step's update.
+    a place of their own are alive throughout. Activation checkpoints are alive from their writing to their last
+    reading, delayed gradients from their writing, across the step's boundary, to the next step's update.
     """
     accesses = _accesses(timeline)
     changes: dict[Tier, dict[Role, dict[float, int]]] = {"host": {}, "device": {}}

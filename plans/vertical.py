@@ -189,7 +189,8 @@ class _Vertical:
         self.compute.backward(stage, layer, micro_batch, hidden, out_gradient, in_gradient, first=position == 0)
 
     def _keep_output(self, stage: int, position: int) -> Piece:
-        """Moves a forward's output to host: for the next stage unless it is the boundary's, and as a checkpoint."""
+        """Moves a forward's output to host: for the next stage unless it is the boundary's, and as an activation
+        checkpoint."""
         checkpoint = self.activations.is_kept(stage + 1)
         if stage == self.head or (not checkpoint and position == self.n - 1):
             return _nothing

@@ -28,7 +28,7 @@ class Wear:
 
 def wear(machine: Machine, ssd_write_bytes: int, step_seconds: float) -> Wear:
     """The wear of steps that write `ssd_write_bytes` each. A store's stripes are dealt in proportion to the bandwidth
-    of reading and writing by turns, so the drive that wears out first counts."""
+    of reading and writing alternately, so the drive that wears out first counts."""
     bytes_a_day = ssd_write_bytes / step_seconds * DAY_SECONDS
     first: Volume | None = None
     least: float | None = None

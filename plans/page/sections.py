@@ -262,7 +262,7 @@ def prediction(plan: Plan) -> Markup:
 
 
 def pools(schedule: Schedule) -> Markup:
-    """Host memory in slots, by what takes turns in them."""
+    """Host memory in slots, by what follows each other in them."""
     found = sorted(blocks(schedule).pools, key=lambda pool: -pool.nbytes)
     most = max((pool.nbytes for pool in found), default=1)
     rows = [
