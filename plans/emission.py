@@ -134,7 +134,7 @@ def parts(nbytes: int, most: int) -> list[tuple[int, int]]:
 def cut(region: Region, part: tuple[int, int]) -> Region:
     """The bytes [start, stop) of a region."""
     start, stop = part
-    nbytes = region.nbytes
+    nbytes = region.stop - region.start
     assert 0 <= start < stop <= nbytes
     if stop - start == nbytes:
         return region
