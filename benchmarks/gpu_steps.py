@@ -31,10 +31,11 @@ NEEDED = {
     "annotated_types": "annotated-types",
     "typing_inspection": "typing-inspection",
     "highspy": "highspy",
+    "pulp": "pulp",
 }
 """Module -> package: what ssdplan cannot be without, and an installation of PyTorch and transformers may lack."""
 OLDEST_CLICK = (8, 5)
-FOR_TESTS = {"pulp": "pulp", "gguf": "gguf"}
+FOR_TESTS = {"gguf": "gguf"}
 """What only some tests need, which skip without."""
 TO_BUILD = {"scikit_build_core": "scikit-build-core", "pybind11": "pybind11", "cmake": "cmake", "ninja": "ninja"}
 """What building ssdplan needs, where it is not installed; the last two may also be programs of the system."""

@@ -16,9 +16,9 @@ from ssdplan.plans.state_layout import ELEMENT_BYTES, checkpoint_bytes
 
 from .catalogue import MODELS, Shape
 from .drive import combined_frontier, hull_edges
-from .lexicographic import Linear
 from .memory import trained_elements
 from .traffic import layer_groups, stages, total_bytes
+from .variables import CONSTANT, Linear
 
 FP32 = 4
 MOMENTS = 2
@@ -266,15 +266,20 @@ def vertical_traffic(model: Model, *, micro_batch_size: int, micro_batches: int)
     """What our own schedule moves when all states and checkpoints live on ssd and no update is delayed."""
     found = stages(model, layer_groups(model), micro_batch_size, micro_batches, "fp32")
     return Moved(
-        h2d=sum(stage.count * stage.h2d_bytes[""] for stage in found),
-        d2h=sum(stage.count * stage.d2h_bytes[""] for stage in found),
+        h2d=sum(stage.count * stage.h2d_bytes[CONSTANT] for stage in found),
+        d2h=sum(stage.count * stage.d2h_bytes[CONSTANT] for stage in found),
         ssd_read=_all_on_ssd(total_bytes(found, "read")),
         ssd_write=_all_on_ssd(total_bytes(found, "write")),
     )
 
 
 def _all_on_ssd(form: Linear) -> float:
-    return sum(factor for name, factor in form.items() if not name or name.endswith("prompt ssd"))
+    """The form's value where everything is on ssd and prompt."""
+    return sum(
+        factor
+        for variable, factor in form.items()
+        if variable is CONSTANT or (variable.part == "prompt" and variable.tier == "ssd")
+    )
 
 
 # Time.

@@ -15,7 +15,7 @@ from ssdplan.plans.units import PAGE
 
 from .memory import Peaks, predict_peaks
 from .needs import Candidate, Needs
-from .program import footprint
+from .placement import footprint
 from .shortened import shortened
 
 

@@ -15,10 +15,12 @@ from ssdplan.plans.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimize
 from ssdplan.plans.units import format_bytes
 
 from .baseline import Ways, tensors_of_model, zero_infinity_memory
+from .choices import FixedChoices, Limits
 from .fit import Branch, Fitter, Sketch, Solved
 from .memory import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
 from .needs import UNLIMITED, Candidate, Needs
-from .program import DIGITS, FixedChoices, Limits, solve_program
+from .placement import DIGITS
+from .program import solve_program
 from .shortened import step_seconds
 
 NO_DELAY = "vertical, no delayed update"

@@ -17,9 +17,11 @@ from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPT
 from ssdplan.plans.units import PAGE
 
 from .building import Builder, Fitted
+from .choices import Aim, FixedChoices, Limits
 from .needs import UNLIMITED, Candidate, Constraint, Needs, Room
 from .pipeline import MEASURED, Pipelines
-from .program import Aim, FixedChoices, Limits, ProgramResult, footprint, solve_program
+from .placement import ProgramResult, footprint
+from .program import solve_program
 from .shortened import ENDS
 
 ROUNDS = 5

@@ -7,8 +7,6 @@ one set of forms serves every program on the same work.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
-from operator import not_
 from typing import Literal
 
 from ssdplan.plans.profile import Machine, Model, update_rate
@@ -17,16 +15,22 @@ from ssdplan.plans.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoi
 from . import horizontal
 from . import traffic as vertical
 from .drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
-from .lexicographic import Linear, Row
 from .traffic import (
-    CHECKPOINT_HOST,
     LayerGroup,
     Stage,
     device_bytes,
     layer_groups,
     total_bytes,
-    variables_of,
     without_links,
+)
+from .variables import (
+    CHECKPOINTS_ON_HOST,
+    CONSTANT,
+    Linear,
+    Variable,
+    is_constant,
+    seconds_of_stage,
+    variables_of,
 )
 
 TRAFFIC = {"vertical": vertical, "horizontal": horizontal}
@@ -48,19 +52,38 @@ class Work:
     """The device may keep parameters between their uses."""
 
 
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """What one kind of stage takes of one resource. The stage takes at least as long."""
+
+    stage: int
+    """Its number in `Forms.stages`."""
+    resource: str
+    seconds: Linear
+    """In the stage's unit, not constant."""
+
+    @property
+    def variable(self) -> Variable:
+        """The stage's own seconds, which are at least these."""
+        return seconds_of_stage(self.stage)
+
+
 class Forms:
     """The forms of a step.
 
     The time of a stage is counted in multiples of what its constant work takes when the device keeps nothing (see
-    `_scale`), a step in multiples of their sum, and bytes in multiples of what there is to move or keep.
+    `_unit`), a step in multiples of their sum, and bytes in multiples of what there is to move or keep.
     """
 
     def __init__(self, model: Model, machine: Machine, work: Work) -> None:
+        self.work = work
         groups, of = layer_groups(model), TRAFFIC[work.schedule]
         size, n, states = work.micro_batch_size, work.micro_batches, work.optimizer_states
-        turning = [group.role == "block" and group.backward for group in groups]
-        classes = [{use.state_class for use in group.uses} for group in groups]
-        self.turning = set().union(*compress(classes, turning)).difference(*compress(classes, map(not_, turning)))
+        turning, others = set[str](), set[str]()
+        for group in groups:
+            kind = turning if group.role == "block" and group.backward else others
+            kind.update(use.state_class for use in group.uses)
+        self.turning = turning - others
         """Classes of blocks' states that run backward, and so can be kept from forward to backward."""
         self.frozen = frozenset(state.state_class for state in model.states if state.frozen)
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
@@ -80,28 +103,29 @@ class Forms:
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         self.times = _Times(machine, self.classes, states).of(self.stages)
-        least = [max(form.get("", 0.0) for _, form in each if set(form) <= {""}) for each in self.times]
-        scales = [_scale([form for _, form in each]) for each in self.times]
-        self.unit = sum(stage.count * seconds for stage, seconds in zip(self.stages, scales, strict=True))
+        least = [max(form.get(CONSTANT, 0.0) for _, form in resources if is_constant(form)) for resources in self.times]
+        units = [_unit([form for _, form in resources]) for resources in self.times]
+        self.unit = sum(stage.count * unit for stage, unit in zip(self.stages, units, strict=True))
         """Seconds that a step is counted in."""
-        self.least_seconds = {
-            _seconds_of(number): seconds / scale
-            for number, (seconds, scale) in enumerate(zip(least, scales, strict=True))
+        self.least_seconds: dict[Variable, float] = {
+            seconds_of_stage(number): seconds / unit
+            for number, (seconds, unit) in enumerate(zip(least, units, strict=True))
         }
-        """The variable of each stage's time -> its constant work."""
+        """The variable of each stage's seconds -> its constant work."""
         self.seconds: Linear = {
-            _seconds_of(number): stage.count * seconds / self.unit
-            for number, (stage, seconds) in enumerate(zip(self.stages, scales, strict=True))
+            seconds_of_stage(number): stage.count * unit / self.unit
+            for number, (stage, unit) in enumerate(zip(self.stages, units, strict=True))
         }
-        """Of a step."""
+        """A step's seconds."""
         self.stage_rows = [
-            Row({name: factor / scale for name, factor in form.items()} | {_seconds_of(number): -1.0}, "<=")
-            for number, (each, scale) in enumerate(zip(self.times, scales, strict=True))
-            for _, form in each
-            if not set(form) <= {""}  # constant work is in the least already
+            StageRow(number, resource, {variable: factor / unit for variable, factor in form.items()})
+            for number, (resources, unit) in enumerate(zip(self.times, units, strict=True))
+            for resource, form in resources
+            if not is_constant(form)  # constant work is in the least already
         ]
-        """A stage takes at least as long as each of its resources."""
-        self.reclaimed_rows = _reclaimed(groups, n * checkpoint_bytes(model, size))
+        self.reclaimed = _reclaimed(groups, n * checkpoint_bytes(model, size))
+        """Forms that are at most 0: delayed gradients that lie where consumed activation checkpoints were, less these.
+        One for each kind of layer that has gradients."""
 
 
 def forms_of(model: Model, machine: Machine, work: Work) -> Forms:
@@ -130,8 +154,8 @@ class _Times:
             for each in (io_cores, unsummed_io_cores)
         )
         """Of a core, that a byte read and a byte written take; and one of states that an update sums in passing."""
-        self.passing = {variable for name in classes for variable in variables_of(name).optimizer[1::2]}
-        """Of optimizer states on ssd."""
+        self.passing = {variable for name in classes for variable in variables_of(name).optimizer.on_ssd}
+        """Optimizer states on ssd: they pass through an update, which sums them itself."""
 
     def of(self, stages: Sequence[Stage]) -> list[list[tuple[str, Linear]]]:
         return [self._times(stage) for stage in stages]
@@ -141,11 +165,11 @@ class _Times:
         machine = self.machine
         h2d = _scaled(stage.h2d_bytes, 1 / machine.h2d_bandwidth)
         d2h = _scaled(stage.d2h_bytes, 1 / machine.d2h_bandwidth)
-        updates = {name: factor / self.rate for name, factor in stage.updates.items() if factor}
+        updates = {variable: factor / self.rate for variable, factor in stage.updates.items() if factor}
         if machine.checksum_rate is not None:
-            passing = {name: factor for name, factor in stage.read_bytes.items() if name in self.passing}
+            passing = {variable: read for variable, read in stage.read_bytes.items() if variable in self.passing}
             updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
-        times: list[tuple[str, Linear]] = [("compute", {"": stage.compute_seconds}), ("h2d", h2d), ("d2h", d2h)]
+        times: list[tuple[str, Linear]] = [("compute", {CONSTANT: stage.compute_seconds}), ("h2d", h2d), ("d2h", d2h)]
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
             copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
@@ -154,13 +178,13 @@ class _Times:
             )
             drives = [
                 {
-                    name: factor * (unsummed if name in self.passing else summed) / machine.cores
-                    for name, factor in moved.items()
+                    variable: factor * (unsummed if variable in self.passing else summed) / machine.cores
+                    for variable, factor in moved.items()
                 }
                 for moved, summed, unsummed in moves
                 if summed or unsummed
             ]
-            times.append(("cores", _sum({"": stage.compute_seconds}, updates, *copies, *drives)))
+            times.append(("cores", _sum({CONSTANT: stage.compute_seconds}, updates, *copies, *drives)))
         elif updates:
             times.append(("cpu", updates))
         for a, b in self.edges:
@@ -170,27 +194,30 @@ class _Times:
         return times
 
 
-def _reclaimed(groups: tuple[LayerGroup, ...], checkpoints: int) -> list[Row]:
-    """A layer's delayed gradients take the place of its own resident checkpoints, at most."""
-    rows = []
+def _reclaimed(groups: tuple[LayerGroup, ...], checkpoints: int) -> list[Linear]:
+    """A layer's delayed gradients take the place of its own resident activation checkpoints, at most.
+
+    Each form is counted in multiples of the layer's gradients. `checkpoints`: bytes of a layer's.
+    """
+    forms: list[Linear] = []
     for group in groups:
-        scale = GRADIENT_BYTES * sum(use.elements for use in group.uses if not use.frozen)
-        if not scale:
+        unit = GRADIENT_BYTES * sum(use.elements for use in group.uses if not use.frozen)
+        if not unit:
             continue
-        terms: dict[str, float] = {CHECKPOINT_HOST: -checkpoints / scale} if group.role == "block" else {}
+        form: dict[Variable, float] = {CHECKPOINTS_ON_HOST: -checkpoints / unit} if group.role == "block" else {}
         for use in group.uses:
-            reclaimed = variables_of(use.state_class).gradient[0]
-            terms[reclaimed] = terms.get(reclaimed, 0.0) + GRADIENT_BYTES * use.elements / scale
-        rows.append(Row(terms, "<="))
-    return rows
+            reclaimed = variables_of(use.state_class).gradient_reclaimed
+            form[reclaimed] = form.get(reclaimed, 0.0) + GRADIENT_BYTES * use.elements / unit
+        forms.append(form)
+    return forms
 
 
 def _keeping_nothing(stage: Stage, classes: tuple[str, ...]) -> Stage:
     """`stage` without the variables of what the device keeps between uses."""
-    absent = {name for each in map(variables_of, classes) for name in (*each.device, *each.turn)}
+    absent = {variable for name in classes for variable in variables_of(name).on_device}
 
     def without(form: Linear) -> Linear:
-        return {name: factor for name, factor in form.items() if name not in absent}
+        return {variable: factor for variable, factor in form.items() if variable not in absent}
 
     return replace(
         stage,
@@ -201,23 +228,19 @@ def _keeping_nothing(stage: Stage, classes: tuple[str, ...]) -> Stage:
     )
 
 
-def _scale(forms: Sequence[Linear]) -> float:
+def _unit(forms: Sequence[Linear]) -> float:
     """Seconds that a stage is counted in: its constant work, or where there is none all that it could have to do."""
-    constant = max(form.get("", 0.0) for form in forms)
+    constant = max(form.get(CONSTANT, 0.0) for form in forms)
     return constant or max(sum(factor for factor in form.values() if factor > 0) for form in forms) or 1.0
 
 
-def _scaled(form: Linear, factor: float) -> dict[str, float]:
-    return {name: factor * each for name, each in form.items()}
+def _scaled(form: Linear, factor: float) -> dict[Variable, float]:
+    return {variable: factor * each for variable, each in form.items()}
 
 
-def _sum(*forms: Linear) -> dict[str, float]:
-    total: dict[str, float] = {}
+def _sum(*forms: Linear) -> dict[Variable, float]:
+    total: dict[Variable, float] = {}
     for form in forms:
-        for name, factor in form.items():
-            total[name] = total.get(name, 0.0) + factor
+        for variable, factor in form.items():
+            total[variable] = total.get(variable, 0.0) + factor
     return total
-
-
-def _seconds_of(number: int) -> str:
-    return f"seconds of stage {number}"

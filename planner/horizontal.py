@@ -7,10 +7,10 @@ the head turns around with what it has, states may be tied. No update is delayed
 from ssdplan.plans.profile import Model
 from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates, checkpoint_bytes
 
-from .lexicographic import Linear
-from .traffic import CHECKPOINT_HOST, LayerGroup, Stage, variables_of
+from .traffic import LayerGroup, Stage
 from .traffic import host_bytes as vertical_host_bytes
 from .traffic import ssd_bytes as vertical_ssd_bytes
+from .variables import CHECKPOINTS_ON_HOST, CONSTANT, Linear, Variable, variables_of
 
 
 def stages(
@@ -36,7 +36,7 @@ def host_bytes(
 ) -> Linear:
     """What stays on host for the whole run: states, the checkpoints of one micro-batch, and the sums of gradients."""
     states = vertical_host_bytes(model, groups, micro_batch_size, 1, optimizer_states)
-    return {**states, "": GRADIENT_BYTES * _accumulated_elements(groups, n)}
+    return {**states, CONSTANT: GRADIENT_BYTES * _accumulated_elements(groups, n)}
 
 
 def ssd_bytes(
@@ -63,7 +63,7 @@ def _forward(model: Model, group: LayerGroup, micro_batch_size: int, n: int) -> 
         write_bytes=_checkpoint_on_ssd(checkpoint),
         updates={},
         h2d_bytes=_parameters_uploaded(model, group),
-        d2h_bytes={"": float(checkpoint)},
+        d2h_bytes={CONSTANT: float(checkpoint)},
         compute_seconds=model.timing(group.layer_class, micro_batch_size).forward_stage_seconds(1),
     )
 
@@ -80,27 +80,27 @@ def _backward(
 ) -> Stage:
     element = ELEMENT_BYTES[model.precision]
     checkpoint = checkpoint_bytes(model, micro_batch_size) if group.role == "block" else 0
-    read, write, updates = _parameters_read(model, group), dict[str, float](), dict[str, float]()
+    read, write, updates = _parameters_read(model, group), dict[Variable, float](), dict[Variable, float]()
     h2d, d2h = _parameters_uploaded(model, group), 0.0
-    h2d[""] += checkpoint
-    for name, nbytes in _checkpoint_on_ssd(checkpoint).items():
-        read[name] = read.get(name, 0.0) + nbytes
+    h2d[CONSTANT] += checkpoint
+    for variable, nbytes in _checkpoint_on_ssd(checkpoint).items():
+        read[variable] = read.get(variable, 0.0) + nbytes
     for use in group.uses:
         if use.frozen:
             continue
-        names, size = variables_of(use.state_class), use.elements
+        fractions, size = variables_of(use.state_class), use.elements
         d2h += GRADIENT_BYTES * size
         if not first or (use.own and use.shared):  # the head has begun the sum of what it shares
-            h2d[""] += GRADIENT_BYTES * size
+            h2d[CONSTANT] += GRADIENT_BYTES * size
         if last and use.own:
-            updates[""] = updates.get("", 0.0) + size
-            h2d[names.device[0]] += element * size  # what an update makes
-            for total, name, each in (
-                (read, names.optimizer[1], optimizer_bytes),
-                (write, names.optimizer[1], optimizer_bytes),
-                (write, names.parameters[1], element),
+            updates[CONSTANT] = updates.get(CONSTANT, 0.0) + size
+            h2d[fractions.device] += element * size  # what an update makes
+            for total, variable, each in (
+                (read, fractions.optimizer.prompt_ssd, optimizer_bytes),
+                (write, fractions.optimizer.prompt_ssd, optimizer_bytes),
+                (write, fractions.parameters.prompt_ssd, element),
             ):
-                total[name] = total.get(name, 0.0) + each * size
+                total[variable] = total.get(variable, 0.0) + each * size
     return Stage(
         layer_class=group.layer_class,
         phase="backward",
@@ -109,28 +109,29 @@ def _backward(
         write_bytes=write,
         updates=updates,
         h2d_bytes=h2d,
-        d2h_bytes={"": d2h},
+        d2h_bytes={CONSTANT: d2h},
         compute_seconds=model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1),
     )
 
 
-def _parameters_uploaded(model: Model, group: LayerGroup) -> dict[str, float]:
+def _parameters_uploaded(model: Model, group: LayerGroup) -> dict[Variable, float]:
     """All but those that the device keeps."""
-    moved = {"": 0.0}
+    moved = {CONSTANT: 0.0}
     for use in group.uses:
-        name, nbytes = variables_of(use.state_class).device[0], float(ELEMENT_BYTES[model.precision] * use.elements)
-        moved[""] += nbytes
-        moved[name] = moved.get(name, 0.0) - nbytes
+        nbytes = float(ELEMENT_BYTES[model.precision] * use.elements)
+        device = variables_of(use.state_class).device
+        moved[CONSTANT] += nbytes
+        moved[device] = moved.get(device, 0.0) - nbytes
     return moved
 
 
-def _parameters_read(model: Model, group: LayerGroup) -> dict[str, float]:
-    read: dict[str, float] = {}
+def _parameters_read(model: Model, group: LayerGroup) -> dict[Variable, float]:
+    read: dict[Variable, float] = {}
     for use in group.uses:
-        name = variables_of(use.state_class).parameters[1]
-        read[name] = read.get(name, 0.0) + ELEMENT_BYTES[model.precision] * use.elements
+        on_ssd = variables_of(use.state_class).parameters.prompt_ssd
+        read[on_ssd] = read.get(on_ssd, 0.0) + ELEMENT_BYTES[model.precision] * use.elements
     return read
 
 
-def _checkpoint_on_ssd(nbytes: int) -> dict[str, float]:
-    return {"": float(nbytes), CHECKPOINT_HOST: -float(nbytes)} if nbytes else {}
+def _checkpoint_on_ssd(nbytes: int) -> dict[Variable, float]:
+    return {CONSTANT: float(nbytes), CHECKPOINTS_ON_HOST: -float(nbytes)} if nbytes else {}

@@ -1,126 +1,86 @@
-"""Small linear programs with several objectives in order of importance, solved by HiGHS.
+"""Several objectives in order of importance: each is least among the points that are best by those before it.
 
-Owns HiGHS. With a generic last objective the optimum is unique, so that every solver finds the same one; callers scale
-their rows to about 1, for a solver's tolerances are absolute.
+Owns that order, how far an objective gives way to the next, and what it means that two solvers agree. It does not know
+what is minimised.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import highspy
 import numpy as np
+import pulp
 
-Linear = Mapping[str, float]
-"""Variable -> coefficient; the empty name is the constant term."""
-Ranges = Mapping[str, tuple[float, float | None]]
-"""Variable -> the least and the most that it may be; None is no bound."""
+from ssdplan.plans.errors import UsageError
+
+from .linear_program import LinearProgram, Objective
+from .solvers import Highs
+from .variables import Variable, value
 
 SLACK = 1e-7
 """The share of itself by which an objective may give way to the less important ones; an objective of 0 stays 0."""
+SAME_OPTIMUM = 1e-5
+"""The most by which two solvers may differ in what they say is the least of an objective: relative, and absolute where
+that is below 1, since all is counted in multiples of about 1."""
 
-TOLERANCE = SLACK / 100
-"""By which a point may be out of a row: less than what an objective gives way by, or the next finds no point at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """`terms` `sense` 0."""
-
-    terms: Linear
-    sense: Literal["<=", "=="]
-
-
-class Problem(Protocol):
-    """Variables and rows, as a solver holds them."""
-
-    def minimise(self, objective: Linear) -> dict[str, float] | None:
-        """A point at which `objective` is least; None when no point satisfies the rows, or the solver gives up."""
-        ...
-
-    def require(self, row: Row) -> None:
-        """Add a row."""
-        ...
-
-
-class Highs:
-    """A problem in HiGHS, which begins each search where the one before ended."""
-
-    def __init__(self, bounds: Ranges, rows: Sequence[Row]) -> None:
-        self._columns = {name: number for number, name in enumerate(bounds)}
-        self._highs = highspy.Highs()
-        self._highs.silent()
-        self._highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
-        self._infinity = self._highs.getInfinity()
-        self._least = np.array([low for low, _ in bounds.values()])
-        self._most = np.array([self._infinity if high is None else high for _, high in bounds.values()])
-        self._highs.passModel(self._program(rows))
-
-    def minimise(self, objective: Linear) -> dict[str, float] | None:
-        costs = np.zeros(len(self._columns))
-        for name, factor in objective.items():
-            if name:
-                costs[self._columns[name]] = factor
-        self._highs.changeColsCost(len(costs), np.arange(len(costs), dtype=np.int32), costs)
-        self._highs.run()
-        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return None
-        # Within bounds, which a solver keeps within its tolerance.
-        found = np.clip(self._highs.getSolution().col_value, self._least, self._most)
-        return dict(zip(self._columns, found.tolist(), strict=True))
-
-    def require(self, row: Row) -> None:
-        lower, upper, places, factors = self._row(row)
-        self._highs.addRow(
-            lower, upper, len(places), np.array(places, dtype=np.int32), np.array(factors, dtype=np.float64)
-        )
-
-    def _program(self, rows: Sequence[Row]) -> highspy.HighsLp:
-        made = [self._row(row) for row in rows]
-        program = highspy.HighsLp()
-        program.num_col_, program.num_row_ = len(self._columns), len(made)
-        program.col_cost_ = np.zeros(len(self._columns))
-        program.col_lower_, program.col_upper_ = self._least, self._most
-        program.row_lower_ = np.array([lower for lower, _, _, _ in made])
-        program.row_upper_ = np.array([upper for _, upper, _, _ in made])
-        matrix = program.a_matrix_
-        matrix.format_ = highspy.MatrixFormat.kRowwise
-        matrix.start_ = np.cumsum([0, *(len(places) for _, _, places, _ in made)], dtype=np.int32)
-        matrix.index_ = np.array([place for _, _, places, _ in made for place in places], dtype=np.int32)
-        matrix.value_ = np.array([factor for _, _, _, factors in made for factor in factors], dtype=np.float64)
-        return program
-
-    def _row(self, row: Row) -> tuple[float, float, list[int], list[float]]:
-        """Least, most, the columns and their factors; the constant goes to the other side."""
-        terms = [(self._columns[name], factor) for name, factor in row.terms.items() if name and factor]
-        most = -row.terms.get("", 0.0)
-        least = most if row.sense == "==" else -self._infinity
-        return least, most, [place for place, _ in terms], [factor for _, factor in terms]
+Point = dict[Variable, float]
+Watch = Callable[[int, Objective, LinearProgram], None]
+"""Told of each program before it is solved: the number of its objective, from 1, the objective itself, and the program
+with the rows that the objectives before have left."""
 
 
 def minimise(
-    bounds: Ranges,
-    rows: Sequence[Row],
-    objectives: Sequence[Linear],
-    solver: Callable[[Ranges, Sequence[Row]], Problem] = Highs,
-) -> dict[str, float] | None:
+    program: LinearProgram, objectives: Sequence[Objective], referee: Any = None, watch: Watch | None = None
+) -> Point | None:
     """Minimise the first objective, then the second among equals, and so on. None when no point satisfies the rows.
 
-    `bounds` gives every variable its range.
+    Each objective but the last leaves the program a row more. `referee`, another of PuLP's solvers, solves each of the
+    programs too, and must find the same optima. The point is that of HiGHS, so every solver leads to the same plan: the
+    last objective leaves a little open, and solvers that write files give eight digits of a point, of which the eighth,
+    in the row that an objective leaves, may move a small class of states from one tier to another.
+    Raises UsageError where the two do not agree on an optimum.
     """
-    problem = solver(bounds, rows)
-    found: dict[str, float] | None = None
-    for number, objective in enumerate(objectives):
-        point = problem.minimise(objective)
+    problem = program.problem
+    highs = Highs(list(program.variables.values()))
+    found: Point | None = None
+    for number, objective in enumerate(objectives, 1):
+        expression = program.expression(objective.form)
+        problem.setObjective(expression)
+        expression.name = objective.name
+        if watch is not None:
+            watch(number, objective, program)
+        point = _solved(program, highs)
+        if referee is not None and (point is not None or found is None):
+            _require_same_optimum(objective, point, _solved(program, referee), referee.name)
         if point is None:
             break  # at the first objective: infeasible; later: within tolerance of the point found, which stands
         found = point
-        if number + 1 < len(objectives):
-            best = value(objective, found)
-            problem.require(Row({**objective, "": objective.get("", 0.0) - best - SLACK * abs(best)}, "<="))
+        if number < len(objectives):
+            best = value(objective.form, point)
+            problem += expression - best <= SLACK * abs(best), f"best_{number}_{objective.name}"
     return found
 
 
-def value(terms: Linear, at: Mapping[str, float]) -> float:
-    """The value of a linear form at a point."""
-    return sum(factor * at[name] if name else factor for name, factor in terms.items())
+def _solved(program: LinearProgram, solver: Any) -> Point | None:
+    """The optimum that a solver finds, within the variables' ranges, which it keeps within its tolerance."""
+    variables = program.variables.values()
+    program.problem.solve(solver)
+    if program.problem.status != pulp.LpStatusOptimal:
+        return None
+    least = np.array([variable.lowBound for variable in variables])
+    most = np.array([np.inf if variable.upBound is None else variable.upBound for variable in variables])
+    # What no row and no objective has is not in PuLP's problem, so it may have no value.
+    at = [variable.lowBound if variable.varValue is None else variable.varValue for variable in variables]
+    return dict(zip(program.variables, np.clip(at, least, most).tolist(), strict=True))
+
+
+def _require_same_optimum(objective: Objective, point: Point | None, theirs: Point | None, name: str) -> None:
+    if point is None and theirs is None:
+        return
+    if point is not None and theirs is not None:
+        ours = value(objective.form, point)
+        if abs(value(objective.form, theirs) - ours) <= SAME_OPTIMUM * max(abs(ours), 1.0):
+            return
+    found, by_highs = ("no point" if each is None else f"{value(objective.form, each):.9g}" for each in (theirs, point))
+    raise UsageError(
+        f"--solver {name}: it finds {found} as the least {objective.name}, and HiGHS finds {by_highs}; plan without it"
+    )

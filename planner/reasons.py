@@ -17,7 +17,8 @@ from .compare import NO_DELAY
 from .critical import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
 from .fit import Fitter, Solved
 from .memory import checkpoint_layers, device_alone_bytes, trained_elements
-from .program import Bound, ProgramResult, program_bound, solve_program
+from .placement import ProgramResult
+from .program import Bound, program_bound, solve_program
 
 NOTHING = 5e-4
 """A relative gain below this is none."""

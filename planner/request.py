@@ -16,8 +16,8 @@ from ssdplan.plans.profile import Machine, Model
 from ssdplan.plans.state_layout import OptimizerStates
 from ssdplan.plans.units import format_bytes, format_enough
 
+from .choices import FixedChoices
 from .needs import UNLIMITED, Candidate, Needs
-from .program import FixedChoices
 
 MOST_MICRO_BATCHES = 64
 LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)
@@ -47,6 +47,9 @@ class SolveRequest:
     clip_grad_norm: float | None = None
     unified_memory: bool = False
     """Compute works on host memory, as it can where it runs on the same cores; there is no device memory then."""
+    solver: str | None = None
+    """One of PuLP's solvers by name, which solves the programs that decide the plan too, and must find the same optima.
+    None: HiGHS alone. It changes no plan."""
 
 
 def budget_of(machine: Machine, request: SolveRequest) -> Needs:

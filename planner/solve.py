@@ -6,6 +6,7 @@ which a plan is justified or refused. The program finds placements, `fit` makes 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import InfeasibleError
@@ -18,14 +19,17 @@ from ssdplan.plans.units import format_enough
 from .compare import compare
 from .critical import find_causes, loads
 from .fit import Branch, Fitter, Solved
+from .lexicographic import Watch
 from .memory import compute_seconds, process_peak_bytes
 from .needs import Candidate, Constraint
-from .program import Bound, ProgramResult, program_bound
+from .placement import ProgramResult
+from .program import Bound, answer, program_bound
 from .reasons import explain, gather
 from .request import LADDER, SolveRequest, budget_of, candidates_of, fixed_choices, given_in, smallest_of
 from .sensitivity import scaled_compute, sensitivities
 from .shortened import step_seconds
 from .simulator import simulate
+from .solvers import solver_of
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
@@ -82,9 +86,15 @@ def solve(profile: Profile, request: SolveRequest, *, compared: bool = True) -> 
 
 
 @no_collection()
-def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool = True) -> tuple[Plan, Schedule]:
-    """What `solve` finds, and the schedule that its decision expands into, which had to be built to find it."""
+def solve_and_build(
+    profile: Profile, request: SolveRequest, *, compared: bool = True, watch: Watch | None = None
+) -> tuple[Plan, Schedule]:
+    """What `solve` finds, and the schedule that its decision expands into, which had to be built to find it.
+
+    `watch` is told of the linear programs that decided the plan, each before it is solved again.
+    """
     model, machine = profile.model, profile.machine
+    referee = None if request.solver is None else solver_of(request.solver)
     candidates = candidates_of(model, request)
     search = _Search(model, machine, Fitter(model, machine, budget_of(machine, request), fixed_choices(model, request)))
     scanned = search.scan(candidates)
@@ -95,6 +105,7 @@ def solve_and_build(profile: Profile, request: SolveRequest, *, compared: bool =
     chosen = search.choose(ranked, smallest := smallest_of(candidates))
     if chosen is None:
         raise search.refusal(smallest)
+    _decide_again(profile, chosen.solved.program, referee, watch)
     prediction = _prediction(chosen, model, machine)
     plan = Plan(
         schema="ssdplan.plan/1",
@@ -394,6 +405,16 @@ def _smallest_good_enough(ranked: Sequence[_Ranked]) -> _Ranked:
     best = max(found.tokens_per_second for found in ranked)
     enough = [found for found in ranked if found.tokens_per_second >= ENOUGH * best]
     return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
+
+
+def _decide_again(profile: Profile, program: ProgramResult, referee: Any, watch: Watch | None) -> None:
+    """Solve the programs that decided the plan again where somebody watches, or another solver must find the same.
+
+    The search ranks hundreds of neighbours by HiGHS alone. Raises UsageError where the two do not agree.
+    """
+    if referee is not None or watch is not None:
+        again = answer(profile.model, profile.machine, program.question, referee, watch)
+        assert again == program, "the same program has another placement"
 
 
 # What the plan says.

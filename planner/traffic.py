@@ -6,67 +6,15 @@ forward stage, states may be tied or frozen, the stack of blocks has ends. It kn
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from ssdplan.plans.profile import Model
 from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates, checkpoint_bytes
 
-from .lexicographic import Linear
+from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, Variable, variables_of
 
-ALPHA = "alpha"
-CHECKPOINT_HOST = "checkpoint host"
 DELAYED_USES_AHEAD = 3
 """Stages over which the head's delayed updates are spread: read, update and write (GreedySnake 4.4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateVariables:
-    """The variables of one state class: its part of every state, as fractions of the elements of all its states.
-
-    Parameters are split five ways: prompt or delayed times host or ssd, and the device. What lives on the device is
-    prompt and delayed too, as its update is.
-    """
-
-    state_class: str
-    optimizer: tuple[str, str, str, str]
-    """Prompt on host, prompt on ssd, delayed on host, delayed on ssd."""
-    parameters: tuple[str, str, str, str]
-    gradient: tuple[str, str, str]
-    """Delayed gradients: in memory reclaimed from consumed checkpoints, in extra host memory, on ssd."""
-    device: tuple[str, str]
-    """Parameters that stay on the device for the whole run, and the delayed part of these."""
-    turn: tuple[str, str]
-    """Parameters that stay on the device from forward to backward, and what of them would be read from ssd."""
-
-    @property
-    def of_updates(self) -> frozenset[str]:
-        """Those that say where something of an update is, which frozen states have none of."""
-        return frozenset((*self.optimizer, *self.parameters[2:], *self.gradient, self.device[1]))
-
-    def all(self) -> tuple[str, ...]:
-        return (*self.optimizer, *self.parameters, *self.gradient, *self.device, *self.turn)
-
-
-@lru_cache(maxsize=4096)
-def variables_of(state_class: str) -> StateVariables:
-    """The variables of a class, whose names are made once."""
-
-    def name(what: str) -> str:
-        return f"{state_class}: {what}"
-
-    def four(what: str) -> tuple[str, str, str, str]:
-        prompt, delayed = f"{what} prompt", f"{what} delayed"
-        return name(f"{prompt} host"), name(f"{prompt} ssd"), name(f"{delayed} host"), name(f"{delayed} ssd")
-
-    return StateVariables(
-        state_class=state_class,
-        optimizer=four("optimizer"),
-        parameters=four("parameters"),
-        gradient=(name("gradient reclaimed"), name("gradient host"), name("gradient ssd")),
-        device=(name("parameters device"), name("parameters device delayed")),
-        turn=(name("parameters turn"), name("parameters turn ssd")),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,21 +140,21 @@ def host_bytes(
 ) -> Linear:
     """What stays on host for the whole run: states, checkpoints, and what of delayed gradients these do not hold."""
     element = ELEMENT_BYTES[model.precision]
-    total: dict[str, float] = {}
+    total: dict[Variable, float] = {}
     for group in groups:
         for use in group.uses:
             if use.own:
-                names = variables_of(use.state_class)
+                fractions = variables_of(use.state_class)
                 size = group.count * use.elements
-                for name in (names.parameters[0], names.parameters[2]):
-                    _add(total, name, element * size)
+                for variable in fractions.parameters.on_host:
+                    _add(total, variable, element * size)
                 if use.frozen:
                     continue
-                for name in (names.optimizer[0], names.optimizer[2]):
-                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
-                _add(total, names.gradient[1], GRADIENT_BYTES * size)
+                for variable in fractions.optimizer.on_host:
+                    _add(total, variable, OPTIMIZER_BYTES[optimizer_states] * size)
+                _add(total, fractions.gradient_host, GRADIENT_BYTES * size)
         if group.role == "block" and group.backward:
-            _add(total, CHECKPOINT_HOST, group.count * n * checkpoint_bytes(model, micro_batch_size))
+            _add(total, CHECKPOINTS_ON_HOST, group.count * n * checkpoint_bytes(model, micro_batch_size))
     return total
 
 
@@ -215,19 +163,19 @@ def ssd_bytes(
 ) -> Linear:
     """The size of the store."""
     element = ELEMENT_BYTES[model.precision]
-    total: dict[str, float] = {}
+    total: dict[Variable, float] = {}
     for group in groups:
         for use in group.uses:
             if use.own:
-                names = variables_of(use.state_class)
+                fractions = variables_of(use.state_class)
                 size = group.count * use.elements
-                for name in (names.parameters[1], names.parameters[3]):
-                    _add(total, name, element * size)
+                for variable in fractions.parameters.on_ssd:
+                    _add(total, variable, element * size)
                 if use.frozen:
                     continue
-                for name in (names.optimizer[1], names.optimizer[3]):
-                    _add(total, name, OPTIMIZER_BYTES[optimizer_states] * size)
-                _add(total, names.gradient[2], GRADIENT_BYTES * size)
+                for variable in fractions.optimizer.on_ssd:
+                    _add(total, variable, OPTIMIZER_BYTES[optimizer_states] * size)
+                _add(total, fractions.gradient_ssd, GRADIENT_BYTES * size)
         if group.role == "block" and group.backward:
             _add_checkpoints_on_ssd(total, group.count * n * checkpoint_bytes(model, micro_batch_size))
     return total
@@ -236,28 +184,28 @@ def ssd_bytes(
 def device_bytes(model: Model, groups: tuple[LayerGroup, ...]) -> Linear:
     """Parameters that the device keeps between uses; the most of it at the turn, where both kinds are there."""
     element = ELEMENT_BYTES[model.precision]
-    total: dict[str, float] = {}
+    total: dict[Variable, float] = {}
     for group in groups:
         for use in group.uses:
             if use.own:
-                names = variables_of(use.state_class)
-                for name in (names.device[0], names.turn[0]):
-                    _add(total, name, element * group.count * use.elements)
+                fractions = variables_of(use.state_class)
+                for variable in (fractions.device, fractions.turn):
+                    _add(total, variable, element * group.count * use.elements)
     return total
 
 
 def without_links(stage: Stage) -> Stage:
     """`stage` where compute works on host memory: a gradient that waits for the next step is all that is copied."""
-    waiting = stage.updates.get("", 0.0)  # what backward could update, but for alpha of it
-    return replace(stage, h2d_bytes={}, d2h_bytes={ALPHA: GRADIENT_BYTES * waiting} if waiting else {})
+    waiting = stage.updates.get(CONSTANT, 0.0)  # what backward could update, but for alpha of it
+    return replace(stage, h2d_bytes={}, d2h_bytes={DELAY_RATIO: GRADIENT_BYTES * waiting} if waiting else {})
 
 
 def total_bytes(stages: Iterable[Stage], kind: str) -> Linear:
     """read_bytes or write_bytes of a whole step."""
-    total: dict[str, float] = {}
+    total: dict[Variable, float] = {}
     for stage in stages:
-        for name, factor in (stage.read_bytes if kind == "read" else stage.write_bytes).items():
-            _add(total, name, stage.count * factor)
+        for variable, factor in (stage.read_bytes if kind == "read" else stage.write_bytes).items():
+            _add(total, variable, stage.count * factor)
     return total
 
 
@@ -272,26 +220,26 @@ def _forward(
 ) -> Stage:
     element = ELEMENT_BYTES[model.precision]
     checkpoint = checkpoint_bytes(model, micro_batch_size)
-    read: dict[str, float] = {}
-    write: dict[str, float] = {}
-    updates: dict[str, float] = {}
-    h2d: dict[str, float] = {"": 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
+    read: dict[Variable, float] = {}
+    write: dict[Variable, float] = {}
+    updates: dict[Variable, float] = {}
+    h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     for use in group.uses:
-        names, size = variables_of(use.state_class), float(use.elements)
-        _add(read, names.parameters[1], element * size)
-        _add(h2d, "", element * size)
-        _add(h2d, names.device[0], -element * size)
+        fractions, size = variables_of(use.state_class), float(use.elements)
+        _add(read, fractions.parameters.prompt_ssd, element * size)
+        _add(h2d, CONSTANT, element * size)
+        _add(h2d, fractions.device, -element * size)
     delayed = [(use, 1.0) for use in group.uses if use.updated]
     if group.head_share:
         delayed += [(use, group.head_share) for use in head.uses if use.updated]
     for use, share in delayed:
-        names, size = variables_of(use.state_class), share * use.elements
-        _add(read, names.optimizer[3], optimizer_bytes * size)
-        _add(read, names.gradient[2], GRADIENT_BYTES * size)
-        _add(write, names.optimizer[3], optimizer_bytes * size)
-        _add(write, names.parameters[3], element * size)
-        _add(h2d, names.device[1], element * size)
-        _add(updates, ALPHA, size)
+        fractions, size = variables_of(use.state_class), share * use.elements
+        _add(read, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
+        _add(read, fractions.gradient_ssd, GRADIENT_BYTES * size)
+        _add(write, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
+        _add(write, fractions.parameters.delayed_ssd, element * size)
+        _add(h2d, fractions.device_delayed, element * size)
+        _add(updates, DELAY_RATIO, size)
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
     return Stage(
@@ -302,7 +250,7 @@ def _forward(
         write_bytes=write,
         updates=updates,
         h2d_bytes=h2d,
-        d2h_bytes={"": float((n if group.keeps_output else n - 1) * checkpoint)},
+        d2h_bytes={CONSTANT: float((n if group.keeps_output else n - 1) * checkpoint)},
         compute_seconds=compute_seconds,
     )
 
@@ -312,37 +260,38 @@ def _backward(
 ) -> Stage:
     element = ELEMENT_BYTES[model.precision]
     checkpoint = checkpoint_bytes(model, micro_batch_size)
-    read: dict[str, float] = {}
-    write: dict[str, float] = {}
-    updates: dict[str, float] = {}
-    h2d: dict[str, float] = {"": float((n - 1) * checkpoint)}  # inter-layer gradients; for the head, its input
-    d2h: dict[str, float] = {"": 0.0 if group.lowest else float((n - 1) * checkpoint)}
+    read: dict[Variable, float] = {}
+    write: dict[Variable, float] = {}
+    updates: dict[Variable, float] = {}
+    # Inter-layer gradients; for the head, its input.
+    h2d: dict[Variable, float] = {CONSTANT: float((n - 1) * checkpoint)}
+    d2h: dict[Variable, float] = {CONSTANT: 0.0 if group.lowest else float((n - 1) * checkpoint)}
     for use in group.uses:
-        names, size = variables_of(use.state_class), use.elements
-        _add(read, names.parameters[1], element * size)
+        fractions, size = variables_of(use.state_class), use.elements
+        _add(read, fractions.parameters.prompt_ssd, element * size)
         if group.role != "head" or not use.own:  # the head's own delayed part comes from its update, not from ssd
-            _add(read, names.parameters[3], element * size)
-        _add(read, names.turn[1], -element * size)
-        _add(h2d, "", element * size)
-        for kept in (names.device[0], names.turn[0]):
-            _add(h2d, kept, -element * size)
+            _add(read, fractions.parameters.delayed_ssd, element * size)
+        _add(read, fractions.turn_ssd, -element * size)
+        _add(h2d, CONSTANT, element * size)
+        for variable in (fractions.device, fractions.turn):
+            _add(h2d, variable, -element * size)
         if use.frozen:
             continue
-        _add(d2h, "", GRADIENT_BYTES * size)
+        _add(d2h, CONSTANT, GRADIENT_BYTES * size)
         if use.own:
-            _add(read, names.optimizer[1], optimizer_bytes * size)
-            _add(write, names.optimizer[1], optimizer_bytes * size)
-            _add(write, names.parameters[1], element * size)
-            _add(write, names.gradient[2], GRADIENT_BYTES * size)
-            _add(updates, "", size)
-            _add(updates, ALPHA, -size)
-            _add(h2d, names.device[0], element * size)  # what a prompt update makes
-            _add(h2d, names.device[1], -element * size)
+            _add(read, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
+            _add(write, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
+            _add(write, fractions.parameters.prompt_ssd, element * size)
+            _add(write, fractions.gradient_ssd, GRADIENT_BYTES * size)
+            _add(updates, CONSTANT, size)
+            _add(updates, DELAY_RATIO, -size)
+            _add(h2d, fractions.device, element * size)  # what a prompt update makes
+            _add(h2d, fractions.device_delayed, -element * size)
             if use.shared:
-                _add(h2d, "", GRADIENT_BYTES * size)  # what the head has added to the gradient
+                _add(h2d, CONSTANT, GRADIENT_BYTES * size)  # what the head has added to the gradient
     if group.role == "block":
         _add_checkpoints_on_ssd(read, n * checkpoint)
-        _add(h2d, "", n * checkpoint)
+        _add(h2d, CONSTANT, n * checkpoint)
     return Stage(
         layer_class=group.layer_class,
         phase="backward",
@@ -356,10 +305,10 @@ def _backward(
     )
 
 
-def _add(total: dict[str, float], name: str, factor: float) -> None:
-    total[name] = total.get(name, 0.0) + factor
+def _add(total: dict[Variable, float], variable: Variable, factor: float) -> None:
+    total[variable] = total.get(variable, 0.0) + factor
 
 
-def _add_checkpoints_on_ssd(total: dict[str, float], nbytes: float) -> None:
-    _add(total, "", nbytes)
-    _add(total, CHECKPOINT_HOST, -nbytes)
+def _add_checkpoints_on_ssd(total: dict[Variable, float], nbytes: float) -> None:
+    _add(total, CONSTANT, nbytes)
+    _add(total, CHECKPOINTS_ON_HOST, -nbytes)

@@ -18,7 +18,9 @@ os.environ["SSDPLAN_CACHE"] = _CACHE
 os.environ["SSDPLAN_STATE"] = os.path.join(_CACHE, "state")
 
 _NEEDED = [
-    name for name in ("click", "numpy", "pydantic", "highspy", "yaml", "rich") if importlib.util.find_spec(name) is None
+    name
+    for name in ("click", "numpy", "pydantic", "highspy", "pulp", "yaml", "rich")
+    if importlib.util.find_spec(name) is None
 ]
 
 

@@ -99,8 +99,8 @@ def test_a_run_that_may_replan_does_not_load_a_solver() -> None:
 
 
 def test_tests_are_collected_without_what_only_some_of_them_need() -> None:
-    """`pytest -m gpu` runs where PuLP, GGUF and their like are not installed: tests import them where they use them."""
-    optional = {"pulp", "gguf", "tensorboard", "wandb", "deepspeed", "datasets", "sentencepiece"}
+    """`pytest -m gpu` runs where GGUF and its like are not installed: tests import them where they use them."""
+    optional = {"gguf", "tensorboard", "wandb", "deepspeed", "datasets", "sentencepiece"}
     for file in (ROOT / "tests").rglob("*.py"):
         for node in ast.parse(file.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -85,14 +85,14 @@ def test_a_folder_of_wheels_is_where_they_come_from(
     steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a network: pip gets no index, and what only tests need may be absent from the folder."""
-    there = {"highspy": False, "pulp": False}
+    there = {"highspy": False, "gguf": False}
     ran: list[list[str]] = []
 
     def run(call: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         ran.append(call)
         if call[-1] == "highspy":
             there["highspy"] = True
-        code = int(call[-1] == "pulp")
+        code = int(call[-1] == "gguf")
         return subprocess.CompletedProcess(call, code, stdout="{}", stderr="")
 
     monkeypatch.setattr(steps, "_there", lambda module: there.get(module, True))
@@ -100,7 +100,7 @@ def test_a_folder_of_wheels_is_where_they_come_from(
     monkeypatch.setattr(sys, "path", list(sys.path))
     steps.build(steps.Given(tmp_path, "cpu", tmp_path / "figures", tmp_path / "t", tmp_path, 1.0, tmp_path / "wheels"))
     installed = [call for call in ran if "install" in call]
-    assert [call[-1] for call in installed] == ["highspy", "pulp"]
+    assert [call[-1] for call in installed] == ["highspy", "gguf"]
     for call in installed:
         assert "--no-index" in call and call[call.index("--find-links") + 1] == str(tmp_path / "wheels")
         assert call[call.index("--target") + 1] == str(tmp_path / "t")

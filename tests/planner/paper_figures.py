@@ -18,9 +18,11 @@ from ssdplan.planner.baseline import (
     zero_infinity_memory,
 )
 from ssdplan.planner.catalogue import MODELS, find
-from ssdplan.planner.program import FixedChoices, Limits, program_bound
+from ssdplan.planner.choices import FixedChoices, Limits
+from ssdplan.planner.program import program_bound
 from ssdplan.planner.sensitivity import scaled_compute
 from ssdplan.planner.traffic import layer_groups, stages
+from ssdplan.planner.variables import CONSTANT
 from ssdplan.planner.whatif import WhatIf, estimate
 from ssdplan.plans.pools import saved
 from ssdplan.plans.profile import Machine, Model, Profile
@@ -186,8 +188,8 @@ def vertical_parts(micro_batches: int, size: int = 1) -> tuple[float, float]:
     to, back = [], []
     for rows in (size, 2 * size):
         found = stages(model, layer_groups(model), rows, micro_batches, "fp32")
-        to.append(sum(stage.count * stage.h2d_bytes[""] for stage in found))
-        back.append(sum(stage.count * stage.d2h_bytes[""] for stage in found))
+        to.append(sum(stage.count * stage.h2d_bytes[CONSTANT] for stage in found))
+        back.append(sum(stage.count * stage.d2h_bytes[CONSTANT] for stage in found))
     return 2 * to[0] - to[1], 2 * back[0] - back[1]
 
 

@@ -1,45 +1,52 @@
-"""A linear program in PuLP: the same problems by another solver. Tests skip where PuLP is not installed."""
+"""One of PuLP's solvers by itself: objective after objective on the program as it is stated, without our own HiGHS."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
+import pulp
 
-from ssdplan.planner.lexicographic import Linear, Problem, Ranges, Row
+from ssdplan.planner.choices import FREE, FixedChoices, Limits, Question
+from ssdplan.planner.linear_program import LinearProgram
+from ssdplan.planner.placement import ProgramResult, result_of
+from ssdplan.planner.program import state
+from ssdplan.planner.variables import Variable, value
+from ssdplan.plans.profile import Machine, Model
 
-OPTIMAL = 1
-"""What `solve` returns for an optimum in PuLP 3, and the status of what it returns in PuLP 4."""
-
-
-class PulpProblem:
-    """A problem for any of PuLP's solvers."""
-
-    def __init__(self, bounds: Ranges, rows: Sequence[Row], solver: Any) -> None:
-        self._pulp = pulp = pytest.importorskip("pulp")
-        self._solver = solver
-        self._problem = pulp.LpProblem("ssdplan", pulp.LpMinimize)
-        self._variables = {name: self._problem.add_variable(name, low, high) for name, (low, high) in bounds.items()}
-        self._lows = {name: low for name, (low, _) in bounds.items()}
-        for row in rows:
-            self.require(row)
-
-    def minimise(self, objective: Linear) -> dict[str, float] | None:
-        self._problem.setObjective(self._expression(objective))
-        outcome = self._problem.solve(self._solver)
-        if getattr(outcome, "status", outcome) != OPTIMAL:
-            return None
-        # What no row and no objective has named is not in PuLP's problem.
-        values = ((name, variable.varValue) for name, variable in self._variables.items())
-        return {name: self._lows[name] if found is None else found for name, found in values}
-
-    def require(self, row: Row) -> None:
-        total = self._expression(row.terms)
-        self._problem += (total == 0) if row.sense == "==" else (total <= 0)
-
-    def _expression(self, terms: Linear) -> Any:
-        return self._pulp.lpSum([factor * self._variables[name] if name else factor for name, factor in terms.items()])
+SLACK = 1e-7
+"""The share of itself by which an objective gives way to the next."""
 
 
-def by(solver: Any) -> Callable[[Ranges, Sequence[Row]], Problem]:
-    """Problems for one of PuLP's solvers."""
-    return lambda bounds, rows: PulpProblem(bounds, rows, solver)
+def solve_by(
+    solver: Any,
+    model: Model,
+    machine: Machine,
+    *,
+    micro_batch_size: int,
+    micro_batches: int,
+    limits: Limits,
+    fixed: FixedChoices = FREE,
+) -> ProgramResult | None:
+    """What `solve_program` should find."""
+    question = Question(micro_batch_size, micro_batches, limits, fixed)
+    program = state(model, machine, question)
+    found: dict[Variable, float] | None = None
+    for objective in program.objectives():
+        program.problem.setObjective(program.expression(objective.form))
+        point = optimum(program, solver)
+        if point is None:
+            break
+        found = point
+        best = value(objective.form, found)
+        program.problem += program.expression(objective.form) <= best + SLACK * abs(best)
+    return result_of(question, program, found) if found else None
+
+
+def optimum(program: LinearProgram, solver: Any) -> dict[Variable, float] | None:
+    """The point that a solver finds; None when it finds none."""
+    program.problem.solve(solver)
+    if program.problem.status != pulp.LpStatusOptimal:
+        return None
+    # What no row and no objective has named is not in PuLP's problem.
+    return {
+        variable: of_pulp.lowBound if of_pulp.varValue is None else of_pulp.varValue
+        for variable, of_pulp in program.variables.items()
+    }

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from ssdplan.planner import horizontal
 from ssdplan.planner.again import request_of
-from ssdplan.planner.lexicographic import value
+from ssdplan.planner.choices import FixedChoices, Limits
 from ssdplan.planner.memory import predict_peaks
-from ssdplan.planner.program import FixedChoices, Limits, footprint, program_bound, solve_program
+from ssdplan.planner.placement import footprint
+from ssdplan.planner.program import program_bound, solve_program
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
-from ssdplan.planner.traffic import CHECKPOINT_HOST, layer_groups, stages, total_bytes, variables_of
+from ssdplan.planner.traffic import layer_groups, stages, total_bytes
+from ssdplan.planner.variables import CHECKPOINTS_ON_HOST, CONSTANT, value, variables_of
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.profile import Machine, Model
@@ -140,20 +142,23 @@ def test_counts_what_the_horizontal_graph_moves_to_the_byte(
     )
     schedule = build_schedule(model, decision)
     forms = horizontal.stages(model, layer_groups(model), b, n, "fp32")
-    values = {CHECKPOINT_HOST: float(checkpoints)}
+    values = {CHECKPOINTS_ON_HOST: float(checkpoints)}
     frozen = {state.state_class for state in model.states if state.frozen}
     for name in decision.placement:
         names = variables_of(name)
         on_host = 0.0 if name in frozen else float(optimizer)
         on_ssd = 0.0 if name in frozen else float(not optimizer)
-        values |= {names.optimizer[0]: on_host, names.optimizer[1]: on_ssd}
-        values |= {names.parameters[0]: float(parameters), names.parameters[1]: float(not parameters)}
-        values |= dict.fromkeys((*names.optimizer[2:], *names.parameters[2:], *names.gradient, *names.device), 0.0)
+        values |= {names.optimizer.prompt_host: on_host, names.optimizer.prompt_ssd: on_ssd}
+        values |= {names.parameters.prompt_host: float(parameters), names.parameters.prompt_ssd: float(not parameters)}
+        values |= dict.fromkeys(
+            (*names.optimizer.delayed, *names.parameters.delayed, *names.gradient, names.device, names.device_delayed),
+            0.0,
+        )
     assert schedule.traffic("steady") == {
         "read": value(total_bytes(forms, "read"), values),
         "write": value(total_bytes(forms, "write"), values),
-        "h2d": sum(stage.count * stage.h2d_bytes[""] for stage in forms),
-        "d2h": sum(stage.count * stage.d2h_bytes[""] for stage in forms),
+        "h2d": sum(stage.count * stage.h2d_bytes[CONSTANT] for stage in forms),
+        "d2h": sum(stage.count * stage.d2h_bytes[CONSTANT] for stage in forms),
     }
     trained = sum(state.elements for state in model.states if not state.frozen)
     assert sum(stage.count * value(stage.updates, values) for stage in forms) == trained

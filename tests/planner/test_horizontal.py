@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner import horizontal
+from ssdplan.planner.choices import FixedChoices, Limits
 from ssdplan.planner.drive import combined_frontier
-from ssdplan.planner.lexicographic import value
 from ssdplan.planner.memory import predict_peaks
-from ssdplan.planner.program import FixedChoices, Limits, footprint, program_bound, solve_program
+from ssdplan.planner.placement import footprint
+from ssdplan.planner.program import program_bound, solve_program
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
-from ssdplan.planner.traffic import CHECKPOINT_HOST, layer_groups, total_bytes, variables_of
+from ssdplan.planner.traffic import layer_groups, total_bytes
+from ssdplan.planner.variables import CHECKPOINTS_ON_HOST, CONSTANT, value, variables_of
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.profile import Machine, Model
@@ -45,17 +47,17 @@ def test_counts_what_the_graph_moves_to_the_byte(
     schedule = build_schedule(model, decision)
     groups = layer_groups(model)
     stages = horizontal.stages(model, groups, b, n, "fp32")
-    at = {CHECKPOINT_HOST: float(checkpoints)}
+    at = {CHECKPOINTS_ON_HOST: float(checkpoints)}
     for name in decision.placement:
         names = variables_of(name)
-        at |= {names.optimizer[0]: float(optimizer), names.optimizer[1]: float(not optimizer)}
-        at |= {names.parameters[0]: float(parameters), names.parameters[1]: float(not parameters)}
-        at |= dict.fromkeys((*names.optimizer[2:], *names.parameters[2:], *names.gradient), 0.0)
+        at |= {names.optimizer.prompt_host: float(optimizer), names.optimizer.prompt_ssd: float(not optimizer)}
+        at |= {names.parameters.prompt_host: float(parameters), names.parameters.prompt_ssd: float(not parameters)}
+        at |= dict.fromkeys((*names.optimizer.delayed, *names.parameters.delayed, *names.gradient), 0.0)
     assert schedule.traffic("steady") == {
         "read": value(total_bytes(stages, "read"), at),
         "write": value(total_bytes(stages, "write"), at),
-        "h2d": sum(stage.count * stage.h2d_bytes[""] for stage in stages),
-        "d2h": sum(stage.count * stage.d2h_bytes[""] for stage in stages),
+        "h2d": sum(stage.count * stage.h2d_bytes[CONSTANT] for stage in stages),
+        "d2h": sum(stage.count * stage.d2h_bytes[CONSTANT] for stage in stages),
     }
     assert sum(stage.count * value(stage.updates, at) for stage in stages) == sum(s.elements for s in model.states)
     found = footprint(model, decision)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan import cli
-from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, program_bound, solve_program
+from ssdplan.planner.choices import FixedChoices, Limits
+from ssdplan.planner.placement import ProgramResult
+from ssdplan.planner.program import program_bound, solve_program
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
 from ssdplan.plans.build import build_schedule

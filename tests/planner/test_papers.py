@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssdplan.planner.baseline import horizontal_traffic, vertical_traffic
-from ssdplan.planner.program import FixedChoices
+from ssdplan.planner.choices import FixedChoices
 from ssdplan.planner.traffic import layer_groups, stages, total_bytes
+from ssdplan.planner.variables import CONSTANT
 from ssdplan.plans.contents import Role
 from ssdplan.plans.pools import Pool, by_class, one_size, powers_of_two
 from ssdplan.plans.state_layout import checkpoint_bytes
@@ -122,7 +123,8 @@ def test_the_time_credit_of_one_more_micro_batch() -> None:
     """
     model, machine = gpt_65b()
     form = [
-        total_bytes(stages(model, layer_groups(model), SMALL_ROWS, n, "fp32"), kind)[""] for kind in ("read", "write")
+        total_bytes(stages(model, layer_groups(model), SMALL_ROWS, n, "fp32"), kind)[CONSTANT]
+        for kind in ("read", "write")
         for n in (1, 2)
     ]  # fmt: skip
     extra = form[1] - form[0] + form[3] - form[2]

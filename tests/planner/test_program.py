@@ -6,20 +6,23 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner.choices import FixedChoices, Limits
 from ssdplan.planner.drive import combined_frontier
-from ssdplan.planner.lexicographic import value
-from ssdplan.planner.program import FixedChoices, Limits, ProgramResult, footprint, program_bound, solve_program
+from ssdplan.planner.placement import ProgramResult, footprint
+from ssdplan.planner.program import program_bound, solve_program
+from ssdplan.planner.variables import CONSTANT, DELAY_RATIO, Variable, value, variables_of
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.contents import Role
 from ssdplan.plans.plan import Decision
 from ssdplan.plans.profile import Machine, Model
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, made_machine, made_model, made_volume
-from tests.planner.pulp_solver import by
+from tests.planner.pulp_solver import solve_by
 from tests.planner.test_drive import seconds_by_turns
 
 ELEMENT = {"bf16": 2, "fp32": 4}
@@ -248,8 +251,8 @@ def test_counts_what_the_graph_moves(model: Model, machine: Machine, b: int, n: 
     assert schedule.arenas["ssd"] == pytest.approx(result.ssd_bytes, abs=grain)
     assert footprint(model, decision).host_bytes == pytest.approx(result.host_bytes, rel=1e-4, abs=8192)
     links = [(stage.count, stage) for stage in _stages_of(model, b, n)]
-    assert traffic["h2d"] == sum(count * stage.h2d_bytes[""] for count, stage in links)
-    assert traffic["d2h"] == sum(count * stage.d2h_bytes[""] for count, stage in links)
+    assert traffic["h2d"] == sum(count * stage.h2d_bytes[CONSTANT] for count, stage in links)
+    assert traffic["d2h"] == sum(count * stage.d2h_bytes[CONSTANT] for count, stage in links)
 
 
 def kept_of(model: Model, device: float, turn: float) -> dict[str, tuple[float, float]]:
@@ -301,13 +304,14 @@ def nothing_kept(decision: Decision) -> Decision:
     return decision.model_copy(update={"placement": placement})
 
 
-def at(decision: Decision) -> dict[str, float]:
+def at(decision: Decision) -> dict[Variable, float]:
     """The variables that links depend on, of a decision."""
-    values = {"": 1.0, "alpha": decision.delay_ratio}
+    values = {DELAY_RATIO: decision.delay_ratio}
     for name, p in decision.placement.items():
-        values[f"{name}: parameters device"] = p.parameters_device
-        values[f"{name}: parameters device delayed"] = p.parameters_device * decision.delay_ratio
-        values[f"{name}: parameters turn"] = p.parameters_turn
+        variables = variables_of(name)
+        values[variables.device] = p.parameters_device
+        values[variables.device_delayed] = p.parameters_device * decision.delay_ratio
+        values[variables.turn] = p.parameters_turn
     return values
 
 
@@ -462,14 +466,13 @@ def test_alpha_spreads_the_update_over_forward_and_backward() -> None:
 @settings(RELAXED, max_examples=15)
 @given(models(), machines(), st.integers(1, 4), st.floats(0, 1))
 def test_the_solver_does_not_matter(model: Model, machine: Machine, n: int, memory: float) -> None:
-    """CBC, which PuLP 3 brings along, finds the placement that HiGHS finds."""
-    pulp = pytest.importorskip("pulp")
-    cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)(msg=False)
+    """CBC, which PuLP 3 brings along, finds the placement that HiGHS finds, by itself."""
+    cbc = pulp.PULP_CBC_CMD(msg=False)
     if not cbc.available():
         pytest.skip("no CBC here")
     arguments = {"micro_batch_size": 2, "micro_batches": n, "limits": Limits(memory * scale_of(model, machine, 2, n))}
     one = solve_program(model, machine, **arguments)
-    other = solve_program(model, machine, **arguments, solver=by(cbc))
+    other = solve_by(cbc, model, machine, **arguments)
     assert one is not None and other is not None
     assert one.seconds == pytest.approx(other.seconds, rel=1e-5)
     assert one.ssd_write_bytes == pytest.approx(other.ssd_write_bytes, rel=1e-3, abs=4096)

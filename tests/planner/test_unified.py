@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.memory import HOLES_DIFFER, predict_peaks
-from ssdplan.planner.program import footprint
+from ssdplan.planner.placement import footprint
 from ssdplan.planner.request import SolveRequest
 from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import InfeasibleError, UsageError

@@ -1,0 +1,69 @@
+"""What the linear program is given beside model and machine: what the user has decided, and what a placement may take.
+
+Owns these records. It states and solves nothing, so that whoever only makes a request loads no solver.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ssdplan.plans.state_layout import OptimizerStates
+
+
+@dataclass(frozen=True, slots=True)
+class FixedChoices:
+    """What the user has decided; None leaves it to the program. Residencies are fractions on host."""
+
+    delay_ratio: float | None = None
+    parameters: float | None = None
+    optimizer: float | None = None
+    checkpoints: float | None = None
+    optimizer_states: OptimizerStates = "fp32"
+    """It changes numbers, so it is never the program's choice."""
+    clip_grad_norm: float | None = None
+    """Of no weight here: whoever sets it sets the delay ratio to 1 too."""
+    kept: Mapping[str, tuple[float, float]] | None = None
+    """State class -> the fractions of its states whose parameters stay on the device, for the whole run and across the
+    turn. None leaves both to the program, as fractions of elements; where `Limits.device_bytes` is None, they are 0."""
+    schedule: Literal["vertical", "horizontal"] = "vertical"
+    """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
+    unified_memory: bool = False
+    """Compute works on host memory: what "the device keeps" is kept there, by whole states, and no parameters are in
+    any other form on host. `parameters` then speaks of those."""
+
+
+FREE = FixedChoices()
+"""Everything is left to the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a placement may take. None: no limit."""
+
+    host_bytes: float
+    """For what stays on host, and for the two kinds of pipeline buffers below."""
+    ssd_bytes: float | None = None
+    """Size of the store."""
+    ssd_write_bytes: float | None = None
+    """Written a step: the drive's wear."""
+    device_bytes: float | None = None
+    """For parameters that the device keeps between uses; None: it keeps none, unless they are fixed."""
+    parameter_buffers: float = 0.0
+    """Host bytes that parameters on their way take when all live on ssd; in proportion to the fraction that does."""
+    checkpoint_buffers: float = 0.0
+    """The same of checkpoints."""
+
+
+Aim = Literal["seconds", "host memory", "ssd space", "ssd writes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """All that a program depends on beside model and machine."""
+
+    micro_batch_size: int
+    micro_batches: int
+    limits: Limits
+    fixed: FixedChoices = FREE
+    aim: Aim = "seconds"
+    """What comes before the seconds of a step, if not they."""

@@ -1,0 +1,197 @@
+"""From a point of the linear program to a placement: fractions that add up exactly, and what they imply.
+
+Owns the rounding, and the program's own forms at a decision. It states and solves nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ssdplan.plans.plan import Decision, Placement
+from ssdplan.plans.profile import Model
+from ssdplan.plans.state_layout import GRADIENT_BYTES, checkpoint_bytes
+
+from .choices import Question
+from .forms import TRAFFIC
+from .linear_program import LinearProgram
+from .traffic import Stage, device_bytes, layer_groups, total_bytes
+from .variables import (
+    CHECKPOINTS_ON_HOST,
+    DELAY_RATIO,
+    Linear,
+    OfClass,
+    Split,
+    Variable,
+    value,
+    variables_of,
+)
+
+DIGITS = 6
+"""Decimals of every fraction: finer than any state can be cut, coarser than the noise of a solver."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """How long one kind of stage takes, and what makes it take that long."""
+
+    layer_class: str
+    phase: str
+    count: int
+    seconds: float
+    bound_by: str
+    """compute, ssd, h2d, d2h, cpu; cores when compute and updates share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """An optimal placement and what it implies."""
+
+    seconds: float
+    """The program's optimum for a step, before fractions are rounded to `DIGITS`."""
+    delay_ratio: float
+    placement: dict[str, Placement]
+    checkpoint_host: float
+    reclaimed: dict[str, float]
+    """State class -> the fraction of elements whose delayed gradients lie where consumed checkpoints were."""
+    host_bytes: float
+    """What stays on host."""
+    limited_bytes: float
+    """What `Limits.host_bytes` counts."""
+    ssd_bytes: float
+    ssd_read_bytes: float
+    ssd_write_bytes: float
+    stages: tuple[StageTime, ...]
+    question: Question
+    """What the program was asked."""
+
+
+def result_of(question: Question, program: LinearProgram, found: Mapping[Variable, float]) -> ProgramResult:
+    """The placement at a point that a solver found, in fractions that add up exactly, and what it implies."""
+    forms, fixed = program.forms, program.fixed
+    alpha = fixed.delay_ratio if fixed.delay_ratio is not None else round(found[DELAY_RATIO], DIGITS)
+    checkpoints = fixed.checkpoints if fixed.checkpoints is not None else round(found[CHECKPOINTS_ON_HOST], DIGITS)
+    exact: dict[Variable, float] = {DELAY_RATIO: alpha, CHECKPOINTS_ON_HOST: checkpoints}
+    placement, reclaimed = {}, {}
+    for name in forms.classes:
+        at = variables_of(name).map(lambda variable: found.get(variable, 0.0))
+        late = 0.0 if name in forms.frozen else alpha
+        placement[name], reclaimed[name] = _placement(program, name, at, late)
+        exact |= _values(name, placement[name], reclaimed[name])
+    return ProgramResult(
+        seconds=forms.unit * value(forms.seconds, found),
+        delay_ratio=alpha,
+        placement=placement,
+        checkpoint_host=checkpoints,
+        reclaimed=reclaimed,
+        host_bytes=value(forms.host_bytes, exact),
+        limited_bytes=value(program.limited, exact),
+        ssd_bytes=value(forms.store_bytes, exact),
+        ssd_read_bytes=value(forms.read_bytes, exact),
+        ssd_write_bytes=value(forms.write_bytes, exact),
+        stages=tuple(_stage_time(stage, each, exact) for stage, each in zip(forms.stages, forms.times, strict=True)),
+        question=question,
+    )
+
+
+def _placement(program: LinearProgram, state_class: str, at: OfClass[float], alpha: float) -> tuple[Placement, float]:
+    """The placement of one class of states, and the fraction of its delayed gradients in reclaimed memory."""
+    fixed, frozen = program.fixed, state_class in program.forms.frozen
+    device, turn = round(at.device, DIGITS), round(at.turn, DIGITS)
+    if fixed.kept is not None:
+        device, turn = fixed.kept.get(state_class, (0.0, 0.0))
+    optimizer = Split(0.0, 0.0, 0.0, 0.0) if frozen else _four(at.optimizer, alpha, fixed.optimizer)
+    outside = Split(1.0 - alpha, 0.0, alpha, 0.0)
+    if device < 1.0:  # a placement's fractions are of what the device does not keep
+        outside = Split(*(fraction / (1.0 - device) for fraction in at.parameters.all()))
+    parameters = _four(outside, alpha, 0.0 if fixed.unified_memory else fixed.parameters)
+    reclaimed = min(round(at.gradient_reclaimed, DIGITS), alpha)
+    host = min(max(reclaimed, round(at.gradient_reclaimed + at.gradient_host, DIGITS)), alpha)
+    placement = Placement(
+        optimizer_prompt_host=optimizer.prompt_host,
+        optimizer_prompt_ssd=optimizer.prompt_ssd,
+        optimizer_delayed_host=optimizer.delayed_host,
+        optimizer_delayed_ssd=optimizer.delayed_ssd,
+        parameters_prompt_host=parameters.prompt_host,
+        parameters_prompt_ssd=parameters.prompt_ssd,
+        parameters_delayed_host=parameters.delayed_host,
+        parameters_delayed_ssd=parameters.delayed_ssd,
+        delayed_gradient_host=host,
+        delayed_gradient_ssd=alpha - host,
+        parameters_device=device,
+        parameters_turn=min(turn, 1.0 - device),
+    )
+    return placement, reclaimed
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a decision keeps on host and on ssd, and writes to ssd a step, before any rounding."""
+
+    host_bytes: float
+    ssd_bytes: float
+    ssd_write_bytes: float
+    device_bytes: float
+    """What the device keeps of parameters."""
+
+
+def footprint(model: Model, decision: Decision) -> Footprint:
+    """The program's own forms at a decision."""
+    groups, forms = layer_groups(model), TRAFFIC[decision.schedule]
+    size, n, states = decision.micro_batch_size, decision.micro_batches, decision.optimizer_states
+    at: dict[Variable, float] = {DELAY_RATIO: decision.delay_ratio, CHECKPOINTS_ON_HOST: decision.checkpoint_host}
+    for name, placement in decision.placement.items():
+        at |= _values(name, placement, 0.0)
+    kept = value(device_bytes(model, groups), at)
+    checkpoints = n * checkpoint_bytes(model, size) * decision.checkpoint_host
+    reclaimed = 0.0
+    for group in groups:
+        if group.role == "block":
+            waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
+            reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
+    return Footprint(
+        host_bytes=value(forms.host_bytes(model, groups, size, n, states), at)
+        + (kept if decision.unified_memory else 0.0)
+        - reclaimed,
+        ssd_bytes=value(forms.ssd_bytes(model, groups, size, n, states), at),
+        ssd_write_bytes=value(total_bytes(forms.stages(model, groups, size, n, states), "write"), at),
+        device_bytes=0.0 if decision.unified_memory else kept,
+    )
+
+
+def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[Variable, float]:
+    """The program's variables of a state class at a placement."""
+    p = placement
+    optimizer = (p.optimizer_prompt_host, p.optimizer_prompt_ssd, p.optimizer_delayed_host, p.optimizer_delayed_ssd)
+    elsewhere = 1.0 - p.parameters_device
+    parameters = (
+        elsewhere * p.parameters_prompt_host,
+        elsewhere * p.parameters_prompt_ssd,
+        elsewhere * p.parameters_delayed_host,
+        elsewhere * p.parameters_delayed_ssd,
+    )
+    gradient = (reclaimed, p.delayed_gradient_host - reclaimed, p.delayed_gradient_ssd)
+    device = (p.parameters_device, p.parameters_device * (p.parameters_delayed_host + p.parameters_delayed_ssd))
+    turn = (p.parameters_turn, p.parameters_turn * (p.parameters_prompt_ssd + p.parameters_delayed_ssd))
+    return dict(zip(variables_of(state_class).all(), (*optimizer, *parameters, *gradient, *device, *turn), strict=True))
+
+
+def _stage_time(stage: Stage, times: list[tuple[str, Linear]], at: Mapping[Variable, float]) -> StageTime:
+    seconds: dict[str, float] = {}
+    for resource, form in times:
+        seconds[resource] = max(seconds.get(resource, 0.0), value(form, at))
+    slowest = max(seconds, key=lambda resource: seconds[resource])
+    return StageTime(
+        layer_class=stage.layer_class,
+        phase=stage.phase,
+        count=stage.count,
+        seconds=seconds[slowest],
+        bound_by=slowest,
+    )
+
+
+def _four(at: Split[float], alpha: float, wanted: float | None) -> Split[float]:
+    """The split nearest to `at` that sums exactly to 1 - alpha and alpha, and to the host fraction `wanted`."""
+    host = wanted if wanted is not None else round(at.prompt_host + at.delayed_host, DIGITS)
+    prompt = 1.0 - alpha
+    delayed_host = min(max(round(at.delayed_host, DIGITS), host - prompt, 0.0), alpha, host)
+    prompt_host = min(max(host - delayed_host, 0.0), prompt)
+    return Split(prompt_host, max(prompt - prompt_host, 0.0), delayed_host, max(alpha - delayed_host, 0.0))
