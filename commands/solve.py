@@ -11,8 +11,9 @@ import click
 from ssdplan.plans.collector import no_collection
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import OptimizerStates, Precision, Profile
+from ssdplan.plans.profile import Profile
 from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.state_layout import OptimizerStates, Precision
 from ssdplan.plans.units import format_bytes
 
 from . import options as of
