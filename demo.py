@@ -191,7 +191,7 @@ def train_and_use(directory: Path) -> None:
     )
     say(f"the trained model goes on, after {PROMPT!r}:")
     print(generated(out / "model", PROMPT, NEW_TOKENS))
-    from ssdplan.plans.report import describe_report
+    from ssdplan.plans.views.report_text import describe_report
 
     print(f"\nPredicted before the run, and measured: {describe_report(out / 'report.json')}")
 

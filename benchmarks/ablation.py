@@ -23,9 +23,9 @@ from ssdplan.executor.operations import Operations
 from ssdplan.executor.runner import Action, OverlappedRunner
 from ssdplan.executor.store import Store
 from ssdplan.planner import simulator
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Graph, Op
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.graph.ops import Graph, Op
+from ssdplan.plans.graph.timeline import Timeline
 
 KINDS = {"compute": "compute", "cpu": "updates", "read": "reads", "write": "writes"}
 """Resource -> what runs there. Copies to and from a device are part of every step."""

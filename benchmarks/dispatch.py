@@ -19,11 +19,11 @@ from pathlib import Path
 from commands import command, end_on_sigterm, python, write_text
 from ssdplan.executor.device import open_device
 from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Schedule
-from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.trace import read_trace
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.trace import read_trace
 
 SMOLLM2_135M = {"hidden": 576, "layers": 30, "vocab": 49152, "intermediate": 1536, "heads": 9, "kv-heads": 3}
 EMPTY_RUNS = 25

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from commands import begun, end_on_sigterm
 from ssdplan.executor.random_model import Shape, write_random_model
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import DiskFullError, InfeasibleError, SsdplanError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
 from ssdplan.plans.units import format_bytes, parse_bytes
 
 ON_DISK_BYTES = {"fp32": 2 + 2 + 14, "bf16": 2 + 2 + 10}

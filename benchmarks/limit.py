@@ -19,9 +19,9 @@ from prediction import drive_seconds, limit
 from commands import end_on_sigterm
 from ssdplan.executor.loop import Loop
 from ssdplan.executor.store.volumes import Blank, held_blank
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Volume
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Volume
+from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import whole_pages
 
 BESIDE_STATES = 64 << 20

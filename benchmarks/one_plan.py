@@ -14,7 +14,7 @@ from prediction import SHAPES, Bench
 
 from commands import command
 from ssdplan import cli
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.documents.plan import Plan
 
 
 def add_options(parser: argparse.ArgumentParser, *, shape: str, host_memory: str) -> None:

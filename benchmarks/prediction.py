@@ -34,13 +34,13 @@ from ssdplan.native import process
 from ssdplan.planner.critical import SHARED_CORES, loads
 from ssdplan.planner.drive import combined_frontier, hull_edges
 from ssdplan.planner.replan import Replanner
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.calibration import corrected, slowdowns
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Machine, Profile, Volume
-from ssdplan.plans.schedule import Transfer
-from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.trace import read_trace
+from ssdplan.plans.analysis.drift import corrected, slowdowns
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Machine, Profile, Volume
+from ssdplan.plans.graph.ops import Transfer
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.trace import read_trace
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.storage import measure_volume
 

@@ -28,8 +28,8 @@ from ssdplan.executor.operations import Memory
 from ssdplan.executor.records import Records
 from ssdplan.executor.store import Store
 from ssdplan.native import Engine
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.profiler.storage import LARGEST_REQUEST
 
 SHARES = (0.0, 0.5, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.views.progress_line import ProgressLine
 
 from . import options as of
 from .command import Command, Group, Member, Section

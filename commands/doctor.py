@@ -35,7 +35,7 @@ def command() -> Command:
 
 def call(options: Options) -> int:
     of.settle_process()
-    from ssdplan.plans.state_layout import Precision
+    from ssdplan.plans.documents.state_layout import Precision
     from ssdplan.profiler.doctor import judge
     from ssdplan.profiler.facts import Gpu, gather
     from ssdplan.profiler.findings import describe

@@ -14,7 +14,7 @@ from ssdplan.plans.errors import UsageError
 from .types import DIRECTORY, Choice
 
 if TYPE_CHECKING:
-    from ssdplan.plans.documents import Document
+    from ssdplan.plans.documents.base import Document
 
 
 def settle_process() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.views.progress_line import ProgressLine
 
 from . import options as of
 from .command import Command, Section
@@ -127,7 +127,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.model import open_model
     from ssdplan.executor.store.volumes import held_blank
     from ssdplan.executor.weights import Weights
-    from ssdplan.plans.profile_text import describe_profile, suggested_host_memory
+    from ssdplan.plans.views.profile_text import describe_profile, suggested_host_memory
     from ssdplan.profiler.profile import ProfileLimits, profile
     from ssdplan.profiler.storage import SMALLEST_VOLUME
 

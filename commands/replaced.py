@@ -5,8 +5,8 @@ Owns what may be replaced, and where it goes. What is written is the command's b
 
 from pathlib import Path
 
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import Plan
 from ssdplan.plans.units import format_bytes
 
 MOST_KEPT = 10_000

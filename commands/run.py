@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.live import FIRST_STEPS, Pace, live_line
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes, format_seconds
+from ssdplan.plans.views.live_line import FIRST_STEPS, Pace, live_line
+from ssdplan.plans.views.progress_line import ProgressLine
 
 from . import options as of
 from .command import Command
@@ -138,7 +138,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     from ssdplan.executor.scaling import LossScale
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
-    from ssdplan.plans.report import describe_report
+    from ssdplan.plans.views.report_text import describe_report
 
     events: Path | None = None
     if options.tensorboard:

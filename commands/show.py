@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.files import Folder, open_regular
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
 from ssdplan.plans.units import format_bytes
 
 from . import options as of
@@ -20,11 +20,11 @@ from .types import DIRECTORY, PATH
 
 if TYPE_CHECKING:
     from ssdplan.executor.run_directory import Run
-    from ssdplan.plans.curves import Curves
-    from ssdplan.plans.curves_text import Standing
-    from ssdplan.plans.overlay import Overlay
-    from ssdplan.plans.schedule import Graph, Schedule
-    from ssdplan.plans.timeline import Timeline
+    from ssdplan.plans.analysis.curves import Curves
+    from ssdplan.plans.analysis.overlay import Overlay
+    from ssdplan.plans.graph.ops import Graph, Schedule
+    from ssdplan.plans.graph.timeline import Timeline
+    from ssdplan.plans.views.curves_text import Standing
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ _FILES_OF_A_RUN = ("plan.json", "run.json", "metrics.jsonl", "report.json", "tra
 
 
 def call(options: Options) -> int:
-    from ssdplan.plans.build import build_schedule
-    from ssdplan.plans.curves_text import describe_curves
-    from ssdplan.plans.overlay import describe_overlay
-    from ssdplan.plans.profile_text import describe_profile
-    from ssdplan.plans.report import describe_report, report_json
-    from ssdplan.plans.text import describe_plan
+    from ssdplan.plans.analysis.overlay import describe_overlay
+    from ssdplan.plans.schedule.build import build_schedule
+    from ssdplan.plans.views.curves_text import describe_curves
+    from ssdplan.plans.views.plan_text import describe_plan
+    from ssdplan.plans.views.profile_text import describe_profile
+    from ssdplan.plans.views.report_text import describe_report, report_json
 
     path = options.document
     if path.is_dir():
@@ -90,7 +90,7 @@ def call(options: Options) -> int:
 
 def _curves(run: Path, plan: Plan) -> "Curves | None":
     """What the run's metrics say so far; None where it has none, or is none that is known by its run.json."""
-    from ssdplan.plans.curves import Curves, read_curves
+    from ssdplan.plans.analysis.curves import Curves, read_curves
 
     if not (run / "run.json").exists():
         return None
@@ -105,7 +105,7 @@ def _curves(run: Path, plan: Plan) -> "Curves | None":
 def _standing(run: Path, curves: "Curves") -> "Standing":
     from ssdplan.executor.run_directory import MODEL, RUN, Run
     from ssdplan.executor.store import is_locked
-    from ssdplan.plans.curves_text import Standing
+    from ssdplan.plans.views.curves_text import Standing
 
     kept = Run.load(run / RUN)
     steps = kept.options.get("steps")
@@ -141,8 +141,8 @@ def _store(run: Path, kept: "Run") -> tuple[str, ...]:
 
 def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None":
     """A run's last step over its prediction; None, and a word of it, where the run left no trace."""
-    from ssdplan.plans.overlay import lay_over
-    from ssdplan.plans.trace import read_trace
+    from ssdplan.plans.analysis.overlay import lay_over
+    from ssdplan.plans.views.trace import read_trace
 
     if not trace.exists():
         print(f"{trace}: is not there, so no measured step is laid over the predicted one", file=sys.stderr)
@@ -163,22 +163,22 @@ def _draw(
     """The files that `show` writes besides what it prints."""
     timeline = _predicted(plan, schedule.steady)
     if options.plots:
-        from ssdplan.plans.plots import write_plots
+        from ssdplan.plans.views.plan_plots import write_plots
 
         written = write_plots(plan, schedule, timeline, options.plots)
         if curves:
-            from ssdplan.plans.curves_plot import write_curves_plot
+            from ssdplan.plans.views.curves_plot import write_curves_plot
 
             written.append(write_curves_plot(curves, plan, options.plots))
         for plot in written:
             print(f"written to {plot}", file=sys.stderr)
     if options.html:
-        from ssdplan.plans.page import write_page
+        from ssdplan.plans.views.page import write_page
 
         write_page(plan, schedule, timeline, options.html, overlay=overlay, curves=curves)
         print(f"written to {options.html}; open it in a browser", file=sys.stderr)
     if options.trace:
-        from ssdplan.plans.trace import write_trace
+        from ssdplan.plans.views.trace import write_trace
 
         name = f"ssdplan plan for {plan.model.name}, a step as predicted"
         write_trace(timeline, schedule, options.trace, name=name)

@@ -8,30 +8,18 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ssdplan.plans.collector import no_collection
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
-from ssdplan.plans.progress import ProgressLine
-from ssdplan.plans.state_layout import OptimizerStates, Precision
+from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.units import format_bytes
+from ssdplan.plans.views.progress_line import ProgressLine
 
 from . import options as of
 from .command import Argument, Command, Section
 from .replaced import require_replaceable, save_plan
-from .types import (
-    COUNT,
-    COUNTS,
-    DIRECTORY,
-    FIGURE,
-    FRACTION,
-    PATH,
-    POSITIVE,
-    RESIDENCY,
-    SIZE,
-    SIZE_OR_ZERO,
-    Choice,
-)
+from .types import COUNT, COUNTS, DIRECTORY, FIGURE, FRACTION, PATH, POSITIVE, RESIDENCY, SIZE, SIZE_OR_ZERO, Choice
 
 if TYPE_CHECKING:
     from ssdplan.planner.request import SolveRequest
@@ -243,7 +231,7 @@ def _one_plan(
 ) -> int:
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.planner.whatif import describe_notes
-    from ssdplan.plans.text import describe_plan
+    from ssdplan.plans.views.plan_text import describe_plan
 
     plan, schedule = solve_and_build(measured, request)
     replaced = save_plan(plan, output) if output else ""
@@ -341,7 +329,7 @@ def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest", asked: str) -> int:
     from ssdplan.planner.sweep import parse_range, sweep
-    from ssdplan.plans.sweep import describe_sweep
+    from ssdplan.plans.documents.sweep import describe_sweep
 
     values = parse_range(asked)
     line = ProgressLine("solve")
@@ -351,7 +339,7 @@ def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest"
         line.done()
     of.print_document(found, describe_sweep(found), options.json)
     if options.plots:
-        from ssdplan.plans.sweep_plot import write_sweep_plot
+        from ssdplan.plans.views.sweep_plot import write_sweep_plot
 
         print(f"written to {write_sweep_plot(found, options.plots)}", file=sys.stderr)
     return 0

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from ssdplan.plans.errors import StoreError
-from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes
+from ssdplan.plans.views.progress_line import ProgressLine
 
 from . import options as of
 from .command import Argument, Command, Group, Member

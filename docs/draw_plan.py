@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.schedule import Backward, Forward, Op, Resource, Update
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.graph.ops import Backward, Forward, Op, Resource, Update
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 

@@ -7,11 +7,11 @@ from an advisor that is given in, since the executor does not know the planner.
 from collections.abc import Callable
 
 from ssdplan.native import process
-from ssdplan.plans.calibration import Advisor, describe_change, describe_drift, find_drift
+from ssdplan.plans.analysis.drift import Advisor, describe_change, describe_drift, find_drift
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.quantities import duration
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.views.quantities import duration
 
 STEPS = 3
 """Steady steps that are looked at; the first of a run and those after a flush are none."""

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from ssdplan.executor.data.documents import require_itself
-from ssdplan.executor.weight_files import weight_files
 from ssdplan.plans.errors import MismatchError
+
+from .data.documents import require_itself
+from .weight_files import weight_files
 
 PIECE_ELEMENTS = 1 << 20
 """Of a tensor that are read at a time: all that reading holds, twice where two tensors are compared."""

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from ssdplan.native import process
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.room import file_size_limit
-from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
-from ssdplan.plans.verify import verify
 
 from .device import Device
 from .export import MAX_SHARD_BYTES

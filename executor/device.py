@@ -18,11 +18,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssdplan import native
-from ssdplan.executor.tensors import tensors_in
+from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.errors import MemoryBudgetError, MismatchError, SsdplanError, UsageError, first_line
-from ssdplan.plans.schedule import Resource
-from ssdplan.plans.state_layout import GRAIN
+from ssdplan.plans.graph.ops import Resource
 from ssdplan.plans.units import format_bytes
+
+from .tensors import tensors_in
 
 Result = TypeVar("Result")
 

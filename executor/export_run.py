@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.schedule.build import build_schedule
 
 from .checks import DTYPES
 from .export import copy_model, export_model

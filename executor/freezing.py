@@ -13,8 +13,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ssdplan.executor.checkpoint import Checkpoint
 from ssdplan.plans.errors import UsageError
+
+from .checkpoint import Checkpoint
 
 _NEAR = 3
 """Names that an error lists."""

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ssdplan.executor.standins import parameters_as, split_call, stand_ins
 from ssdplan.plans.errors import MismatchError
+
+from .standins import parameters_as, split_call, stand_ins
 
 ROWS, LENGTH, CHUNK = 2, 8, 5
 ENTRIES = 16

@@ -21,13 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from ssdplan.executor.heads import head_kind
-from ssdplan.executor.isolation import Isolation, isolation
-from ssdplan.executor.limits import row_limit
-from ssdplan.executor.reach import Reach, reach
-from ssdplan.executor.standins import LayerCall, split_call, stand_ins
-from ssdplan.executor.tensors import tensors_in
 from ssdplan.plans.errors import MismatchError
+
+from .heads import head_kind
+from .isolation import Isolation, isolation
+from .limits import row_limit
+from .reach import Reach, reach
+from .standins import LayerCall, split_call, stand_ins
+from .tensors import tensors_in
 
 ROWS, LENGTH = 2, 8
 LOUD = 30.0

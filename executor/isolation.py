@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ssdplan.executor.sparse import CannotRunError, outputs
+from .sparse import CannotRunError, outputs
 
 _SHORT, _LONG = 4, 6
 _LATER = 2

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.documents.plan import Plan
 
 from .metrics import MetricsFile, SnapshotCost
 from .recipe import Recipe, Watch

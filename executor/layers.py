@@ -19,15 +19,16 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from ssdplan import native
-from ssdplan.executor.device import generators
-from ssdplan.executor.finiteness import Finiteness
-from ssdplan.executor.head import Head
-from ssdplan.executor.model import StreamedModel
-from ssdplan.executor.optimizer import DTYPE_NAMES
-from ssdplan.executor.standins import LayerCall, split_call, stand_ins
-from ssdplan.executor.template import IGNORED_LABEL, MicroBatch, as_returned, run_model
 from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError
+
+from .device import generators
+from .finiteness import Finiteness
+from .head import Head
+from .model import StreamedModel
+from .optimizer import DTYPE_NAMES
+from .standins import LayerCall, split_call, stand_ins
+from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
 
 
 class _StopForwardError(Exception):

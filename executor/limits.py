@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ssdplan.executor.isolation import Isolation, arguments_apart
-from ssdplan.executor.sparse import CannotRunError, outputs
+from .isolation import Isolation, arguments_apart
+from .sparse import CannotRunError, outputs
 
 _SMALL = 5
 """What a number is made, to see whether it is a limit."""

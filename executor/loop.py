@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ssdplan.native import process
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import NumericalError, StoppedWithSnapshot
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_seconds
 
 from .calibration import Calibrator

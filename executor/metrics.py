@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
 from ssdplan.plans.files import Folder
-from ssdplan.plans.plan import Plan
 from ssdplan.plans.room import no_room
 
 METRICS = "metrics.jsonl"

@@ -21,15 +21,16 @@ from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from ssdplan.executor.checkpoint import Checkpoint
-from ssdplan.executor.data.model_config import read_config, require_regular
-from ssdplan.executor.freezing import frozen_parameters
-from ssdplan.executor.inspection import Anatomy, Refusal, inspect
-from ssdplan.executor.loaded import Zeroed, in_fp32, initialise
-from ssdplan.executor.weight_files import weight_files
 from ssdplan.native.process import growing_at_most, host_memory
+from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.plans.state_layout import GRAIN, TENSOR_ALIGNMENT
+
+from .checkpoint import Checkpoint
+from .data.model_config import read_config, require_regular
+from .freezing import frozen_parameters
+from .inspection import Anatomy, Refusal, inspect
+from .loaded import Zeroed, in_fp32, initialise
+from .weight_files import weight_files
 
 _LEAST_BUILT, _MOST_BUILT = 2 << 30, 16 << 30
 
@@ -84,7 +85,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """Tensors that are stored and moved as one flat array of `elements`, as `plans/state_layout.py` has it.
+    """Tensors that are stored and moved as one flat array of `elements`, as `plans/documents/state_layout.py` has it.
 
     `frozen`: they are not trained; the name says so too.
     """

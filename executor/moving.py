@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from ssdplan import native
-from ssdplan.plans.schedule import Home, Region, Schedule
+from ssdplan.plans.graph.ops import Home, Region, Schedule
 
 from .model import StreamedModel
 from .records import Records

@@ -8,7 +8,7 @@ import os
 import torch
 import transformers
 
-from ssdplan.plans.profile import Machine
+from ssdplan.plans.documents.profile import Machine
 
 from .device import visible_gpus
 

@@ -12,10 +12,10 @@ from functools import partial
 import torch
 
 from ssdplan.native import process
+from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import NumericalError
-from ssdplan.plans.profile import Machine
-from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
-from ssdplan.plans.state_layout import GRADIENT_BYTES
+from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
 
 from .device import Device
 from .layers import Layers

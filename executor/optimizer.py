@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ssdplan import native
-from ssdplan.plans.state_layout import GRADIENT_BYTES, OptimizerStates, optimizer_bytes, optimizer_parts
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, optimizer_bytes, optimizer_parts
 
 from .weight_decay import Piece, Window
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ssdplan.executor.limits import one_of_each_kind
-from ssdplan.executor.sparse import CannotRunError, outputs
+from .limits import one_of_each_kind
+from .sparse import CannotRunError, outputs
 
 _LENGTH = 8
 _FARTHEST = 1 << 20

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ssdplan.plans.contents import ROLES
-from ssdplan.plans.schedule import Graph, Region, Schedule
+from ssdplan.plans.graph.contents import ROLES
+from ssdplan.plans.graph.ops import Graph, Region, Schedule
 
 from .operations import Memory
 from .store import Record, Store

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError, StoreError, UsageError
 from ssdplan.plans.files import Folder
-from ssdplan.plans.plan import Plan
 
 from .metrics import METRICS, lines, tells_of_snapshot
 from .recipe import Recipe

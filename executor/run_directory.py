@@ -17,10 +17,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from ssdplan.plans.documents import MAX_DOCUMENT_BYTES, Document, Name
+from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Document, Name
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import DiskFullError, UsageError
 from ssdplan.plans.files import Folder, make_folder
-from ssdplan.plans.plan import Plan
 from ssdplan.plans.room import no_room
 
 from .claims import Claims

@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from types import FrameType
 from typing import Protocol
 
-from ssdplan.plans.schedule import RESOURCES, Graph, Resource
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.graph.ops import RESOURCES, Graph, Resource
+from ssdplan.plans.graph.timeline import Timeline
 
 from .interruption import ENDS
 

@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import torch
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.dealing import bandwidths
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.stripe_shares import bandwidths
 from ssdplan.plans.errors import SsdplanError, StallError
-from ssdplan.plans.homes import device_tier
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Graph, Schedule, Tier
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.graph.ops import Graph, Schedule, Tier
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.homes import device_tier
 from ssdplan.plans.units import format_bytes
 
 from .checks import DTYPES, compact, schedule_of

@@ -12,9 +12,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from ssdplan.plans.documents import Name, Part, describe
+from ssdplan.plans.documents.base import Name, Part, describe
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StoreError
-from ssdplan.plans.plan import Plan
 
 from .model import StreamedModel
 from .numerics import of_this_process

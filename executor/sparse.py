@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from ssdplan.executor.standins import split_call, stand_ins
-from ssdplan.executor.tensors import tensors_in
+from .standins import split_call, stand_ins
+from .tensors import tensors_in
 
 _LARGEST_MADE = 1 << 22
 """Elements of a parameter that is made as it is; of a larger one only its products are."""

@@ -1,7 +1,7 @@
 """States in and out: fills a schedule's homes from model files, and reads parameters back from them.
 
 Owns what a home's bytes become at loading and at export: masters, zero moments and the low-precision copy beside, which
-is all that a frozen home has. Where each lies within a home is `plans/state_layout.py`'s. It moves one home at a time,
+is all that a frozen home has. Where each lies within a home is `plans/documents/state_layout.py`'s. It moves one home at a time,
 which is no longer than one update takes, and never holds a whole state.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from ssdplan import native
-from ssdplan.plans.schedule import Home, Region, Schedule
-from ssdplan.plans.state_layout import FP32
+from ssdplan.plans.documents.state_layout import FP32
+from ssdplan.plans.graph.ops import Home, Region, Schedule
 
 from .export import TensorEntry
 from .model import StateSpec, StreamedModel

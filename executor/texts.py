@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import Plan
 
 from .data.text_data import Batch, HoldOut, TextData
 from .data.tokenising import tokenise_apart

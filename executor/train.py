@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from ssdplan.native import process
-from ssdplan.plans.calibration import Advisor
+from ssdplan.plans.analysis.drift import Advisor
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Schedule
-from ssdplan.plans.trace import trace_of
+from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.units import format_bytes
+from ssdplan.plans.views.trace import trace_of
 
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory

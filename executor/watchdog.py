@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StallError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Backward, Forward, Graph, Op, Region, Schedule, Transfer, Update
+from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Schedule, Transfer, Update
 from ssdplan.plans.units import format_bytes, format_seconds
 
 from .runner import Standing

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from ssdplan.plans.state_layout import GRAIN, TENSOR_ALIGNMENT
+from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 
 from .model import StateSpec, StreamedModel
 

@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssdplan.executor.data.model_config import document, parsed, read_config, require_regular
 from ssdplan.plans.errors import MismatchError, UsageError
+
+from .data.model_config import document, parsed, read_config, require_regular
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

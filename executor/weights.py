@@ -10,10 +10,11 @@ import re
 
 import torch
 
-from ssdplan.executor.checkpoint import FLOAT_DTYPES, Checkpoint, Entry
-from ssdplan.executor.model import StreamedModel, TensorSpec
-from ssdplan.executor.weight_files import left_weights
 from ssdplan.plans.errors import MismatchError
+
+from .checkpoint import FLOAT_DTYPES, Checkpoint, Entry
+from .model import StreamedModel, TensorSpec
+from .weight_files import left_weights
 
 _NAMED = 3
 """Kinds of tensors that a note lists."""

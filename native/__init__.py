@@ -11,7 +11,7 @@ This part knows bytes and addresses only. It never imports torch: tensors and me
 (`torch.from_dlpack(arena)`) and `tensor.data_ptr()`, and keeping that memory alive is the caller's duty.
 """
 
-from ssdplan.native._native import (
+from ._native import (
     Arena,
     Engine,
     Request,
@@ -33,7 +33,7 @@ from ssdplan.native._native import (
     zeroth_order,
     zeroth_order_update,
 )
-from ssdplan.native.errors import DriveError, InvalidRequestError, IoError, LostVolumeError, NoSpaceError
+from .errors import DriveError, InvalidRequestError, IoError, LostVolumeError, NoSpaceError
 
 __all__ = [
     "Arena",

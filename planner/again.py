@@ -10,9 +10,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
 
 from .request import SolveRequest
 from .solve import solve

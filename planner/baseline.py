@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 
-from ssdplan.plans.contents import Role
-from ssdplan.plans.pools import Pool, by_class, one_size, page_lock_waste, powers_of_two
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.state_layout import ELEMENT_BYTES, checkpoint_bytes
+from ssdplan.plans.analysis.allocators import Pool, by_class, one_size, page_lock_waste, powers_of_two
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
+from ssdplan.plans.graph.contents import Role
 
 from .catalogue import MODELS, Shape
 from .drive import combined_frontier, hull_edges

@@ -6,11 +6,11 @@ Owns the estimate, and the last schedules that were built. It decides nothing.
 from collections import deque
 from dataclasses import dataclass
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import Model
-from ssdplan.plans.schedule import Schedule
-from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, optimizer_bytes
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, optimizer_bytes
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
 
 from .memory import Peaks, predict_peaks

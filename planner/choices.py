@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdplan.plans.state_layout import OptimizerStates
+from ssdplan.plans.documents.state_layout import OptimizerStates
 
 
 @dataclass(frozen=True, slots=True)

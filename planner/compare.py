@@ -10,8 +10,8 @@ from dataclasses import replace
 from math import floor
 from typing import Literal
 
-from ssdplan.plans.plan import Compared, Prediction, needs_all_gradients
-from ssdplan.plans.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
+from ssdplan.plans.documents.plan import Compared, Prediction, needs_all_gradients
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.units import format_bytes
 
 from .baseline import Ways, tensors_of_model, zero_infinity_memory

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from ssdplan.plans.profile import Timing
-from ssdplan.plans.state_layout import ELEMENT_BYTES, Precision
+from ssdplan.plans.documents.profile import Timing
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, Precision
 
 from .catalogue import Shape
 from .catalogue.models import Tensor

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ssdplan.plans.contents import CONTENTS
-from ssdplan.plans.profile import Machine
-from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Op, Region, Resource, Transfer, Update
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.graph.contents import CONTENTS
+from ssdplan.plans.graph.ops import RESOURCES, Backward, Forward, Op, Region, Resource, Transfer, Update
+from ssdplan.plans.graph.timeline import Timeline
 
 FILL, DRAIN, NO_WORK = "fill", "drain", "no work"
 """Causes to idle: before the first operation of the lane, after its last, and throughout when it has none."""

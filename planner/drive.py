@@ -8,8 +8,8 @@ the simulator).
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ssdplan.plans.dealing import shares
-from ssdplan.plans.profile import Volume
+from ssdplan.plans.documents.profile import Volume
+from ssdplan.plans.documents.stripe_shares import shares
 
 Point = tuple[float, float]
 """(read, write) in bytes/s."""

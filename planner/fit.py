@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.units import PAGE
 
 from .building import Builder, Fitted

@@ -4,8 +4,14 @@ Owns ZeRO-Infinity's order of work in the words of `traffic.py` (GreedySnake 1 a
 the head turns around with what it has, states may be tied. No update is delayed; of delayed parts all forms are zero.
 """
 
-from ssdplan.plans.profile import Model
-from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates, checkpoint_bytes
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import (
+    ELEMENT_BYTES,
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    OptimizerStates,
+    checkpoint_bytes,
+)
 
 from .traffic import LayerGroup, Stage
 from .traffic import host_bytes as vertical_host_bytes

@@ -14,15 +14,7 @@ import pulp
 
 from .choices import FixedChoices, Limits
 from .forms import Forms, StageRow
-from .variables import (
-    CHECKPOINTS_ON_HOST,
-    CONSTANT,
-    DELAY_RATIO,
-    Linear,
-    OfClass,
-    Variable,
-    variables_of,
-)
+from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, OfClass, Variable, variables_of
 
 TIER_WEIGHTS = {"reclaimed": 0.0, "ssd": 3.0}
 """Of the tie-breaking weights: reclaimed memory before host memory, and host memory before ssd, as schedules do."""

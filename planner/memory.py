@@ -5,10 +5,16 @@ Owns the sum of what buffer assignment and the profile know; it assigns nothing.
 
 from dataclasses import dataclass
 
-from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.schedule import GraphName, Schedule
-from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OptimizerStates, checkpoint_bytes, optimizer_bytes
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.state_layout import (
+    ELEMENT_BYTES,
+    GRADIENT_BYTES,
+    OptimizerStates,
+    checkpoint_bytes,
+    optimizer_bytes,
+)
+from ssdplan.plans.graph.ops import GraphName, Schedule
 from ssdplan.plans.units import whole_pages
 
 OP_BYTES = 1536

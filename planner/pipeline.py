@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import ROLES, Role
-from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import Model
-from ssdplan.plans.schedule import TIERS, Schedule, Tier
-from ssdplan.plans.state_layout import checkpoint_bytes
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import checkpoint_bytes
+from ssdplan.plans.graph.contents import ROLES, Role
+from ssdplan.plans.graph.ops import TIERS, Schedule, Tier
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import whole_pages
 
 from .memory import workspace_bytes

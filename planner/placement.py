@@ -6,24 +6,15 @@ Owns the rounding, and the program's own forms at a decision. It states and solv
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Model
-from ssdplan.plans.state_layout import GRADIENT_BYTES, checkpoint_bytes
+from ssdplan.plans.documents.plan import Decision, Placement
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, checkpoint_bytes
 
 from .choices import Question
 from .forms import TRAFFIC
 from .linear_program import LinearProgram
 from .traffic import Stage, device_bytes, layer_groups, total_bytes
-from .variables import (
-    CHECKPOINTS_ON_HOST,
-    DELAY_RATIO,
-    Linear,
-    OfClass,
-    Split,
-    Variable,
-    value,
-    variables_of,
-)
+from .variables import CHECKPOINTS_ON_HOST, DELAY_RATIO, Linear, OfClass, Split, Variable, value, variables_of
 
 DIGITS = 6
 """Decimals of every fraction: finer than any state can be cut, coarser than the noise of a solver."""

@@ -7,7 +7,7 @@ objectives in turn, and `placement` reads the point that is found.
 from dataclasses import dataclass
 from typing import Any
 
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.documents.profile import Machine, Model
 
 from .choices import FREE, Aim, FixedChoices, Limits, Question
 from .forms import Work, forms_of

@@ -7,11 +7,17 @@ written where its figures do not hold.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ssdplan.plans.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
-from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, checkpoint_bytes, optimizer_bytes
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.analysis.wear import TB, drive_words, lifetime, wear
+from ssdplan.plans.documents.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
+from ssdplan.plans.documents.state_layout import (
+    ELEMENT_BYTES,
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    checkpoint_bytes,
+    optimizer_bytes,
+)
+from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_bytes
-from ssdplan.plans.wear import TB, drive_words, lifetime, wear
 
 from .compare import NO_DELAY
 from .critical import DRAIN, FILL, NO_WORK, SHARED_CORES, loads

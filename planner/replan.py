@@ -9,11 +9,11 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
-from ssdplan.plans.calibration import Expectation
+from ssdplan.plans.analysis.drift import Expectation
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.schedule import Graph
+from ssdplan.plans.graph.ops import Graph
 
 from .simulator import expectation, simulate
 

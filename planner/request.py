@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from ssdplan.plans.dealing import room
+from ssdplan.plans.documents.plan import most_micro_batches, needs_all_gradients
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.stripe_shares import room
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import most_micro_batches, needs_all_gradients
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.state_layout import OptimizerStates
 from ssdplan.plans.units import format_bytes, format_enough
 
 from .choices import FixedChoices

@@ -7,8 +7,8 @@ machines; so each row solves the program again on the changed machine, and the d
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ssdplan.plans.plan import Sensitivity
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.documents.plan import Sensitivity
+from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.units import format_bytes
 
 from .drive import combined_frontier

@@ -5,10 +5,10 @@ Owns which blocks stand for all, and how a step's seconds follow from two length
 
 from collections.abc import Callable
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.schedule.build import build_schedule
 
 from .simulator import simulate
 

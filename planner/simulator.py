@@ -8,10 +8,10 @@ import heapq
 from collections.abc import Sequence
 from math import inf
 
-from ssdplan.plans.calibration import Expectation
-from ssdplan.plans.profile import Machine, Model, update_rate
-from ssdplan.plans.schedule import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.analysis.drift import Expectation
+from ssdplan.plans.documents.profile import Machine, Model, update_rate
+from ssdplan.plans.graph.ops import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
+from ssdplan.plans.graph.timeline import Timeline
 
 from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction, unsummed_io_cores
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssdplan.plans.collector import no_collection
+from ssdplan.plans.documents.plan import Alternative, Asked, Decision, Least, Plan, Prediction
+from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError
-from ssdplan.plans.plan import Alternative, Asked, Decision, Least, Plan, Prediction
-from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.schedule import Schedule
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.gc_pause import no_collection
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_enough
 
 from .compare import compare

@@ -6,9 +6,9 @@ Owns the values and what each of them changes: a budget, the batch, the number o
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.sweep import Sweep, SweepPoint, result_of
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.profile import Profile
-from ssdplan.plans.sweep import Sweep, SweepPoint, result_of
 from ssdplan.plans.units import format_bytes
 
 from .catalogue import nearest

@@ -8,8 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ssdplan.plans.profile import Model
-from ssdplan.plans.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, OptimizerStates, checkpoint_bytes
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import (
+    ELEMENT_BYTES,
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    OptimizerStates,
+    checkpoint_bytes,
+)
 
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, Variable, variables_of
 

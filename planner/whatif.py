@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from textwrap import wrap
 
-from ssdplan.plans.dealing import CYCLE
-from ssdplan.plans.errors import UsageError
-from ssdplan.plans.profile import (
+from ssdplan.plans.documents.profile import (
     Layer,
     LayerClass,
     Machine,
@@ -23,7 +21,7 @@ from ssdplan.plans.profile import (
     Volume,
     logits_chunk_tokens,
 )
-from ssdplan.plans.state_layout import (
+from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
     GRAIN,
@@ -32,6 +30,8 @@ from ssdplan.plans.state_layout import (
     OptimizerStates,
     Precision,
 )
+from ssdplan.plans.documents.stripe_shares import CYCLE
+from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import parse_bytes
 
 from .catalogue import (

@@ -17,8 +17,9 @@ from ssdplan.native import InvalidRequestError, isa
 from ssdplan.native.process import host_memory
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.plans.units import format_bytes
-from ssdplan.profiler.bench_engine import EngineBench, EngineRow, Fio, measure_engine
-from ssdplan.profiler.bench_kernels import (
+
+from .bench_engine import EngineBench, EngineRow, Fio, measure_engine
+from .bench_kernels import (
     Setting,
     measure_adam,
     measure_checksum,
@@ -27,11 +28,11 @@ from ssdplan.profiler.bench_kernels import (
     measure_quantise,
     measure_zeroth_order,
 )
-from ssdplan.profiler.bench_report import Bench, Row, Surroundings, Target
-from ssdplan.profiler.bench_turns import spread
-from ssdplan.profiler.facts import transparent_pages
-from ssdplan.profiler.measure import Progress, portion
-from ssdplan.profiler.processor import cores, cpu_name
+from .bench_report import Bench, Row, Surroundings, Target
+from .bench_turns import spread
+from .facts import transparent_pages
+from .measure import Progress, portion
+from .processor import cores, cpu_name
 
 KERNELS: dict[str, Callable[[Setting, Progress], list[Row]]] = {
     "adam": measure_adam,

@@ -22,7 +22,8 @@ from pathlib import Path
 from ssdplan.native import Arena, Engine, IoError, NoSpaceError
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.units import format_bytes
-from ssdplan.profiler.measure import Progress, portion
+
+from .measure import Progress, portion
 
 MIB = 1 << 20
 BLOCK = MIB

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from ssdplan import native
-from ssdplan.plans.state_layout import GRAIN, optimizer_parts
-from ssdplan.profiler.bench_report import Row, Target, Unit
-from ssdplan.profiler.bench_turns import ratio_of, spread, take_turns
-from ssdplan.profiler.measure import Progress, portion
+from ssdplan.plans.documents.state_layout import GRAIN, optimizer_parts
+
+from .bench_report import Row, Target, Unit
+from .bench_turns import ratio_of, spread, take_turns
+from .measure import Progress, portion
 
 MIB = 1 << 20
 ALIGNMENT = 2 * MIB

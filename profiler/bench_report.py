@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from ssdplan.plans.layout import facts, page, table, wrapped
-from ssdplan.plans.quantities import number, rate
 from ssdplan.plans.units import format_bytes
-from ssdplan.profiler.bench_turns import Ratio
+from ssdplan.plans.views.quantities import number, rate
+from ssdplan.plans.views.tables import facts, page, table, wrapped
+
+from .bench_turns import Ratio
 
 SCHEMA = "ssdplan.bench/1"
 HEADINGS = {

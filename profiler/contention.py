@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from ssdplan.native import Engine, IoError
-from ssdplan.profiler.clock import REAL, Clock
-from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, repeat
-from ssdplan.profiler.parts import Blank
-from ssdplan.profiler.storage import IN_FLIGHT, MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
+
+from .clock import REAL, Clock
+from .measure import Limits, Measurement, Progress, mean_of, repeat
+from .parts import Blank
+from .storage import IN_FLIGHT, MIB, PLACES, SMALLEST_FILE, Direction, explained, opened
 
 USED_BYTES = 4 * SMALLEST_FILE
 REQUEST_BYTES = 12 * MIB

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ssdplan.native.engines import ENGINE_VARIABLE, ENGINES
+from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
-from ssdplan.plans.state_layout import Precision
 from ssdplan.plans.units import format_bytes
-from ssdplan.profiler.doctor_storage import judge_place
-from ssdplan.profiler.facts import Facts
-from ssdplan.profiler.findings import Finding, Report
+
+from .doctor_storage import judge_place
+from .facts import Facts
+from .findings import Finding, Report
 
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY_BYTES = 512 * MIB

@@ -7,12 +7,13 @@ import errno
 from collections.abc import Iterator, Sequence
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
-from ssdplan.plans.quantities import decimal
 from ssdplan.plans.units import format_bytes
-from ssdplan.profiler.drives import Drive, Mount
-from ssdplan.profiler.facts import Place
-from ssdplan.profiler.findings import Finding
-from ssdplan.profiler.health import READ_ONLY, RELIABILITY, SPARE, TEMPERATURE, Health
+from ssdplan.plans.views.quantities import decimal
+
+from .drives import Drive, Mount
+from .facts import Place
+from .findings import Finding
+from .health import READ_ONLY, RELIABILITY, SPARE, TEMPERATURE, Health
 
 LEAST_FREE_BYTES = 512 << 20
 """What measuring a volume needs (`storage`)."""

@@ -28,10 +28,11 @@ from ssdplan.native.process import (
     read_words,
     stolen_share,
 )
-from ssdplan.plans.state_layout import Precision
-from ssdplan.profiler.drives import Drive, Mount, drives_of, mount_of
-from ssdplan.profiler.health import Health, ask
-from ssdplan.profiler.processor import cores, cpu_name
+from ssdplan.plans.documents.state_layout import Precision
+
+from .drives import Drive, Mount, drives_of, mount_of
+from .health import Health, ask
+from .processor import cores, cpu_name
 
 MIB = 1 << 20
 TRIED_BYTES = 8 * MIB

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from ssdplan.profiler.facts import Facts
+from .facts import Facts
 
 Status = Literal["ok", "warn", "bad"]
 TEXT_COLUMNS, WHAT_COLUMNS = 100, 16

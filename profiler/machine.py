@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ssdplan.native import Arena, adamw_statistics, adamw_summed
-from ssdplan.plans.state_layout import (
+from ssdplan.plans.documents.state_layout import (
     GRADIENT,
     OPTIMIZER_BYTES,
     OPTIMIZER_FORMATS,
@@ -22,9 +22,10 @@ from ssdplan.plans.state_layout import (
     Precision,
     optimizer_parts,
 )
-from ssdplan.profiler.clock import REAL, Clock
-from ssdplan.profiler.measure import Limits, Measurement, Progress, repeat
-from ssdplan.profiler.parts import Device
+
+from .clock import REAL, Clock
+from .measure import Limits, Measurement, Progress, repeat
+from .parts import Device
 
 MIB = 1 << 20
 COPY_SIZES = (8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)

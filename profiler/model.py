@@ -19,13 +19,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ssdplan.native import process
+from ssdplan.plans.documents.profile import Kernels, LayerClass, Timing
+from ssdplan.plans.documents.rows import row_lengths
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import MemoryBudgetError
-from ssdplan.plans.profile import Kernels, LayerClass, Timing
-from ssdplan.plans.rows import row_lengths
-from ssdplan.plans.state_layout import GRADIENT_BYTES
-from ssdplan.profiler.clock import REAL, Clock
-from ssdplan.profiler.measure import Limits, Measurement, Progress, mean_of, portion, repeat
-from ssdplan.profiler.parts import Device, Layers, MakeMicroBatch, Model, Weights
+
+from .clock import REAL, Clock
+from .measure import Limits, Measurement, Progress, mean_of, portion, repeat
+from .parts import Device, Layers, MakeMicroBatch, Model, Weights
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ssdplan.plans.schedule import Resource
+from ssdplan.plans.graph.ops import Resource
 
 Result = TypeVar("Result")
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from ssdplan.plans.state_layout import Precision
-from ssdplan.profiler.clock import REAL
+from ssdplan.plans.documents.state_layout import Precision
+
+from .clock import REAL
 
 TOKENS, FEATURES = 64, 768
 ROUNDS = 2

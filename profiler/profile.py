@@ -17,18 +17,19 @@ from types import MappingProxyType
 import torch
 
 from ssdplan.native import Engine, process
-from ssdplan.plans import profile as document
+from ssdplan.plans.documents import profile as document
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, training_bytes
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.state_layout import ELEMENT_BYTES, training_bytes
-from ssdplan.profiler.contention import Work, measure_beside_updates, measure_contention
-from ssdplan.profiler.doctor import DEFAULT_PRECISION, slow_precision
-from ssdplan.profiler.machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
-from ssdplan.profiler.measure import FEWEST, Limits, Progress, portion
-from ssdplan.profiler.model import measure_model
-from ssdplan.profiler.parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Weights
-from ssdplan.profiler.processor import cores, cpu_name
-from ssdplan.profiler.products import FORMATS, product_costs
-from ssdplan.profiler.storage import MOST_WRITTEN, measure_volume
+
+from .contention import Work, measure_beside_updates, measure_contention
+from .doctor import DEFAULT_PRECISION, slow_precision
+from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
+from .measure import FEWEST, Limits, Progress, portion
+from .model import measure_model
+from .parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Weights
+from .processor import cores, cpu_name
+from .products import FORMATS, product_costs
+from .storage import MOST_WRITTEN, measure_volume
 
 DTYPES = {dtype: precision for precision, dtype in FORMATS.items()}
 

@@ -23,13 +23,14 @@ from typing import Literal
 import torch
 
 from ssdplan.native import Arena, Engine, IoError, checksum
+from ssdplan.plans.documents.profile import MixedBandwidth, Volume
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, UsageError
-from ssdplan.plans.profile import MixedBandwidth, Volume
 from ssdplan.plans.room import no_room
 from ssdplan.plans.units import PAGE
-from ssdplan.profiler.clock import REAL, Clock
-from ssdplan.profiler.measure import Limits, Progress, portion, repeat
-from ssdplan.profiler.parts import Blank
+
+from .clock import REAL, Clock
+from .measure import Limits, Progress, portion, repeat
+from .parts import Blank
 
 MIB = 1 << 20
 MOST_WRITTEN = 1024 * MIB

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
-from ssdplan.rivals.job import LEARNING_RATE, SEED, WEIGHT_DECAY
-from ssdplan.rivals.shapes import ModelFacts
+
+from .job import LEARNING_RATE, SEED, WEIGHT_DECAY
+from .shapes import ModelFacts
 
 OURS = "ssdplan"
 ARM_NAMES = ("torch", "torch-checkpointing", "deepspeed-fast", "deepspeed-lean", OURS)

@@ -19,24 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from ssdplan.plans.errors import DiskFullError, SsdplanError, UsageError
-from ssdplan.plans.progress import ProgressLine
 from ssdplan.plans.units import format_bytes, format_seconds
-from ssdplan.rivals import arms as known
-from ssdplan.rivals.arms import Arm, Batch, arms_of
-from ssdplan.rivals.comparison import (
-    MEMORY_COUNTED,
-    ArmResult,
-    Comparison,
-    Round,
-    Surroundings,
-    arm_result,
-    held_together,
-    ratios,
-)
-from ssdplan.rivals.job import SEED, Job
-from ssdplan.rivals.making import Order
-from ssdplan.rivals.processes import Ended, IoBytes, environment, run
-from ssdplan.rivals.shapes import ModelFacts, Shape
+from ssdplan.plans.views.progress_line import ProgressLine
+
+from . import arms as known
+from .arms import Arm, Batch, arms_of
+from .comparison import MEMORY_COUNTED, ArmResult, Comparison, Round, Surroundings, arm_result, held_together, ratios
+from .job import SEED, Job
+from .making import Order
+from .processes import Ended, IoBytes, environment, run
+from .shapes import ModelFacts, Shape
 
 PREFIX = "ssdplan-compare-"
 PREPARATION_SECONDS = 3600.0

@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from ssdplan.plans.documents import Bytes, Count, Document, Part, Positive, Seconds
-from ssdplan.plans.layout import facts, page, table, wrapped
-from ssdplan.plans.quantities import count, duration, number, times
+from ssdplan.plans.documents.base import Bytes, Count, Document, Part, Positive, Seconds
 from ssdplan.plans.units import format_bytes, format_seconds
+from ssdplan.plans.views.quantities import count, duration, number, times
+from ssdplan.plans.views.tables import facts, page, table, wrapped
 
 AGREEMENT = 2e-3
 """The most by which losses of the first step may differ. bf16 rounds otherwise in another order of additions, which

@@ -15,7 +15,7 @@ from accelerate import init_empty_weights
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ssdplan.rivals.job import LEARNING_RATE, WEIGHT_DECAY, Job, batches, write_step
+from .job import LEARNING_RATE, WEIGHT_DECAY, Job, batches, write_step
 
 PIPELINED_BUFFERS = 12
 """Three steps of the pipeline (read, update, write) of a sub-group's four states."""

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError, first_line
-from ssdplan.rivals.shapes import Shape
+
+from .shapes import Shape
 
 INITIAL_DEVIATION = 0.02
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

@@ -7,7 +7,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ssdplan.plans.files import writing
-from ssdplan.rivals.comparison import LETTERS, ArmResult, Comparison
+
+from .comparison import LETTERS, ArmResult, Comparison
 
 COLOURS = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733", "#882255", "#44AA99", "#AA4499")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from ssdplan.rivals.job import LEARNING_RATE, WEIGHT_DECAY, Job, batches, write_step
+from .job import LEARNING_RATE, WEIGHT_DECAY, Job, batches, write_step
 
 
 def train(job: Job) -> None:

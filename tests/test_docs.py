@@ -16,9 +16,11 @@ from ssdplan import cli, native
 from ssdplan.executor import run_directory, snapshots
 from ssdplan.executor.metrics import SnapshotCost, StepMetrics
 from ssdplan.executor.store import Record, Store
-from ssdplan.plans import errors, plan, profile, quantities
-from ssdplan.plans.documents import Document, Part
-from ssdplan.plans.wear import lifetime, wear
+from ssdplan.plans import errors
+from ssdplan.plans.analysis.wear import lifetime, wear
+from ssdplan.plans.documents import plan, profile
+from ssdplan.plans.documents.base import Document, Part
+from ssdplan.plans.views import quantities
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -11,17 +11,7 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError
 
-from .documents import (
-    Document,
-    Row,
-    field_names,
-    is_plain_text,
-    json_name,
-    plain_text,
-    require_content,
-    rows,
-    string,
-)
+from .documents import Document, Row, field_names, is_plain_text, json_name, plain_text, require_content, rows, string
 from .notes import AMBIGUOUS, UNREAD, Tally
 from .places import At, unsaid
 

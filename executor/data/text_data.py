@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ssdplan.plans.documents.rows import row_length
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.plans.rows import row_length
 
 from .files import copies, find_files, named
 from .formats import ambiguous, listed, recognise, samples, unread_fields

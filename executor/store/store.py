@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ssdplan import native
-from ssdplan.plans.dealing import deal
+from ssdplan.plans.documents.stripe_shares import deal
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.units import PAGE
 

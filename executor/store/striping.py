@@ -6,7 +6,7 @@ Owns the arithmetic from a store's places to its volumes' bytes. Plain numbers: 
 from dataclasses import dataclass
 from functools import cached_property
 
-from ssdplan.plans.dealing import STRIPE_BYTES
+from ssdplan.plans.documents.stripe_shares import STRIPE_BYTES
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from ssdplan import native
-from ssdplan.plans.dealing import CYCLE
+from ssdplan.plans.documents.stripe_shares import CYCLE
 from ssdplan.plans.units import PAGE
 
 from .striping import Striping

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide

@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from ssdplan import cli
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
-from ssdplan.plans.profile_text import suggested_host_memory
 from ssdplan.plans.units import format_bytes, parse_bytes
+from ssdplan.plans.views.profile_text import suggested_host_memory
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, with_frozen
 
 

@@ -23,7 +23,7 @@ SAYS = """
 import sys
 from ssdplan import cli
 from ssdplan.commands import doctor
-from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.views.progress_line import ProgressLine
 
 def call(options):
     line = ProgressLine("doctor")

@@ -12,7 +12,7 @@ import pytest
 
 from ssdplan.executor.store import Record, Store
 from ssdplan.executor.store.volumes import held_blank
-from ssdplan.plans.dealing import STRIPE_BYTES
+from ssdplan.plans.documents.stripe_shares import STRIPE_BYTES
 from tests.bounds import HANG_SECONDS
 from tests.e2e.test_commands import QUICK, refused, ssdplan
 from tests.executor.store.test_store import MIB, PLAN, flip, get, one, put

@@ -37,10 +37,10 @@ from ssdplan.executor.runner import Action
 from ssdplan.executor.session import Session
 from ssdplan.executor.store import Store, check
 from ssdplan.executor.train import train
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.files import Folder
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import Graph
+from ssdplan.plans.graph.ops import Graph
+from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare

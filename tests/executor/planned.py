@@ -3,19 +3,10 @@
 from typing import Literal
 
 from ssdplan.executor.model import StreamedModel
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Plan, Prediction
-from ssdplan.plans.profile import (
-    Layer,
-    LayerClass,
-    Machine,
-    MixedBandwidth,
-    Model,
-    State,
-    Timing,
-    Volume,
-)
-from ssdplan.plans.state_layout import OptimizerStates, Precision
+from ssdplan.plans.documents.plan import Plan, Prediction
+from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
+from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.profiler.profile import state_classes
 from tests.plans.decided import decide
 

@@ -15,7 +15,7 @@ from ssdplan.executor.moving import Snapshotted
 from ssdplan.executor.records import Records
 from ssdplan.executor.resume import reopened
 from ssdplan.executor.store import Store
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.schedule.build import build_schedule
 from tests.tiny import make_model, make_tokenizer
 
 LENGTH = 16

@@ -18,7 +18,7 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MemoryBudgetError, MismatchError, SsdplanError, UsageError
-from ssdplan.plans.schedule import Resource
+from ssdplan.plans.graph.ops import Resource
 from ssdplan.profiler import model as measuring
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model

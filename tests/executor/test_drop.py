@@ -12,10 +12,10 @@ from ssdplan.executor.drop import drop_store
 from ssdplan.executor.export_run import export_run
 from ssdplan.executor.resume import reopened
 from ssdplan.executor.store import initialise, inspect
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.analysis.memory_usage import snapshot_store_bytes
 from ssdplan.plans.errors import StoppedWithSnapshot, StoreError, UsageError
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
-from ssdplan.plans.usage import snapshot_store_bytes
 from tests.executor.runs import prepare
 from tests.executor.test_moving import ON_HOST, ON_SSD, SPREAD
 from tests.executor.test_resume import plan_of, resume, run, stopped

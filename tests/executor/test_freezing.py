@@ -25,9 +25,9 @@ from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.records import Records
 from ssdplan.executor.resume import reopened
 from ssdplan.executor.train import Result, train
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.schedule.build import build_schedule
 from tests import reference
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare

@@ -22,8 +22,8 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from ssdplan.executor.weights import Weights
 from ssdplan.native import process
+from ssdplan.plans.documents.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYTES, logits_chunk_tokens
 from ssdplan.plans.errors import MismatchError
-from ssdplan.plans.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYTES, logits_chunk_tokens
 from tests import reference
 from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan

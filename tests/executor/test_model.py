@@ -32,8 +32,8 @@ from ssdplan.executor import checkpoint
 from ssdplan.executor.inspection import inspect
 from ssdplan.executor.model import StreamedModel, open_model
 from ssdplan.executor.weights import Weights
+from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.plans.state_layout import GRAIN, TENSOR_ALIGNMENT
 from tests import reference
 from tests.tiny import FAMILIES, OTHERS, make_model, make_tokenizer
 

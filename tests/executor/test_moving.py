@@ -18,12 +18,12 @@ from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.store import Store, check, initialise
 from ssdplan.executor.train import Result, train
 from ssdplan.planner.simulator import expectation, simulate
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.calibration import Expectation
+from ssdplan.plans.analysis.drift import Expectation
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.schedule import Graph
+from ssdplan.plans.graph.ops import Graph
+from ssdplan.plans.schedule.build import build_schedule
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, opened, prepare
 

@@ -14,7 +14,7 @@ from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW, RangeUpdate
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.documents.plan import Plan
 from tests import reference
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare

@@ -25,7 +25,7 @@ from ssdplan.executor.resume import reopened
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import Folder
-from ssdplan.plans.report import describe_report
+from ssdplan.plans.views.report_text import describe_report
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 

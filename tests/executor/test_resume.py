@@ -34,8 +34,8 @@ from ssdplan.executor.scaling import LossScale
 from ssdplan.executor.snapshots import Origin
 from ssdplan.executor.store import Locks, check, initialise, inspect
 from ssdplan.executor.train import Result, train
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
-from ssdplan.plans.plan import Plan
 from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, opened, prepare

@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner, SerialRunner
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.schedule import RESOURCES, Graph, Region
+from ssdplan.plans.graph.ops import RESOURCES, Graph, Region
+from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
 from tests.planner.made import made_model
 from tests.plans.decided import decide

@@ -15,8 +15,8 @@ from ssdplan.executor.model import open_model
 from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.train import train
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError, NumericalError, UsageError
-from ssdplan.plans.plan import Plan
 from tests import reference
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare

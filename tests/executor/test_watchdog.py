@@ -22,9 +22,9 @@ from ssdplan.executor.runner import OverlappedRunner, SerialRunner, Standing
 from ssdplan.executor.store import Record, Store
 from ssdplan.executor.train import train
 from ssdplan.executor.watchdog import Patience, Watchdog, Words
-from ssdplan.plans.build import build_schedule
 from ssdplan.plans.errors import StallError, UsageError
-from ssdplan.plans.schedule import Update
+from ssdplan.plans.graph.ops import Update
+from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare

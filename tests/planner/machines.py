@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from ssdplan.plans.profile import Machine, Model, Volume
+from ssdplan.plans.documents.profile import Machine, Model, Volume
 from tests.planner.made import MIB, made_machine, made_model, made_volume
 
 RATES = st.floats(0.05, 20.0)

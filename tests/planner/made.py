@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import (
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import (
     Layer,
     LayerClass,
     Machine,
@@ -19,7 +19,7 @@ from ssdplan.plans.profile import (
     Timing,
     Volume,
 )
-from ssdplan.plans.state_layout import ELEMENT_BYTES, Precision
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, Precision
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 

@@ -24,9 +24,9 @@ from ssdplan.planner.sensitivity import scaled_compute
 from ssdplan.planner.traffic import layer_groups, stages
 from ssdplan.planner.variables import CONSTANT
 from ssdplan.planner.whatif import WhatIf, estimate
-from ssdplan.plans.pools import saved
-from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.state_layout import checkpoint_bytes
+from ssdplan.plans.analysis.allocators import saved
+from ssdplan.plans.documents.profile import Machine, Model, Profile
+from ssdplan.plans.documents.state_layout import checkpoint_bytes
 
 GIB, GB = 1 << 30, 10**9
 LENGTH = 2048

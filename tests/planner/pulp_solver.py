@@ -9,7 +9,7 @@ from ssdplan.planner.linear_program import LinearProgram
 from ssdplan.planner.placement import ProgramResult, result_of
 from ssdplan.planner.program import state
 from ssdplan.planner.variables import Variable, value
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.documents.profile import Machine, Model
 
 SLACK = 1e-7
 """The share of itself by which an objective gives way to the next."""

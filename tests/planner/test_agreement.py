@@ -12,10 +12,10 @@ from ssdplan.planner.compare import NO_DELAY
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
 from ssdplan.planner.whatif import WhatIf, estimate
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
-from ssdplan.plans.text import describe_plan
+from ssdplan.plans.views.plan_text import describe_plan
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
 

@@ -11,9 +11,9 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.shortened import step_seconds
 from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import solve
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Compared, Plan
-from ssdplan.plans.profile import Machine, Profile
+from ssdplan.plans.documents.plan import Compared, Plan
+from ssdplan.plans.documents.profile import Machine, Profile
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
 from tests.plans.decided import decide

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.critical import find_causes
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.profile import Machine
-from ssdplan.plans.schedule import RESOURCES, Graph, Op, Region, Transfer, Update
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.graph.ops import RESOURCES, Graph, Op, Region, Transfer, Update
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide

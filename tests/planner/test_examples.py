@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ssdplan import cli
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Plan
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.examples import DIRECTORY, EXAMPLES, file_of
 
 LARGEST = 200 << 10

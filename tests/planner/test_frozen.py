@@ -17,11 +17,11 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.traffic import layer_groups, stages, total_bytes
 from ssdplan.planner.variables import CHECKPOINTS_ON_HOST, CONSTANT, value, variables_of
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.schedule import Backward
-from ssdplan.plans.text import describe_plan
+from ssdplan.plans.graph.ops import Backward
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.plan_text import describe_plan
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
 from tests.planner.test_program import at, decision_of

@@ -17,9 +17,9 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
 from ssdplan.planner.traffic import layer_groups, total_bytes
 from ssdplan.planner.variables import CHECKPOINTS_ON_HOST, CONSTANT, value, variables_of
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_drive import seconds_by_turns

@@ -19,16 +19,9 @@ from ssdplan.planner.program import answer, state
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
 from ssdplan.planner.solvers import TOLERANCE, solver_of
-from ssdplan.planner.variables import (
-    CHECKPOINTS_ON_HOST,
-    CONSTANT,
-    DELAY_RATIO,
-    seconds_of_stage,
-    value,
-    variables_of,
-)
+from ssdplan.planner.variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, seconds_of_stage, value, variables_of
+from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.profile import Machine, Model, Profile
 from tests.planner.machines import machines, models
 from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.pulp_solver import optimum

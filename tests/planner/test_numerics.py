@@ -15,12 +15,12 @@ from ssdplan.planner.placement import ProgramResult
 from ssdplan.planner.program import program_bound, solve_program
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.profile_text import describe_profile
-from ssdplan.plans.state_layout import OptimizerStates
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.profile_text import describe_profile
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_solve import check

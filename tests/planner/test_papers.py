@@ -15,9 +15,9 @@ from ssdplan.planner.baseline import horizontal_traffic, vertical_traffic
 from ssdplan.planner.choices import FixedChoices
 from ssdplan.planner.traffic import layer_groups, stages, total_bytes
 from ssdplan.planner.variables import CONSTANT
-from ssdplan.plans.contents import Role
-from ssdplan.plans.pools import Pool, by_class, one_size, powers_of_two
-from ssdplan.plans.state_layout import checkpoint_bytes
+from ssdplan.plans.analysis.allocators import Pool, by_class, one_size, powers_of_two
+from ssdplan.plans.documents.state_layout import checkpoint_bytes
+from ssdplan.plans.graph.contents import Role
 from tests.planner.paper_figures import (
     CHECKPOINT_SECONDS,
     COMPUTE_SECONDS,

@@ -23,9 +23,9 @@ from ssdplan.planner.baseline import (
 from ssdplan.planner.catalogue import MODELS, find
 from ssdplan.planner.costs import Compute
 from ssdplan.planner.whatif import estimate_model
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.state_layout import checkpoint_bytes
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.state_layout import checkpoint_bytes
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide

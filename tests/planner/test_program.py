@@ -16,10 +16,10 @@ from ssdplan.planner.drive import combined_frontier
 from ssdplan.planner.placement import ProgramResult, footprint
 from ssdplan.planner.program import program_bound, solve_program
 from ssdplan.planner.variables import CONSTANT, DELAY_RATIO, Variable, value, variables_of
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Role
-from ssdplan.plans.plan import Decision
-from ssdplan.plans.profile import Machine, Model
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.graph.contents import Role
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, made_machine, made_model, made_volume
 from tests.planner.pulp_solver import solve_by

@@ -13,11 +13,11 @@ from ssdplan.planner.memory import OP_BYTES, predict_peaks
 from ssdplan.planner.reasons import Evidence, explain
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.sensitivity import more_host_memory
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.analysis.wear import drive_words, lifetime, wear
+from ssdplan.plans.documents.plan import Least, Plan, Sensitivity
+from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError
-from ssdplan.plans.plan import Least, Plan, Sensitivity
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.wear import drive_words, lifetime, wear
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 

@@ -18,10 +18,10 @@ from ssdplan.planner.memory import predict_peaks
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.shortened import shortened
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Machine, Model, Profile
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 

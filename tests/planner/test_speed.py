@@ -15,8 +15,8 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import solve
 from ssdplan.planner.whatif import WhatIf, estimate
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.profile import Profile
+from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.schedule.build import build_schedule
 from tests.plans.decided import decide
 
 GIB = 1 << 30

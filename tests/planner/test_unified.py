@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from ssdplan.planner.memory import HOLES_DIFFER, predict_peaks
 from ssdplan.planner.placement import footprint
 from ssdplan.planner.request import SolveRequest
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.documents.profile import Kernels, Machine, Model, Timing
+from ssdplan.plans.documents.rows import row_lengths
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.profile import Kernels, Machine, Model, Timing
-from ssdplan.plans.rows import row_lengths
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved

@@ -22,10 +22,10 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.sweep import parse_range, sweep
 from ssdplan.planner.whatif import WhatIf, estimate, estimate_model, parse_figure
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.documents.sweep import Sweep, SweepPoint, SweepResult
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.state_layout import Precision
-from ssdplan.plans.sweep import Sweep, SweepPoint, SweepResult
 from ssdplan.profiler import model as profiler_model
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model

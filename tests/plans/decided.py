@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from ssdplan.plans.plan import Decision, Placement
-from ssdplan.plans.profile import Model
-from ssdplan.plans.state_layout import OptimizerStates
+from ssdplan.plans.documents.plan import Decision, Placement
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import OptimizerStates
 
 
 def decide(

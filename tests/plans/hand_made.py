@@ -1,7 +1,7 @@
 """Operations and buffers made by hand, for tests that say what matters of each and leave the rest."""
 
-from ssdplan.plans.contents import Content, Role
-from ssdplan.plans.schedule import Backward, Buffer, Forward, Region, Resource, Tier, Transfer, Update
+from ssdplan.plans.graph.contents import Content, Role
+from ssdplan.plans.graph.ops import Backward, Buffer, Forward, Region, Resource, Tier, Transfer, Update
 
 Waits = tuple[int, ...]
 

@@ -1,9 +1,9 @@
 """A plan around any decision, for tests of what shows plans: its prediction is what the simulator says."""
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.plan import Alternative, Decision, Plan, Prediction, Sensitivity
-from ssdplan.plans.profile import Machine, Model
-from ssdplan.plans.schedule import Schedule
+from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Sensitivity
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.graph.ops import Schedule
 
 
 def planned(model: Model, machine: Machine, decision: Decision, schedule: Schedule) -> Plan:

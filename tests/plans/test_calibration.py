@@ -13,19 +13,13 @@ from ssdplan.planner.replan import Replanner
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.simulator import expectation, simulate
 from ssdplan.planner.solve import solve
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.calibration import (
-    Figure,
-    describe_change,
-    describe_drift,
-    find_drift,
-    slowdowns,
-)
+from ssdplan.plans.analysis.drift import Figure, describe_change, describe_drift, find_drift, slowdowns
+from ssdplan.plans.documents.plan import Asked, Plan
+from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
-from ssdplan.plans.plan import Asked, Plan
-from ssdplan.plans.profile import Machine, Model, Profile
-from ssdplan.plans.schedule import Forward, Graph
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.graph.ops import Forward, Graph
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import MIB, made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.planned import planned

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import ORDERS, build_schedule
-from ssdplan.plans.contents import CONTENTS, ROLES, Content, Role, title_of
-from ssdplan.plans.plan import ScheduleName
-from ssdplan.plans.schedule import Backward, Forward, Op, Schedule, Transfer, Update
-from ssdplan.plans.work import ROLE_COLOURS, WORK_COLOURS
+from ssdplan.plans.analysis.work import ROLE_COLOURS, WORK_COLOURS
+from ssdplan.plans.documents.plan import ScheduleName
+from ssdplan.plans.graph.contents import CONTENTS, ROLES, Content, Role, title_of
+from ssdplan.plans.graph.ops import Backward, Forward, Op, Schedule, Transfer, Update
+from ssdplan.plans.schedule.build import ORDERS, build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 

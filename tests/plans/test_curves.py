@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.curves import Curves, read_curves, thinned
-from ssdplan.plans.curves_plot import draw_curves, write_curves_plot
-from ssdplan.plans.curves_text import Standing, describe_curves, figures
+from ssdplan.plans.analysis.curves import Curves, read_curves, thinned
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.curves_plot import draw_curves, write_curves_plot
+from ssdplan.plans.views.curves_text import Standing, describe_curves, figures
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.planned import planned

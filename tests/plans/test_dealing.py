@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.executor.store.striping import Striping
-from ssdplan.plans.dealing import CYCLE, STRIPE_BYTES, bandwidths, deal, room, shares
+from ssdplan.plans.documents.stripe_shares import CYCLE, STRIPE_BYTES, bandwidths, deal, room, shares
 from ssdplan.plans.errors import UsageError
 from tests.planner.made import MIB, made_volume
 

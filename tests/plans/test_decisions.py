@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from ssdplan.plans.plan import MAX_VISITS, Decision, Placement, Plan, Prediction
-from ssdplan.plans.profile import Model
+from ssdplan.plans.documents.plan import MAX_VISITS, Decision, Placement, Plan, Prediction
+from ssdplan.plans.documents.profile import Model
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 

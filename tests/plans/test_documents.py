@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
 from ssdplan.plans.units import format_bytes, format_seconds, parse_bytes
 from tests.planner.made import made_profile
 

@@ -8,11 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Content, Role
-from ssdplan.plans.profile import Model
-from ssdplan.plans.schedule import Backward, Forward, Schedule, Transfer, Update
-from ssdplan.plans.verify import verify
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.graph.contents import Content, Role
+from ssdplan.plans.graph.ops import Backward, Forward, Schedule, Transfer, Update
+from ssdplan.plans.graph.verify import verify
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_model, with_frozen
 from tests.plans.decided import decide
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Content, Role
-from ssdplan.plans.schedule import Backward, Forward, Transfer, Update
-from ssdplan.plans.verify import verify
+from ssdplan.plans.graph.contents import Content, Role
+from ssdplan.plans.graph.ops import Backward, Forward, Transfer, Update
+from ssdplan.plans.graph.verify import verify
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 from tests.plans.test_schedule import assert_every_element_is_updated_once, fractions

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Role
-from ssdplan.plans.homes import kept_on_device
-from ssdplan.plans.schedule import Transfer, Update
+from ssdplan.plans.graph.contents import Role
+from ssdplan.plans.graph.ops import Transfer, Update
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.homes import kept_on_device
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from ssdplan.plans import progress
-from ssdplan.plans.live import Pace, live_line
-from ssdplan.plans.progress import ProgressLine
-from ssdplan.plans.wear import share_of_rating
+from ssdplan.plans.analysis.wear import share_of_rating
+from ssdplan.plans.views import progress_line as progress
+from ssdplan.plans.views.live_line import Pace, live_line
+from ssdplan.plans.views.progress_line import ProgressLine
 from tests.planner.made import made_machine, made_volume
 
 

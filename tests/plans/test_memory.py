@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.contents import Role
-from ssdplan.plans.memory import assign
-from ssdplan.plans.schedule import Buffer, Op, Region
+from ssdplan.plans.graph.allocation import assign
+from ssdplan.plans.graph.contents import Role
+from ssdplan.plans.graph.ops import Buffer, Op, Region
+from ssdplan.plans.graph.waits import with_waits
 from ssdplan.plans.units import PAGE
-from ssdplan.plans.waits import with_waits
 from tests.plans.hand_made import made_buffer, made_transfer
 
 TIERS = ("host", "device")

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.analysis.overlay import Stall, describe_overlay, lay_over, stalls
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError
-from ssdplan.plans.overlay import Stall, describe_overlay, lay_over, stalls
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.schedule import RESOURCES, Forward, Graph, Op, Region, Schedule, Transfer
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.graph.ops import RESOURCES, Forward, Graph, Op, Region, Schedule, Transfer
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.hand_made import made_forward, made_transfer

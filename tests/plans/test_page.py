@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Content, Role
-from ssdplan.plans.curves import Curves
-from ssdplan.plans.documents import Part
-from ssdplan.plans.overlay import Overlay, lay_over, stalls
-from ssdplan.plans.page import make_page, write_page
-from ssdplan.plans.page.colours import DARK_GROUND, LEAST_CONTRAST, on_dark
-from ssdplan.plans.page.data import pack
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.quantities import duration, number
-from ssdplan.plans.schedule import RESOURCES, Schedule, Transfer, Update
-from ssdplan.plans.text import describe_plan
-from ssdplan.plans.timeline import Timeline
+from ssdplan.plans.analysis.curves import Curves
+from ssdplan.plans.analysis.memory_usage import label, memory_usage
+from ssdplan.plans.analysis.overlay import Overlay, lay_over, stalls
+from ssdplan.plans.analysis.work import ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, work_of
+from ssdplan.plans.documents.base import Part
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.graph.contents import Content, Role
+from ssdplan.plans.graph.ops import RESOURCES, Schedule, Transfer, Update
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
-from ssdplan.plans.usage import label, memory_usage
-from ssdplan.plans.work import ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, work_of
+from ssdplan.plans.views.page import make_page, write_page
+from ssdplan.plans.views.page.colours import DARK_GROUND, LEAST_CONTRAST, on_dark
+from ssdplan.plans.views.page.data import pack
+from ssdplan.plans.views.plan_text import describe_plan
+from ssdplan.plans.views.quantities import duration, number
 from tests.planner.made import made_machine, made_model
 from tests.plans import browser
 from tests.plans.decided import decide

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.schedule import Transfer, Update
+from ssdplan.plans.graph.ops import Transfer, Update
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 

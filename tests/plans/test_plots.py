@@ -11,13 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans import plots
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
-from ssdplan.plans.schedule import Schedule
-from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.usage import Usage, memory_usage
+from ssdplan.plans.analysis.memory_usage import Usage, memory_usage
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views import plan_plots as plots
+from ssdplan.plans.views.plan_plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 from tests.plans.planned import planned

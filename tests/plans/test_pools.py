@@ -4,9 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Role
-from ssdplan.plans.pools import (
+from ssdplan.plans.analysis.allocators import (
     Blocks,
     Need,
     Needs,
@@ -19,7 +17,9 @@ from ssdplan.plans.pools import (
     powers_of_two,
     saved,
 )
-from ssdplan.plans.schedule import Buffer, Graph, Schedule
+from ssdplan.plans.graph.contents import Role
+from ssdplan.plans.graph.ops import Buffer, Graph, Schedule
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
 from tests.planner.made import made_model
 from tests.plans.decided import decide

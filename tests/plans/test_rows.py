@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssdplan.plans.rows import row_length, row_lengths
+from ssdplan.plans.documents.rows import row_length, row_lengths
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.schedule import Backward, Forward, Graph, Schedule, Transfer, Update
-from ssdplan.plans.verify import verify
+from ssdplan.plans.graph.ops import Backward, Forward, Graph, Schedule, Transfer, Update
+from ssdplan.plans.graph.verify import verify
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.profile import Model, State
-from ssdplan.plans.schedule import Backward, Forward, Update
-from ssdplan.plans.state_layout import (
+from ssdplan.plans.documents.profile import Model, State
+from ssdplan.plans.documents.state_layout import (
     BF16,
     ELEMENT_BYTES,
     FP32,
@@ -26,8 +24,10 @@ from ssdplan.plans.state_layout import (
     optimizer_parts,
     training_bytes,
 )
+from ssdplan.plans.graph.ops import Backward, Forward, Update
+from ssdplan.plans.graph.verify import verify
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
-from ssdplan.plans.verify import verify
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 

@@ -8,10 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ssdplan.plans import text
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Role
-from ssdplan.plans.plan import (
+from ssdplan.plans.analysis.allocators import Blocks, Pool
+from ssdplan.plans.documents.plan import (
     Alternative,
     Compared,
     Decision,
@@ -23,14 +21,16 @@ from ssdplan.plans.plan import (
     Sensitivity,
     most_micro_batches,
 )
-from ssdplan.plans.pools import Blocks, Pool
-from ssdplan.plans.profile import Model, Profile, Volume
-from ssdplan.plans.profile_text import describe_profile
-from ssdplan.plans.quantities import bar, count, duration, exact_percent, number, percent
-from ssdplan.plans.report import describe_report
-from ssdplan.plans.schedule import Schedule
-from ssdplan.plans.text import describe_plan
+from ssdplan.plans.documents.profile import Model, Profile, Volume
+from ssdplan.plans.graph.contents import Role
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
+from ssdplan.plans.views import plan_text as text
+from ssdplan.plans.views.plan_text import describe_plan
+from ssdplan.plans.views.profile_text import describe_profile
+from ssdplan.plans.views.quantities import bar, count, duration, exact_percent, number, percent
+from ssdplan.plans.views.report_text import describe_report
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
 from tests.plans.decided import decide
 

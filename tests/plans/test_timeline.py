@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
+from ssdplan.plans.analysis.memory_usage import label, memory_usage
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.plans.schedule import RESOURCES, Schedule, Transfer, Update
-from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.trace import read_trace, write_trace
-from ssdplan.plans.usage import label, memory_usage
+from ssdplan.plans.graph.ops import RESOURCES, Schedule, Transfer, Update
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.trace import read_trace, write_trace
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Content, Role
-from ssdplan.plans.homes import kept_on_device
-from ssdplan.plans.plan import Decision
-from ssdplan.plans.schedule import Backward, Forward, Transfer, Update
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.graph.contents import Content, Role
+from ssdplan.plans.graph.ops import Backward, Forward, Transfer, Update
+from ssdplan.plans.graph.verify import verify
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.homes import kept_on_device
 from ssdplan.plans.units import PAGE
-from ssdplan.plans.verify import verify
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 from tests.plans.test_schedule import assert_every_element_is_updated_once, fractions

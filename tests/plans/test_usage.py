@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.simulator import simulate
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.contents import Role
-from ssdplan.plans.schedule import Buffer, Graph, Region, Schedule, Tier, Transfer
-from ssdplan.plans.timeline import Timeline
-from ssdplan.plans.usage import Usage, label, memory_usage, reserved
+from ssdplan.plans.analysis.memory_usage import Usage, label, memory_usage, reserved
+from ssdplan.plans.graph.contents import Role
+from ssdplan.plans.graph.ops import Buffer, Graph, Region, Schedule, Tier, Transfer
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_machine, made_model
 from tests.plans.decided import decide
 from tests.plans.hand_made import made_buffer, made_transfer

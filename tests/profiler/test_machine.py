@@ -9,7 +9,7 @@ import pytest
 
 from ssdplan.native import adamw_statistics, adamw_summed
 from ssdplan.native.process import host_memory
-from ssdplan.plans.state_layout import OPTIMIZER_BYTES, Precision
+from ssdplan.plans.documents.state_layout import OPTIMIZER_BYTES, Precision
 from ssdplan.profiler import machine
 from ssdplan.profiler.machine import UpdateBench, Updates, measure_link, measure_update
 from ssdplan.profiler.measure import Limits, Measurement

@@ -17,8 +17,8 @@ from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import open_model
 from ssdplan.executor.store.volumes import Blank
 from ssdplan.executor.weights import Weights
+from ssdplan.plans.documents.profile import Profile, logits_chunk_tokens
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
-from ssdplan.plans.profile import Profile, logits_chunk_tokens
 from ssdplan.profiler import profile as profiling
 from ssdplan.profiler import storage
 from ssdplan.profiler.profile import ProfileLimits, profile, state_classes

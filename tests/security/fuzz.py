@@ -47,13 +47,13 @@ from ssdplan.executor.train import train
 from ssdplan.executor.weight_files import left_weights
 from ssdplan.executor.weights import Weights
 from ssdplan.native.process import read_fields
-from ssdplan.plans.build import build_schedule
-from ssdplan.plans.curves import read_curves
+from ssdplan.plans.analysis.curves import read_curves
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import MemoryBudgetError, SsdplanError
-from ssdplan.plans.plan import Plan
-from ssdplan.plans.profile import Profile
-from ssdplan.plans.report import describe_report
-from ssdplan.plans.trace import read_trace
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.report_text import describe_report
+from ssdplan.plans.views.trace import read_trace
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 from tests.executor.store.test_store import MIB, get, one, put

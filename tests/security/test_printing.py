@@ -10,7 +10,7 @@ import pytest
 
 from ssdplan.commands.streams import Plain
 from ssdplan.plans.printable import printable
-from ssdplan.plans.progress import ProgressLine
+from ssdplan.plans.views.progress_line import ProgressLine
 from tests.tiny import make_model, make_tokenizer
 
 EVIL = "a\x1b]0;owned\x07b\x9b2Jc\u202egnp\u2066d\re\x00f\u2028g\ud800h"

@@ -17,7 +17,7 @@ from ssdplan.executor.store.layout import Layout
 from ssdplan.executor.store.store import required_bytes
 from ssdplan.executor.store.striping import Striping
 from ssdplan.executor.store.volumes import Staging
-from ssdplan.plans.dealing import deal
+from ssdplan.plans.documents.stripe_shares import deal
 from ssdplan.plans.errors import StoreError
 from tests.executor.store.disks import Flush, SimulatedDisk, Write, crashes
 

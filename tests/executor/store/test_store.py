@@ -18,7 +18,7 @@ from ssdplan.executor.store.layout import LONGEST_EXTENT, MOST_KEPT, Layout
 from ssdplan.executor.store.store import required_bytes
 from ssdplan.executor.store.striping import Striping
 from ssdplan.executor.store.volumes import Staging
-from ssdplan.plans.dealing import STRIPE_BYTES
+from ssdplan.plans.documents.stripe_shares import STRIPE_BYTES
 from ssdplan.plans.errors import DiskFullError, IoFailure, StoreError, UsageError
 from tests.bounds import HANG_SECONDS
 from tests.executor.store.disks import SimulatedDisk

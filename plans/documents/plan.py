@@ -1,0 +1,314 @@
+"""Plan: every decision of a run and what it predicts, as plain data. The planner writes it, all others read it.
+
+Owns the fields of plan.json (docs/plan-format.md) and the checks that make an edited plan safe to open. A plan alone is
+enough to build its schedule (`build.build_schedule`).
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..errors import MismatchError
+from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
+from .profile import Machine, Model
+from .state_layout import GRAIN, OptimizerStates, Precision
+
+ScheduleName = Literal["vertical", "horizontal"]
+"""The orders of operations (`build.ORDERS`)."""
+TOLERANCE = 1e-6
+MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
+"""The most micro-batches times layers, and the most updates, of a step: each is a few operations, and a million of them
+take a minute to lay out and gigabytes to hold."""
+
+
+class Placement(Part):
+    """Where the states of one class live, as fractions of their elements (prompt or delayed, host or ssd).
+
+    optimizer_* and parameters_* on host and ssd each sum to 1; their delayed parts sum to the plan's delay ratio, as do
+    the two delayed_gradient_* fractions. Frozen states have no update: all their parameters are prompt, and all other
+    fractions but the device's are 0. parameters_device and parameters_turn are fractions of the class's states,
+    each kept whole or not at all; parameters_* on host and ssd speak of the states that are not kept for the whole run.
+    """
+
+    optimizer_prompt_host: Fraction
+    optimizer_prompt_ssd: Fraction
+    optimizer_delayed_host: Fraction
+    optimizer_delayed_ssd: Fraction
+    parameters_prompt_host: Fraction
+    parameters_prompt_ssd: Fraction
+    parameters_delayed_host: Fraction
+    parameters_delayed_ssd: Fraction
+    delayed_gradient_host: Fraction
+    delayed_gradient_ssd: Fraction
+    parameters_device: Fraction = 0.0
+    """The fraction of the class's states whose parameters stay on the device for the whole run."""
+    parameters_turn: Fraction = 0.0
+    """The fraction of the class's states, all of them blocks', whose parameters stay on the device from the forward to
+    the same layer's backward."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is of states without optimizer states."""
+        return not (
+            self.optimizer_prompt_host
+            or self.optimizer_prompt_ssd
+            or self.optimizer_delayed_host
+            or self.optimizer_delayed_ssd
+        )
+
+
+class Decision(Part):
+    """What the run will do."""
+
+    schedule: ScheduleName
+    optimizer: Literal["adamw"]
+    optimizer_states: OptimizerStates
+    """Masters are fp32; this is the format of both moments."""
+    clip_grad_norm: Positive | None = None
+    """The most that the norm of all gradients may be; larger ones are scaled down to it. None: no clipping."""
+    precision: Precision
+    micro_batch_size: Count
+    micro_batches: Count
+    sequence_length: Count
+    delay_ratio: Fraction
+    placement: dict[Name, Placement]
+    """State class -> placement."""
+    checkpoint_host: Fraction
+    """The fraction of each block's input, for each micro-batch, that stays on host; the rest is written to ssd."""
+    recompute: Literal["all"]
+    """What backward recomputes of a layer's forward."""
+    update_chunk_elements: Count
+    """The largest range of elements that one update op takes."""
+    update_lookahead: Count
+    """How many chunks' optimizer states are on their way between ssd and host at once."""
+    host_budget_bytes: Bytes
+    device_budget_bytes: Bytes
+    unified_memory: bool = False
+    """Compute works on host memory itself: nothing is copied to a device or back, and there is no device memory."""
+
+    @model_validator(mode="after")
+    def _sums(self) -> Self:
+        for name, p in self.placement.items():
+            alpha, states = (0.0, 0.0) if p.frozen else (self.delay_ratio, 1.0)
+            rows = {
+                "optimizer_prompt_*": (p.optimizer_prompt_host + p.optimizer_prompt_ssd, states - alpha),
+                "optimizer_delayed_*": (p.optimizer_delayed_host + p.optimizer_delayed_ssd, alpha),
+                "parameters_prompt_*": (p.parameters_prompt_host + p.parameters_prompt_ssd, 1 - alpha),
+                "parameters_delayed_*": (p.parameters_delayed_host + p.parameters_delayed_ssd, alpha),
+                "delayed_gradient_*": (p.delayed_gradient_host + p.delayed_gradient_ssd, alpha),
+            }
+            for row, (total, wanted) in rows.items():
+                if abs(total - wanted) > TOLERANCE:
+                    why = "its states are frozen" if p.frozen else f"delay_ratio {alpha:g}"
+                    raise ValueError(f"placement.{name}.{row} sum to {total:g}, not {wanted:g} ({why})")
+            if p.parameters_device + p.parameters_turn > 1 + TOLERANCE:
+                kept = p.parameters_device + p.parameters_turn
+                raise ValueError(f"placement.{name}.parameters_device and parameters_turn sum to {kept:g}, more than 1")
+            if self.schedule == "horizontal" and p.parameters_turn:
+                raise ValueError(
+                    f"placement.{name}.parameters_turn = {p.parameters_turn:g}: the horizontal schedule keeps nothing "
+                    "from forward to backward; set it to 0, or schedule to vertical"
+                )
+            if self.unified_memory and p.parameters_device < 1 and p.parameters_prompt_host + p.parameters_delayed_host:
+                raise ValueError(
+                    f"placement.{name}: with unified_memory a state's parameters stay whole (parameters_device) or "
+                    "live on ssd; set parameters_prompt_host and parameters_delayed_host to 0"
+                )
+        if self.schedule == "horizontal" and self.delay_ratio:
+            raise ValueError(
+                f"delay_ratio = {self.delay_ratio:g}: the horizontal schedule updates everything in its own step; "
+                "set it to 0, or schedule to vertical"
+            )
+        if self.update_chunk_elements % GRAIN:
+            raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of {GRAIN}")
+        return self
+
+
+def most_micro_batches(model: Model) -> int:
+    """How many micro-batches a step may have at most: each is a few operations a layer, which a run holds."""
+    return max(MAX_VISITS // len(model.layers), 1)
+
+
+def needs_all_gradients(precision: Precision, clip_grad_norm: float | None) -> str:
+    """Why no update may begin before a step's last gradient is there, so that every one of them is delayed.
+
+    Empty when updates may run as gradients come.
+    """
+    if clip_grad_norm is not None:
+        return "clipping by the global norm needs all gradients before any update"
+    if precision == "fp16":
+        return "skipping steps that overflow in fp16 needs all gradients before any update"
+    return ""
+
+
+class Prediction(Part):
+    """What one steady step will take. Peaks are exact; seconds come from the simulator at the profile's rates."""
+
+    step_seconds: Positive
+    tokens_per_second: Positive
+    peak_host_bytes: Bytes
+    """The host arena: every buffer on host."""
+    peak_device_bytes: Bytes
+    """The device arena plus the largest compute workspace and the step's context."""
+    host_arena_bytes: Bytes
+    device_arena_bytes: Bytes
+    peak_process_bytes: Bytes | None = None
+    """Resident memory of the whole process, as the kernel counts it; None in a plan that says nothing of it."""
+    ssd_bytes: Bytes
+    """The size of the store."""
+    ssd_read_bytes: Bytes
+    ssd_write_bytes: Bytes
+    h2d_bytes: Bytes
+    d2h_bytes: Bytes
+    bound_by: str
+    """The resource that bounds a steady step, in words."""
+    busy: dict[str, Fraction]
+    """Resource -> share of the step in which it works."""
+    program_seconds: Seconds
+    """The linear program's own optimum: an estimate, the sum of stages that each take as long as their slowest
+    resource, without fill and drain. A simulated step may beat it where one stage's work runs beside another's."""
+    critical_path: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
+    """Resource -> kind of work -> its seconds on the chain of operations that makes the step as long as it is."""
+    idle: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
+    """Resource -> cause -> seconds of the step in which it does nothing, by what it waits for."""
+
+
+class Alternative(Part):
+    """One candidate of the outer search."""
+
+    micro_batch_size: Count
+    micro_batches: Count
+    tokens_per_second: Positive
+    delay_ratio: Fraction
+    program_seconds: Positive
+    compute_tokens_per_second: Positive
+    """Roofline: compute alone."""
+    io_tokens_per_second: Positive
+    """Roofline: everything but compute."""
+    simulated: bool
+    """True when tokens_per_second is the simulator's figure (for all but the plan itself of shortened models), False
+    when the program's bound."""
+
+
+class Sensitivity(Part):
+    """One dual of the linear program: what a unit more of something would bring."""
+
+    resource: str
+    unit: str
+    seconds_per_unit: float
+    throughput_gain: float
+    """Relative tokens/s gained by one more unit; 0.09 is +9%."""
+    words: str = ""
+    """What one more unit is, for people: a second drive."""
+
+
+class Least(Part):
+    """The least of one budget with which the plan's batch still works, the others as they are."""
+
+    budget: Literal["host memory", "device memory", "ssd space"]
+    least_bytes: Bytes
+    """No less than the true least, and close to it: rounded up where no whole schedule was built."""
+    tokens_per_second: Positive
+    """What the program reaches there: an estimate, as `program_seconds` is, and no more than the plan's own."""
+
+
+class Reason(Part):
+    """A true sentence or two on why the plan is as it is."""
+
+    topic: str
+    text: str
+
+
+class Compared(Part):
+    """The plan's batch trained another way, beside the plan. A figure is None where there is none."""
+
+    kind: Literal["schedule", "idea"]
+    """schedule: another schedule or place of states; idea: a rung from ZeRO-Infinity's way to this plan."""
+    name: str
+    host_bytes: Bytes | None = None
+    """That it would take, which may be more than there is."""
+    device_bytes: Bytes | None = None
+    ssd_read_bytes: Bytes | None = None
+    ssd_write_bytes: Bytes | None = None
+    step_seconds: Positive | None = None
+    tokens_per_second: Positive | None = None
+    fits: bool
+    """Within the plan's budgets."""
+    note: str = ""
+    """What it stands for, or why it is not possible."""
+
+
+class Asked(Part):
+    """What the user fixed of a plan's placement, so that another that takes its place keeps to it as well."""
+
+    delay_ratio: Fraction | None = None
+    residency: dict[str, Fraction] = Field(default_factory=dict)
+    """Of parameters, optimizer and checkpoints the fraction on host; of device and turn that of states kept there."""
+    max_ssd_write_bytes: Bytes | None = None
+    """Written a step."""
+
+
+class Plan(Document):
+    """plan.json."""
+
+    schema_: Literal["ssdplan.plan/1"] = Field("ssdplan.plan/1", alias="schema")
+    profile_sha256: str
+    model: Model
+    machine: Machine
+    asked: Asked = Asked()
+    decision: Decision
+    prediction: Prediction
+    alternatives: tuple[Alternative, ...]
+    sensitivity: tuple[Sensitivity, ...]
+    least: tuple[Least, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    comparison: tuple[Compared, ...] = ()
+
+    @model_validator(mode="after")
+    def _belongs(self) -> Self:
+        classes = {state.state_class for state in self.model.states}
+        if set(self.decision.placement) != classes:
+            raise ValueError(f"decision.placement must name exactly the state classes {sorted(classes)}")
+        if self.decision.precision != self.model.precision:
+            raise ValueError("decision.precision differs from the model's")
+        if self.decision.sequence_length != self.model.sequence_length:
+            raise ValueError("decision.sequence_length differs from the one the model was profiled at")
+        if self.decision.micro_batch_size not in self.model.micro_batch_sizes:
+            raise ValueError("decision.micro_batch_size was not profiled")
+        for state in self.model.states:
+            placement = self.decision.placement[state.state_class]
+            if placement.frozen != state.frozen:
+                has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
+                raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
+        turning = range(max(self.model.first_trained, 1), len(self.model.layers) - 1)
+        for index, state in enumerate(self.model.states):
+            turn = self.decision.placement[state.state_class].parameters_turn
+            if turn and not set(self.model.uses(index)) <= set(turning):
+                raise ValueError(
+                    f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
+                    "of blocks alone that run backward; set it to 0"
+                )
+        if self.decision.micro_batches > (most := most_micro_batches(self.model)):
+            raise ValueError(
+                f"decision.micro_batches = {self.decision.micro_batches}: {most} is the most for one step of "
+                f"{len(self.model.layers)} layers; take more rows a micro-batch"
+            )
+        chunk = self.decision.update_chunk_elements
+        chunks = sum(-(-state.elements // chunk) for state in self.model.states if not state.frozen)
+        if chunks > MAX_UPDATES:
+            raise ValueError(
+                f"decision.update_chunk_elements = {chunk} makes {chunks} updates a step, more than {MAX_UPDATES}; "
+                "take more elements at once"
+            )
+        reason = needs_all_gradients(self.decision.precision, self.decision.clip_grad_norm)
+        if reason and self.decision.delay_ratio != 1.0:
+            raise ValueError(f"decision.delay_ratio must be 1: {reason}")
+        return self
+
+    def refuse_estimates(self) -> None:
+        """Raise MismatchError for a what-if: nobody measured that machine or that model, so nothing can be run."""
+        if "estimated" in (self.machine.figures, self.model.figures):
+            raise MismatchError(
+                f"this plan is a what-if for {self.model.name} on {self.machine.name}, made from data sheets; "
+                "profile this machine and the model, and solve again"
+            )

@@ -1,0 +1,281 @@
+"""Profile: what was measured of one machine and one model. The profiler writes it, the planner reads it.
+
+Owns the fields and their units: bytes, seconds, bytes a second, elements a second. It measures and decides nothing.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from .base import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds
+from .rows import row_lengths
+from .state_layout import GRAIN, OptimizerStates, Precision
+
+Origin = Literal["measured", "estimated"]
+LOGITS_CHUNK_BYTES = 512 << 20
+"""The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
+LEAST_CHUNK_TOKENS = 512
+"""A chunk of fewer would spend its time on the head's weights, which every chunk reads, and on their gradient, which
+every chunk writes and adds."""
+
+
+def logits_chunk_tokens(vocab_size: int) -> int:
+    """How many tokens the head of a model takes at a time: a power of two, as micro-batches' lengths often are."""
+    most = LOGITS_CHUNK_BYTES // (4 * vocab_size)
+    return max(1 << most.bit_length() >> 1, LEAST_CHUNK_TOKENS)
+
+
+class MixedBandwidth(Part):
+    """What a volume sustains when it reads and writes at once, bytes/s each; (r, 0) reads only, (0, w) writes only."""
+
+    read: float = Field(ge=0.0, allow_inf_nan=False)
+    write: float = Field(ge=0.0, allow_inf_nan=False)
+
+
+class Volume(Part):
+    """One place that a store may stripe over."""
+
+    path: str
+    free_bytes: Bytes
+    """On its file system, or of the blank volume that was measured, if that is more."""
+    engine: Literal["io_uring", "threads"]
+    frontier: tuple[MixedBandwidth, ...] = Field(min_length=2)
+    """From reads only to writes only; the two ends are required, points between them are optional."""
+    read_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Cores that compute does without while the volume reads at full bandwidth, checksums included; it matters where
+    they are shared."""
+    write_cores: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    read_cores_unsummed: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """The same of what an update sums in passing. None: nobody measured it, and plans count on `read_cores`."""
+    write_cores_unsummed: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    bandwidth_kept: Kept = 1.0
+    """The fraction of its bandwidth that the volume keeps while compute runs on the same cores."""
+    endurance_bytes: Bytes | None = None
+    """What may be written to the drive in its life, by its maker's rating; None when nobody said."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        first, last = self.frontier[0], self.frontier[-1]
+        if not (first.read > 0 and first.write == 0 and last.write > 0 and last.read == 0):
+            raise ValueError("frontier must start at reads only and end at writes only")
+        return self
+
+
+class Machine(Part):
+    """Rates and memory of the machine that a plan is for."""
+
+    name: str
+    cores: Count
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    device_index: Index = 0
+    """Which of several GPUs, as torch numbers them."""
+    host_memory_bytes: Bytes
+    host_available_bytes: Bytes
+    device_memory_bytes: Bytes
+    """For the emulated device, a share of DRAM."""
+    process_bytes: Bytes | None = None
+    """What a process of ours takes, as the kernel counts it, before a plan's first byte: Python, torch and its
+    libraries, the opened model, what these keep once its layers ran, without the model's `kernels`. None: nobody
+    measured it."""
+    compute_shares_cpu: bool
+    """True when compute, updates and link copies run on the same cores (no GPU)."""
+    h2d_bandwidth: Positive
+    d2h_bandwidth: Positive
+    update_rate: Positive
+    """Elements a second of the fused optimizer on all threads, fp32 states, low-precision copy included."""
+    update_rate_bf16: Positive | None = None
+    """The same with both moments in bf16. None: nobody measured it, and plans count on `update_rate`."""
+    checksum_rate: Positive | None = None
+    """Bytes a second of optimizer states of which an update takes the checksums, before and after, in passing. None:
+    nobody measured it, and plans count on nothing for it."""
+    compute_beside_updates: Kept | None = None
+    """The fraction of its pace that compute keeps while updates run one after the other on the same cores."""
+    updates_beside_compute: Kept | None = None
+    """The same of updates while compute runs. None: nobody measured it, and plans count on no loss, a quarter for
+    compute and three for updates."""
+    update_threads: Count
+    compute_threads: Count
+    volumes: tuple[Volume, ...] = Field(min_length=1)
+    figures: Origin = "measured"
+    """Estimated: from data sheets, for a machine that was not there."""
+
+
+def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
+    """Elements a second that `machine` updates with optimizer states of that format."""
+    if optimizer_states == "bf16" and machine.update_rate_bf16 is not None:
+        return machine.update_rate_bf16
+    return machine.update_rate
+
+
+class State(Part):
+    """A flat vector of parameters that streams as one (`plans/documents/state_layout.py`): its elements, and the class that
+    shares a placement."""
+
+    name: Name
+    state_class: Name
+    elements: Count
+    """Padded to a multiple of `GRAIN`."""
+    frozen: bool = False
+    """Its parameters stay what they are: no gradient, no optimizer states, no update. All states of a class agree."""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        if self.elements % GRAIN:
+            raise ValueError(f"elements = {self.elements} is not a multiple of {GRAIN}")
+        return self
+
+
+class Layer(Part):
+    """A unit of streaming; `states` are indices into the model's states, own first, tied ones after."""
+
+    name: Name
+    layer_class: Name
+    states: tuple[Index, ...] = Field(min_length=1)
+
+
+class Timing(Part):
+    """One layer class at one micro-batch size. Backward includes the recomputation of the layer's forward."""
+
+    micro_batch_size: Count
+    forward_seconds: Seconds
+    """Of a micro-batch after another one: the layer's weights are in caches, as far as these hold them."""
+    backward_seconds: Seconds
+    forward_cold_seconds: Seconds = 0.0
+    """How much longer the first micro-batch of a stage takes, which finds nothing of the layer in caches."""
+    backward_cold_seconds: Seconds = 0.0
+    forward_workspace_bytes: Bytes
+    """Peak device bytes that compute itself takes beyond weights, hidden states and gradients."""
+    backward_workspace_bytes: Bytes
+    saved_activation_bytes: Bytes
+    """What autograd would keep if nothing were recomputed."""
+    process_growth_bytes: Bytes | None = None
+    """By how much the process grew, as the kernel counts it, while micro-batches followed each other through the layer:
+    the workspace and what malloc leaves between its tensors. None: not measured, as where the device has its memory."""
+
+    def forward_stage_seconds(self, micro_batches: int) -> float:
+        """A stage's forwards, of so many micro-batches one after the other."""
+        return self.forward_cold_seconds + micro_batches * self.forward_seconds
+
+    def backward_stage_seconds(self, micro_batches: int) -> float:
+        """A stage's backwards."""
+        return self.backward_cold_seconds + micro_batches * self.backward_seconds
+
+
+class LayerClass(Part):
+    """Layers of one shape."""
+
+    name: Name
+    timings: tuple[Timing, ...] = Field(min_length=1)
+
+
+class Kernels(Part):
+    """What libraries keep, whatever becomes of the tensors, once layers ran on micro-batches of so many tokens."""
+
+    tokens: Count
+    kept_bytes: Bytes
+
+
+class Model(Part):
+    """The model as the planner sees it: layers, states and what each class costs."""
+
+    name: str
+    path: str = ""
+    """The directory that was profiled; empty when there was none."""
+    architecture: str
+    fingerprint: str
+    parameters: Count
+    """Distinct parameters, padding not counted."""
+    hidden_size: Count
+    vocab_size: Count
+    precision: Precision
+    sequence_length: Count
+    context_bytes: dict[int, Bytes]
+    """Micro-batch size -> device bytes a micro-batch keeps for the whole step (masks, rotary tables, token ids)."""
+    states: tuple[State, ...] = Field(min_length=1)
+    layers: tuple[Layer, ...] = Field(min_length=3)
+    """embedding, blocks in order, head."""
+    classes: tuple[LayerClass, ...] = Field(min_length=3)
+    figures: Origin = "measured"
+    """Estimated: seconds and bytes of the classes follow from the model's shape by formulas."""
+    head_chunk_tokens: Count | None = None
+    """Tokens whose logits the head makes at a time; None: a whole micro-batch's. A run keeps to it."""
+    workspace_margin: Fraction = 0.0
+    """What estimated workspaces were raised by for the allocator's fragmentation; measured ones have it in them."""
+    freeze: tuple[str, ...] = ()
+    """The patterns of parameter names that froze its frozen states; a run opens the model by them."""
+    allow_unused_weights: bool = False
+    """Whether stored tensors that the model has no place for may be left out; a run opens the model so."""
+    kernels: tuple[Kernels, ...] = ()
+    """For every number of tokens that a micro-batch can have, as far as a process keeps anything for it."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        classes = {entry.name for entry in self.classes}
+        for layer in self.layers:
+            if layer.layer_class not in classes:
+                raise ValueError(f"layer {layer.name} has unknown class {layer.layer_class}")
+            if any(index >= len(self.states) for index in layer.states):
+                raise ValueError(f"layer {layer.name} names a state that does not exist")
+        used = {index for layer in self.layers for index in layer.states}
+        if used != set(range(len(self.states))):
+            raise ValueError("a state belongs to no layer")
+        if all(state.frozen for state in self.states):
+            raise ValueError("every state is frozen, so there is nothing to train")
+        frozen = {state.state_class for state in self.states if state.frozen}
+        for state in self.states:
+            if not state.frozen and state.state_class in frozen:
+                raise ValueError(f"state {state.name} is not frozen, and others of its class {state.state_class} are")
+        for layer in self.layers[1:-1]:
+            if any(len(self.uses(index)) != 1 for index in layer.states):
+                raise ValueError(f"block {layer.name} shares a state with another layer")
+        sizes = [tuple(timing.micro_batch_size for timing in entry.timings) for entry in self.classes]
+        if len(set(sizes)) != 1 or len(set(sizes[0])) != len(sizes[0]):
+            raise ValueError("every class must be measured once at the same micro-batch sizes")
+        if set(self.context_bytes) != set(sizes[0]):
+            raise ValueError("context_bytes must name the measured micro-batch sizes")
+        return self
+
+    def uses(self, state: int) -> tuple[int, ...]:
+        """The layers that use a state, in order; two for tied embeddings."""
+        return tuple(index for index, layer in enumerate(self.layers) if state in layer.states)
+
+    def trained(self, layer: int) -> tuple[int, ...]:
+        """The states of a layer that are trained."""
+        return tuple(index for index in self.layers[layer].states if not self.states[index].frozen)
+
+    @property
+    def first_trained(self) -> int:
+        """The lowest layer that trains anything. No gradient is wanted below it, so no layer there runs backward."""
+        return next(index for index in range(len(self.layers)) if self.trained(index))
+
+    def kernel_bytes(self, micro_batch_size: int, *, full_rows: bool = False) -> int:
+        """What a run on such micro-batches keeps of `kernels`; with `full_rows` it meets no row that is shorter than
+        the sequence length."""
+        lengths = (self.sequence_length,) if full_rows else row_lengths(self.sequence_length)
+        met = {micro_batch_size * length for length in lengths}
+        return sum(kernels.kept_bytes for kernels in self.kernels if kernels.tokens in met)
+
+    def timing(self, layer_class: str, micro_batch_size: int) -> Timing:
+        """The measurement of a class at a micro-batch size. Raises KeyError when it was not measured."""
+        for entry in self.classes:
+            if entry.name == layer_class:
+                for timing in entry.timings:
+                    if timing.micro_batch_size == micro_batch_size:
+                        return timing
+        raise KeyError((layer_class, micro_batch_size))
+
+    @property
+    def micro_batch_sizes(self) -> tuple[int, ...]:
+        return tuple(timing.micro_batch_size for timing in self.classes[0].timings)
+
+
+class Profile(Document):
+    """profile.json: one machine, one model, measured together."""
+
+    schema_: Literal["ssdplan.profile/1"] = Field("ssdplan.profile/1", alias="schema")
+    created: str
+    machine: Machine
+    model: Model
+    notes: tuple[str, ...] = ()
+    """What a reader should know: fallbacks taken, unstable measurements."""

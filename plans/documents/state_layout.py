@@ -1,0 +1,191 @@
+"""State layout: what a training state consists of, in which formats, and at which byte each part of it lies.
+
+Owns the formats of parameters, gradients and optimizer states as data, the grain at which a state may be cut, and the
+order in which the optimizer states of a range of elements lie side by side. Planner, schedule, executor and profiler
+ask here, and write no such number themselves. It knows no tier, no buffer and no operation.
+
+**A state** is a flat vector of elements that streams, is updated and is snapshotted as one: tensors of a layer one
+after the other, each at a multiple of `TENSOR_ALIGNMENT` elements, padded to a multiple of `GRAIN`. All of a state is
+trained, or all of it is frozen. Each state has parameters; a trained one also has gradients and optimizer states.
+
+**A layer has one state or several**: those of its own, then those that it shares with another layer (a tied embedding).
+Its forward and its backward use all of them, one region of weights for each. A block shares none. A layer of which a
+part is frozen has two states of its own today; one that is cut into pieces has one for each piece.
+
+A format that is new is a `Format` here and a name in `OPTIMIZER_FORMATS` or `PARAMETERS`; the kernel that computes with
+it is native, and `executor/optimizer.py` binds that to addresses.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ..units import whole_pages
+
+Precision = Literal["bf16", "fp16", "fp32"]
+"""The format of parameters and of activations."""
+OptimizerStates = Literal["fp32", "bf16"]
+"""The format of both moments; masters are fp32 in each."""
+What = Literal["master", "first moment", "second moment"]
+
+GRAIN = 2048
+"""Elements. States, homes and updates begin and end at multiples of it. Parameters and gradients of so many elements
+are whole pages. The squares of a gradient are summed by as many; `native/src/squares.hpp` has the same number."""
+TENSOR_ALIGNMENT = 64
+"""Elements. Each tensor begins at a multiple of it within its state; the gaps are zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How numbers are kept: so many bytes for each element and, in a format of blocks, side data for each block (such
+    as a scale). The side data of all blocks follow the elements."""
+
+    name: str
+    element_bytes: int
+    block_elements: int = 0
+    """Elements that share side data; 0 in a format without."""
+    side_bytes: int = 0
+    """Bytes of side data for each block."""
+
+    def __post_init__(self) -> None:
+        assert bool(self.block_elements) == bool(self.side_bytes), f"{self.name}: blocks and side data go together"
+        assert not self.block_elements or GRAIN % self.block_elements == 0, f"{self.name}: a grain is whole blocks"
+
+    def bytes_of(self, elements: int) -> int:
+        """What so many elements take, exactly. The last block may be cut short; its side data are whole."""
+        blocks = -(-elements // self.block_elements) if self.block_elements else 0
+        return elements * self.element_bytes + blocks * self.side_bytes
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes an element in whole blocks, side data included; an int in a format without blocks."""
+        if not self.block_elements:
+            return self.element_bytes
+        return self.element_bytes + self.side_bytes / self.block_elements
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The masters, or the first or the second moments, of a range of elements. Offsets are bytes from the start of the
+    range's optimizer states."""
+
+    what: What
+    format: Format
+    elements: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.format.bytes_of(self.elements)
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.nbytes
+
+    def places(self, start: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """The bytes [first, end) that hold elements [start, stop) of the range: the elements' own, then, in a format of
+        blocks, their side data. There, both must be multiples of a block."""
+        own = self.format.element_bytes
+        places = [(self.offset + start * own, self.offset + stop * own)]
+        if block := self.format.block_elements:
+            assert start % block == 0 == stop % block, f"{self.format.name}: a block is not cut"
+            side, behind = self.format.side_bytes, self.offset + self.elements * own
+            places.append((behind + start // block * side, behind + stop // block * side))
+        return tuple(places)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFormats:
+    """The formats of a state's optimizer states. One that takes no bytes is not there, and is no part."""
+
+    master: Format
+    first_moment: Format
+    second_moment: Format
+
+    def parts(self, elements: int) -> tuple[Part, ...]:
+        """How the optimizer states of a range of so many elements lie: each part whole, one after the other."""
+        named: tuple[tuple[What, Format], ...] = (
+            ("master", self.master),
+            ("first moment", self.first_moment),
+            ("second moment", self.second_moment),
+        )
+        parts: list[Part] = []
+        offset = 0
+        for what, form in named:
+            if form.element_bytes:
+                parts.append(Part(what, form, elements, offset))
+                offset = parts[-1].stop
+        return tuple(parts)
+
+    def range_bytes(self, elements: int) -> int:
+        """What they take: all parts, up to a whole page, as each range is read and written by itself. Formats without
+        side data leave nothing to pad in ranges of whole grains."""
+        formats = (self.master, self.first_moment, self.second_moment)
+        return whole_pages(sum(form.bytes_of(elements) for form in formats))
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes an element, without padding."""
+        return self.master.mean_bytes + self.first_moment.mean_bytes + self.second_moment.mean_bytes
+
+
+FP32, BF16, FP16 = Format("fp32", 4), Format("bf16", 2), Format("fp16", 2)
+
+PARAMETERS: dict[Precision, Format] = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
+ELEMENT_BYTES: dict[str, int] = {name: form.element_bytes for name, form in PARAMETERS.items()}
+"""An element of parameters, or of an activation, by its precision."""
+
+GRADIENT = FP32
+GRADIENT_BYTES = GRADIENT.element_bytes
+"""An element of a gradient, wherever it is added up or waits."""
+
+OPTIMIZER_FORMATS: dict[OptimizerStates, OptimizerFormats] = {
+    "fp32": OptimizerFormats(FP32, FP32, FP32),
+    "bf16": OptimizerFormats(FP32, BF16, BF16),
+}
+OPTIMIZER_BYTES: dict[OptimizerStates, float] = {name: forms.mean_bytes for name, forms in OPTIMIZER_FORMATS.items()}
+"""Optimizer states, bytes an element, for what is counted in fractions of a state. `optimizer_bytes` is exact."""
+
+
+def optimizer_parts(elements: int, optimizer_states: OptimizerStates) -> tuple[Part, ...]:
+    """How the optimizer states of a range of so many elements lie."""
+    return OPTIMIZER_FORMATS[optimizer_states].parts(elements)
+
+
+def optimizer_bytes(elements: int, optimizer_states: OptimizerStates) -> int:
+    """What the optimizer states of a range of so many elements take."""
+    return OPTIMIZER_FORMATS[optimizer_states].range_bytes(elements)
+
+
+class Elements(Protocol):
+    """plans.profile.State, or what a model tells of one."""
+
+    @property
+    def elements(self) -> int: ...
+    @property
+    def frozen(self) -> bool: ...
+
+
+def training_bytes(states: Iterable[Elements], element_bytes: int) -> int:
+    """Bytes of weights, `element_bytes` each, and of the fp32 optimizer states of those that are trained."""
+    return sum(
+        state.elements * element_bytes + (0 if state.frozen else optimizer_bytes(state.elements, "fp32"))
+        for state in states
+    )
+
+
+class Hidden(Protocol):
+    """plans.profile.Model: what decides how large a hidden state is."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def sequence_length(self) -> int: ...
+    @property
+    def precision(self) -> Precision: ...
+
+
+def checkpoint_bytes(model: Hidden, micro_batch_size: int) -> int:
+    """Bytes of an activation checkpoint: a layer's input for one micro-batch, in whole pages."""
+    elements = micro_batch_size * model.sequence_length * model.hidden_size
+    return whole_pages(PARAMETERS[model.precision].bytes_of(elements))

@@ -1,0 +1,335 @@
+"""Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
+
+Owns the vocabulary (buffers, regions, operations) and nothing else: `contents.py` lists what buffers hold and
+transfers move, `build.py` has operations emitted, `memory.py` gives buffers their places, `waits.py` derives what waits
+for what, `verify.py` refuses a graph that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from operator import attrgetter
+from typing import Any, Literal, Self, TypeVar, dataclass_transform
+
+from ..documents.state_layout import OptimizerStates, Part, optimizer_parts
+from .contents import Content, Role, title_of
+
+Tier = Literal["device", "host", "ssd"]
+TIERS: tuple[Tier, ...] = ("device", "host", "ssd")
+Resource = Literal["read", "write", "h2d", "d2h", "compute", "cpu"]
+RESOURCES: tuple[Resource, ...] = ("read", "write", "h2d", "d2h", "compute", "cpu")
+"""One worker each in the executor, one lane each in the simulator; read and write share the drive."""
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[_T]) -> type[_T]:
+    """A dataclass that nobody changes. The type checker holds that, and not the class itself: to make an object of a
+    frozen dataclass takes four times as long, and that was a quarter of a solve."""
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def operation(cls: type[_T]) -> type[_T]:
+    """A record that is made by keyword, so that one more field shifts no other. The type checker holds that, and a test
+    does where nobody checks types; only `Op.placed` goes by position, since every operation of a graph passes there."""
+    return record(cls)
+
+
+@record
+class Buffer:
+    """A block of one tier's memory, for part of a step or for the whole run."""
+
+    index: int
+    name: str
+    tier: Tier
+    nbytes: int
+    role: Role
+    """What it holds; `show` sums memory by it."""
+    pool: str
+    """Buffers of one pool follow each other in slots of one size; empty for a buffer that keeps its place for the whole
+    run."""
+    shared_by: int = -1
+    """The layer whose activation checkpoints and delayed gradients share one block, because they are never alive
+    together; -1 for a buffer that is neither."""
+    offset: int = -1
+    """Byte offset in the tier's arena (or store); -1 before assignment."""
+    zone: int = -1
+    """Byte offset of the bytes that the buffer shares with others: only buffers of one zone can overlap."""
+
+
+@record
+class Region:
+    """A byte range of a buffer."""
+
+    buffer: int
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+@operation
+class Op:
+    """What every operation has. `stage` numbers the stages of a step from 0; `waits` are indices of earlier ops."""
+
+    index: int
+    stage: int
+    waits: tuple[int, ...]
+
+    @property
+    def resource(self) -> Resource:
+        raise AssertionError("abstract")
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        raise AssertionError("abstract")
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        raise AssertionError("abstract")
+
+    def placed(self, index: int, waits: tuple[int, ...]) -> Self:
+        """The same operation there; `dataclasses.replace` takes three times as long, and every graph needs its own."""
+        kind: Any = type(self)
+        made: Self = kind(index, self.stage, waits, *_beyond_op(kind)(self))
+        return made
+
+
+@cache
+def _beyond_op(kind: type[Op]) -> Callable[[Op], tuple[Any, ...]]:
+    """What a kind of operation has besides what every operation has, in order."""
+    return attrgetter(*vars(kind)["__slots__"])
+
+
+@operation
+class Transfer(Op):
+    """read, write, h2d or d2h: copies `source` to `target`, equally long.
+
+    What it moves is of a state, or is the input of a layer for one micro-batch, or is the gradient of that input: the
+    fields that do not apply are None.
+    """
+
+    kind: Resource
+    source: Region
+    target: Region
+    content: Content
+    state: int | None = None
+    state_name: str = ""
+    """For people; empty when it is of no state."""
+    layer: int | None = None
+    micro_batch: int | None = None
+    final_gradient: bool = False
+    """True when it takes a whole step's gradient off the device, the moment to see its norm."""
+    summed_by_update: bool = False
+    """True for optimizer states on their way from ssd to an update, or back: the update has their bytes in a cache,
+    before and after, so it takes their checksums, and the transfer none."""
+
+    @property
+    def resource(self) -> Resource:
+        return self.kind
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.target,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    def __str__(self) -> str:
+        return f"{self.kind} {title_of(self.content, self.state_name)}"
+
+
+@operation
+class Forward(Op):
+    """One layer's forward of one micro-batch; in evaluation the head's, which yields the loss."""
+
+    layer: int
+    layer_class: str
+    micro_batch: int
+    weights: tuple[Region, ...]
+    hidden: Region | None
+    out: Region | None
+
+    @property
+    def resource(self) -> Resource:
+        return "compute"
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.weights + ((self.hidden,) if self.hidden else ())
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.out,) if self.out else ()
+
+    def __str__(self) -> str:
+        return f"forward {self.layer_class} {self.layer}, micro-batch {self.micro_batch}"
+
+
+@operation
+class Backward(Op):
+    """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, one for each of the
+    layer's states that are trained, zeroing those in `fresh` first. The lowest one has no `in_gradient`."""
+
+    layer: int
+    layer_class: str
+    micro_batch: int
+    weights: tuple[Region, ...]
+    hidden: Region | None
+    out_gradient: Region | None
+    in_gradient: Region | None
+    gradients: tuple[Region, ...]
+    fresh: tuple[bool, ...]
+
+    @property
+    def resource(self) -> Resource:
+        return "compute"
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        given = tuple(region for region in (self.hidden, self.out_gradient) if region)
+        kept = tuple(region for region, fresh in zip(self.gradients, self.fresh, strict=True) if not fresh)
+        return self.weights + given + kept
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return self.gradients + ((self.in_gradient,) if self.in_gradient else ())
+
+    def __str__(self) -> str:
+        return f"backward {self.layer_class} {self.layer}, micro-batch {self.micro_batch}"
+
+
+@operation
+class Update(Op):
+    """The fused optimizer on elements [start, stop) of a state.
+
+    `optimizer` holds fp32 master, first and second moment one after the other, the moments in the format
+    `optimizer_states`; `gradient` is fp32; `parameters` takes the low-precision copy. `delayed`: the gradient is the
+    previous step's.
+    """
+
+    state: int
+    start: int
+    stop: int
+    delayed: bool
+    optimizer: Region
+    gradient: Region
+    parameters: Region
+    optimizer_states: OptimizerStates
+    final_gradient: bool = False
+    """True when nobody has looked at a whole step's gradient before, the moment to see its norm."""
+    stored: Region | None = None
+    """Where on ssd `optimizer` came from and goes back to, summed by the update; None when it stays on host."""
+
+    @property
+    def resource(self) -> Resource:
+        return "cpu"
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.optimizer, self.gradient)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.optimizer, self.parameters)
+
+    def __str__(self) -> str:
+        return f"{'delayed ' if self.delayed else ''}update state {self.state} [{self.start}, {self.stop})"
+
+
+@record
+class Home:
+    """Where elements [start, stop) of a state live between uses: the unit of an update, of loading and of export.
+
+    One of a frozen state has parameters only, which no operation writes.
+    """
+
+    state: int
+    start: int
+    stop: int
+    delayed: bool
+    optimizer: Region | None
+    """Master, first moment, second moment, as `parts` says where. None: frozen."""
+    parameters: Region
+    """On host, on ssd, or on the device, where the whole state lies side by side."""
+    gradient: Region | None
+    """Where a delayed gradient waits for the next step; None for the prompt part."""
+    optimizer_states: OptimizerStates
+    """The format of what `optimizer` holds."""
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What lies where in `optimizer`, in bytes from its start."""
+        return optimizer_parts(self.elements, self.optimizer_states)
+
+
+@record
+class Graph:
+    """One run through some operations, in an order that is also valid to execute one by one."""
+
+    name: str
+    ops: tuple[Op, ...]
+    stages: int
+
+
+GraphName = Literal["first", "steady", "flush", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that a plan expands into. A graph is made when it is first asked for: planning needs only `steady`."""
+
+    buffers: tuple[Buffer, ...]
+    arenas: dict[Tier, int]
+    """Tier -> bytes; for ssd, the size of the store."""
+    homes: tuple[Home, ...]
+    make_graph: Callable[[GraphName], Graph]
+    emitted: Callable[[GraphName], Sequence[Op]]
+    """The operations of a graph in their order, before their waits are known: enough to count what they move."""
+
+    @cached_property
+    def first(self) -> Graph:
+        """A step with no delayed updates pending: the first one, or one after `flush`."""
+        return self.make_graph("first")
+
+    @cached_property
+    def steady(self) -> Graph:
+        """A step that finishes the previous step's delayed updates in its forward."""
+        return self.make_graph("steady")
+
+    @cached_property
+    def flush(self) -> Graph:
+        """Only the pending delayed updates. After it, parameters are those of the last step."""
+        return self.make_graph("flush")
+
+    @cached_property
+    def evaluate(self) -> Graph:
+        """Forward of all layers and the loss; nothing may be pending."""
+        return self.make_graph("evaluate")
+
+    def traffic(self, name: GraphName) -> dict[Resource, int]:
+        """Bytes moved by each of read, write, h2d and d2h in one run of a graph."""
+        total: dict[Resource, int] = {"read": 0, "write": 0, "h2d": 0, "d2h": 0}
+        for op in self.emitted(name):
+            if isinstance(op, Transfer):
+                total[op.kind] += op.nbytes
+        return total

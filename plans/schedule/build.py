@@ -1,0 +1,52 @@
+"""The one door to a schedule: a decision in, buffers with places and graphs with waits out.
+
+Owns the table of orders, and who does what: `homes.py` says where states live, an `Order` emits the operations,
+`memory.py` gives their buffers places, `waits.py` says what each operation waits for. Decides nothing.
+"""
+
+from ..documents.plan import Decision, ScheduleName
+from ..documents.profile import Model
+from ..gc_pause import no_collection
+from ..graph.allocation import assign
+from ..graph.ops import Graph, GraphName, Op, Schedule
+from ..graph.waits import with_waits
+from .emission import Emission, When
+from .homes import Buffers, make_homes
+from .horizontal import HORIZONTAL
+from .order import Order
+from .vertical import VERTICAL
+
+ORDERS: dict[ScheduleName, Order] = {"vertical": VERTICAL, "horizontal": HORIZONTAL}
+"""Every order of operations, by the name that a plan has for it."""
+
+_STEPS: dict[GraphName, tuple[When, ...]] = {
+    "first": (When.ALWAYS, When.NOT_PENDING),
+    "steady": (When.ALWAYS, When.PENDING),
+    "flush": (When.PENDING,),
+    "evaluate": (When.ALWAYS,),
+}
+
+
+@no_collection()
+def build_schedule(model: Model, decision: Decision) -> Schedule:
+    """Expand a decision into buffers with places and graphs with waits. Depends on nothing else."""
+    buffers = Buffers()
+    homes = make_homes(model, decision, buffers)
+    order = ORDERS[decision.schedule]
+    training = Emission(model, decision, homes, buffers)
+    evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
+    order.train(training)
+    order.evaluate(evaluation)
+    placed, arenas = assign(buffers.all, [training.ops, evaluation.ops])
+
+    def emitted(name: GraphName) -> list[Op]:
+        program = evaluation if name == "evaluate" else training
+        wanted = _STEPS[name]
+        return [op for op, when in zip(program.ops, program.whens, strict=True) if when in wanted]
+
+    @no_collection()
+    def make_graph(name: GraphName) -> Graph:
+        program = evaluation if name == "evaluate" else training
+        return Graph(name, with_waits(emitted(name), placed), program.stages)
+
+    return Schedule(placed, arenas, homes, make_graph, emitted)

@@ -1,0 +1,237 @@
+"""Homes: where every element of every state lives between uses, from a plan's fractions.
+
+Owns the rounding of fractions to whole ranges and to whole states. A state's elements are in the order prompt then
+delayed; within each, each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd.
+Parameters that stay on the device are there whole, because compute wants a state's weights side by side. Frozen states
+have parameters only, and no delayed part. A home is a range in which none of these changes, no longer than one update
+op takes.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..documents.plan import Decision
+from ..documents.profile import Model
+from ..documents.state_layout import GRADIENT, GRAIN, OPTIMIZER_FORMATS, PARAMETERS
+from ..graph.contents import Role
+from ..graph.ops import Buffer, Home, Region, Tier
+
+
+class Buffers:
+    """The buffers of a schedule while it is built: made once by name, looked up afterwards."""
+
+    def __init__(self) -> None:
+        self.all: list[Buffer] = []
+        self._by_name: dict[str, int] = {}
+
+    def get(self, name: str, tier: Tier, nbytes: int, role: Role, pool: str = "", shared_by: int = -1) -> int:
+        """The index of the buffer of that name. The same name must mean the same buffer."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = len(self.all)
+            self.all.append(Buffer(found, name, tier, nbytes, role, pool, shared_by))
+        else:
+            assert self.all[found].nbytes == nbytes, f"two buffers named {name}"
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements [start, stop) of a state whose parameters lie together at `region`."""
+
+    start: int
+    stop: int
+    delayed: bool
+    tier: Tier
+    region: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The states whose parameters the device keeps between uses."""
+
+    device: frozenset[int]
+    """For the whole run."""
+    turn: frozenset[int]
+    """From a layer's forward to its backward."""
+
+
+def kept_on_device(model: Model, decision: Decision) -> Kept:
+    """Which states a decision keeps on the device: of each class the nearest whole number to its fractions, spread
+    evenly over the class, so that what the others read and upload is even. Those kept across the turn are spread over
+    the states that are not there for the whole run.
+    """
+    classes: dict[str, list[int]] = {}
+    for index, state in enumerate(model.states):
+        classes.setdefault(state.state_class, []).append(index)
+    device: set[int] = set()
+    turn: set[int] = set()
+    for name, states in classes.items():
+        placement = decision.placement[name]
+        device.update(spread(states, round(placement.parameters_device * len(states))))
+        rest = [state for state in states if state not in device]
+        turn.update(spread(rest, min(round(placement.parameters_turn * len(states)), len(rest))))
+    turning = set(range(max(model.first_trained, 1), len(model.layers) - 1))
+    assert all(set(model.uses(state)) <= turning for state in turn), "only blocks with a backward have a turn"
+    return Kept(frozenset(device), frozenset(turn))
+
+
+def device_tier(decision: Decision) -> Tier:
+    """The tier whose memory compute works on: host itself where memory is unified."""
+    return "host" if decision.unified_memory else "device"
+
+
+def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home, ...]:
+    """Cut every state into homes and make the buffers that they lie in.
+
+    A delayed gradient on host shares its memory with the activation checkpoints of its layer (`Buffer.shared_by`),
+    which are consumed before it arrives and made after it is used (GreedySnake 4.4). The delayed gradients of layers
+    without an activation checkpoint keep a place of their own.
+    """
+    homes: list[Home] = []
+    kept = kept_on_device(model, decision)
+    parameter_bytes = PARAMETERS[decision.precision].bytes_of
+    optimizer_bytes = OPTIMIZER_FORMATS[decision.optimizer_states].range_bytes
+    blocks = range(1, len(model.layers) - 1)
+    for index, state in enumerate(model.states):
+        delayed = 0.0 if state.frozen else decision.delay_ratio
+        delayed_start = _share((1.0 - delayed, delayed), state.elements)
+        p = decision.placement[state.state_class]
+        lengths = (delayed_start, state.elements - delayed_start)
+        optimizer = _host_ends(
+            lengths,
+            (p.optimizer_prompt_host, p.optimizer_prompt_ssd),
+            (p.optimizer_delayed_host, p.optimizer_delayed_ssd),
+        )
+        parameters = _host_ends(
+            lengths,
+            (p.parameters_prompt_host, p.parameters_prompt_ssd),
+            (p.parameters_delayed_host, p.parameters_delayed_ssd),
+        )
+        if index in kept.device:
+            parameters = (0, delayed_start)
+        gradient = _host_ends(lengths, (0.0, 0.0), (p.delayed_gradient_host, p.delayed_gradient_ssd))
+        cuts = sorted({0, delayed_start, state.elements, *optimizer, *parameters, *gradient})
+        pieces = [
+            piece
+            for start, stop in itertools.pairwise(cuts)
+            for piece in _even(start, stop, decision.update_chunk_elements)
+        ]
+        first_layer = model.uses(index)[0]
+        shared_by = first_layer if first_layer in blocks else -1
+        in_parameters = [_tier(start, delayed_start, parameters) for start, _ in pieces]
+        if index in kept.device:
+            in_parameters = [device_tier(decision)] * len(pieces)
+        sides = [
+            (Role.OPTIMIZER, optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
+            (Role.PARAMETERS, parameter_bytes, in_parameters),
+        ]
+        if state.frozen:
+            del sides[0]
+        regions = {role: _lay(pieces, state.name, role, size, tiers, buffers) for role, size, tiers in sides}
+        waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
+        in_waiting = [_tier(start, delayed_start, gradient) for start, _ in waiting]
+        gradients = dict(
+            zip(
+                waiting,
+                _lay(waiting, state.name, Role.DELAYED_GRADIENT, GRADIENT.bytes_of, in_waiting, buffers, shared_by),
+                strict=True,
+            )
+        )
+        for number, (piece, home_parameters) in enumerate(zip(pieces, regions[Role.PARAMETERS], strict=True)):
+            start, stop = piece
+            home_optimizer = None if state.frozen else regions[Role.OPTIMIZER][number]
+            late = start >= delayed_start
+            homes.append(
+                Home(
+                    state=index,
+                    start=start,
+                    stop=stop,
+                    delayed=late,
+                    optimizer=home_optimizer,
+                    parameters=home_parameters,
+                    gradient=gradients.get(piece),
+                    optimizer_states=decision.optimizer_states,
+                )
+            )
+    return tuple(homes)
+
+
+def parameter_spans(homes: tuple[Home, ...], buffers: Buffers) -> dict[int, tuple[Span, ...]]:
+    """State -> its parameters as the fewest spans that lie together, in element order."""
+    spans: dict[int, list[Span]] = {}
+    for home in homes:
+        mine = spans.setdefault(home.state, [])
+        region = home.parameters
+        if mine:
+            last = mine[-1]
+            if (
+                last.region.buffer == region.buffer
+                and last.region.stop == region.start
+                and last.delayed == home.delayed
+                and last.stop == home.start
+            ):
+                joined = Region(region.buffer, last.region.start, region.stop)
+                mine[-1] = Span(last.start, home.stop, last.delayed, last.tier, joined)
+                continue
+        mine.append(Span(home.start, home.stop, home.delayed, buffers.all[region.buffer].tier, region))
+    return {state: tuple(mine) for state, mine in spans.items()}
+
+
+def _share(fractions: tuple[float, float], elements: int) -> int:
+    """The first of two shares of `elements`, in whole grains; a share of nothing is nothing."""
+    first, second = fractions
+    if first + second <= 0.0:
+        return 0
+    return round(first / (first + second) * (elements // GRAIN)) * GRAIN
+
+
+def _host_ends(lengths: tuple[int, int], prompt: tuple[float, float], delayed: tuple[float, float]) -> tuple[int, int]:
+    """Where what stays on host ends, in the prompt and in the delayed part, from (host, ssd) fractions."""
+    return _share(prompt, lengths[0]), lengths[0] + _share(delayed, lengths[1])
+
+
+def _tier(start: int, delayed_start: int, host_ends: tuple[int, int]) -> Tier:
+    return "host" if start < host_ends[1 if start >= delayed_start else 0] else "ssd"
+
+
+def spread(numbers: list[int], count: int) -> frozenset[int]:
+    """So many of `numbers`, at even distances; the last is among them unless there are none."""
+    return frozenset(
+        each
+        for number, each in enumerate(numbers)
+        if (number + 1) * count // len(numbers) > number * count // len(numbers)
+    )
+
+
+def _even(start: int, stop: int, most: int) -> list[tuple[int, int]]:
+    """Cut [start, stop) into the fewest ranges of at most `most` elements, as equal as the grain allows."""
+    grains = (stop - start) // GRAIN
+    count = -(-(stop - start) // most)
+    cuts = [start + grains * part // count * GRAIN for part in range(count + 1)] if count else []
+    return list(itertools.pairwise(cuts))
+
+
+def _lay(
+    pieces: list[tuple[int, int]],
+    state: str,
+    role: Role,
+    size: Callable[[int], int],
+    tiers: list[Tier],
+    buffers: Buffers,
+    shared_by: int = -1,
+) -> list[Region]:
+    """Lay `pieces` one after the other in a buffer of the tier that each is for. `size`: bytes of so many elements."""
+    totals: dict[Tier, int] = {"host": 0, "ssd": 0, "device": 0}
+    places: list[tuple[Tier, int, int]] = []
+    for (start, stop), tier in zip(pieces, tiers, strict=True):
+        begin = totals[tier]
+        totals[tier] += size(stop - start)
+        places.append((tier, begin, totals[tier]))
+    made = {
+        tier: buffers.get(f"{role}/{state}/{tier}", tier, total, role, shared_by=shared_by if tier == "host" else -1)
+        for tier, total in totals.items()
+        if total
+    }
+    return [Region(made[tier], begin, end) for tier, begin, end in places]

@@ -1,0 +1,122 @@
+"""Streaming: the verbs that bring a layer's parameters from where they live to the device.
+
+Owns where parameters lie on their way, and that those which stay on the device are not moved again: a layer's weights
+are asked for stage by stage, and what is there already costs nothing. Where memory is unified the way ends on host.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ..documents.state_layout import GRAIN
+from ..graph.contents import Content, Role
+from ..graph.ops import Home, Region
+from .emission import Emission, When, cut
+from .homes import Span, kept_on_device, parameter_spans
+
+
+class Parameters:
+    """Parameters in transit: ssd to host, host to device."""
+
+    def __init__(self, emission: Emission, *, pieces: Callable[[int], Sequence[tuple[int, int]]]) -> None:
+        """`pieces`: the ranges in which so many bytes are read."""
+        self._emission, self._pieces = emission, pieces
+        self._spans = parameter_spans(emission.homes, emission.buffers)
+        self._kept_across_turn = kept_on_device(emission.model, emission.decision).turn
+        self._weights: dict[tuple[int, int], tuple[Region, ...]] = {}
+        """(stage, layer) -> where its parameters lie, once asked for."""
+        self._brought: dict[int, int] = {}
+        """State that is kept across the turn -> the stage that it was brought to the device for."""
+
+    def fetch(self, stage: int, layer: int, *, first_use: bool) -> None:
+        """Read what ssd holds of the layer's parameters into host buffers of the stage.
+
+        At a state's first use in a step with pending updates, the delayed part is not read: the update makes it.
+        """
+        emission = self._emission
+        for state in emission.model.layers[layer].states:
+            if self._brought_for(stage, state) != stage:
+                continue
+            made_by_update = first_use and emission.model.uses(state)[0] == layer
+            for span in self._spans[state]:
+                if span.tier == "ssd":
+                    when = When.NOT_PENDING if made_by_update and span.delayed else When.ALWAYS
+                    target = self._in_transit(stage, state, span)
+                    for part in self._pieces(span.region.nbytes):
+                        source, piece = cut(span.region, part), cut(target, part)
+                        emission.move_state("read", source, piece, Content.PARAMETERS, state, when)
+
+    def upload(self, stage: int, layer: int, pieces: range, of: int) -> None:
+        """Move these pieces, of so many, of the layer's parameters to the device. Unified memory has them already."""
+        emission = self._emission
+        if emission.unified:
+            return
+        for state, target in zip(emission.model.layers[layer].states, self.weights(stage, layer), strict=True):
+            if self._brought_for(stage, state) != stage:
+                continue
+            elements = emission.model.states[state].elements
+            start = _grain(elements, pieces.start, of)
+            stop = _grain(elements, pieces.stop, of)
+            for span in self._spans[state]:
+                first, last = max(start, span.start), min(stop, span.stop)
+                if first < last and span.tier != "device":
+                    source = self._in_transit(stage, state, span) if span.tier == "ssd" else span.region
+                    emission.move_state(
+                        "h2d",
+                        cut(source, self._bytes(span, first, last)),
+                        cut(target, (first * emission.parameter_bytes, last * emission.parameter_bytes)),
+                        Content.PARAMETERS,
+                        state,
+                    )
+
+    def weights(self, stage: int, layer: int) -> tuple[Region, ...]:
+        """Where on the device the layer's parameters lie in this stage, one region for each of its states."""
+        found = self._weights.get((stage, layer))
+        if found is None:
+            found = self._weights[stage, layer] = self._place_weights(stage, layer)
+        return found
+
+    def _place_weights(self, stage: int, layer: int) -> tuple[Region, ...]:
+        emission = self._emission
+        regions = []
+        for state in emission.model.layers[layer].states:
+            nbytes = emission.model.states[state].elements * emission.parameter_bytes
+            span = self._spans[state][0]
+            if span.tier == emission.device:
+                buffer = span.region.buffer
+            elif emission.unified:
+                buffer = self._in_transit(self._brought_for(stage, state), state, span).buffer
+            else:
+                name, pool = f"weights/{self._brought_for(stage, state)}/{state}", f"weights/{nbytes}"
+                buffer = emission.passing(name, "device", nbytes, Role.PARAMETERS, pool)
+            regions.append(Region(buffer, 0, nbytes))
+        return tuple(regions)
+
+    def in_transit(self, stage: int, home: Home) -> Region:
+        """Where a home whose parameters live on ssd lies on host on its way to the stage."""
+        span = next(span for span in self._spans[home.state] if span.start <= home.start and home.stop <= span.stop)
+        return cut(self._in_transit(stage, home.state, span), self._bytes(span, home.start, home.stop))
+
+    def _brought_for(self, stage: int, state: int) -> int:
+        """The stage that a state is moved to the device for: this one, or an earlier one since which it is there."""
+        return self._brought.setdefault(state, stage) if state in self._kept_across_turn else stage
+
+    def _in_transit(self, stage: int, state: int, span: Span) -> Region:
+        """Where a span of a state that lives on ssd lies on host for one stage."""
+        before = 0
+        total = 0
+        for other in self._spans[state]:
+            if other.tier == "ssd":
+                before += other.region.nbytes if other.start < span.start else 0
+                total += other.region.nbytes
+        name, pool = f"staging/{stage}/{state}", f"staging/{total}"
+        staging = self._emission.passing(name, "host", total, Role.PARAMETERS_IN_TRANSIT, pool)
+        return Region(staging, before, before + span.region.nbytes)
+
+    def _bytes(self, span: Span, start: int, stop: int) -> tuple[int, int]:
+        """Where elements [start, stop) of a state lie in a region that holds one of its spans."""
+        each = self._emission.parameter_bytes
+        return (start - span.start) * each, (stop - span.start) * each
+
+
+def _grain(elements: int, part: int, parts: int) -> int:
+    """The element at which piece `part` of `parts` begins, a multiple of the grain."""
+    return elements // GRAIN * part // parts * GRAIN

@@ -1,0 +1,165 @@
+"""Updates: the verbs that take a layer's gradient off the device and run the optimizer on it.
+
+Owns the chunks in which optimizer states, gradients and updated parameters pass through host memory, a few of them
+ahead of the update that needs them; and what is prompt and what waits for the next step (GreedySnake 4.4).
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from ..documents.state_layout import GRADIENT_BYTES
+from ..graph.contents import Content, Role
+from ..graph.ops import Home, Region, Update
+from .emission import NOWHERE, Emission, When, bytes_of, cut
+from .parameters import Parameters
+
+Piece = Callable[[], None]
+"""A part of what a layer's update emits, to be called when the order comes to it."""
+
+
+class Updates:
+    """Gradients on the device, and the updates that they are for."""
+
+    def __init__(self, emission: Emission, parameters: Parameters) -> None:
+        self._emission, self._parameters = emission, parameters
+        self._homes: dict[int, list[Home]] = {}
+        for home in emission.homes:
+            self._homes.setdefault(home.state, []).append(home)
+
+    def gradient(self, stage: int, state: int) -> Region:
+        """Where a stage's backward adds to a state's gradient: on the device, or with unified memory in the one place
+        on host where it stays until it is used."""
+        emission = self._emission
+        nbytes = emission.model.states[state].elements * GRADIENT_BYTES
+        name = f"gradient/{state}" if emission.unified else f"gradient/{stage}/{state}"
+        return Region(emission.passing(name, emission.device, nbytes, Role.GRADIENTS, f"gradient/{nbytes}"), 0, nbytes)
+
+    def finish(self, stage: int, state: int) -> Iterator[Piece]:
+        """What follows the last backward that adds to a state's gradient: it leaves the device, its prompt part is
+        updated, and its delayed part goes to where it waits."""
+        gradient = self.gradient(stage, state)
+        prompt = [home for home in self._homes[state] if not home.delayed]
+        loaded: dict[int, tuple[Region, Region]] = {}
+        for number in range(len(prompt)):
+            yield partial(self._update_prompt, gradient, prompt, number, loaded)
+        for home in self._homes[state]:
+            if home.delayed:
+                yield partial(self._leave_delayed_gradient, gradient, home)
+
+    def finish_delayed(self, use: int) -> None:
+        """Finish the previous step's updates of the states whose first use is stage `use` of this step."""
+        model = self._emission.model
+        delayed = [
+            home
+            for state in model.layers[use].states
+            if model.uses(state)[0] == use
+            for home in self._homes[state]
+            if home.delayed
+        ]
+        loaded: dict[int, tuple[Region, Region]] = {}
+        for number, home in enumerate(delayed):
+            for ahead in self._ahead(number, delayed):
+                if ahead not in loaded:
+                    loaded[ahead] = self._load_delayed(delayed[ahead])
+            if self._emission.tier(home.parameters) == "ssd":
+                parameters = self._parameters.in_transit(use, home)
+            else:
+                parameters = self._updated(home)
+            self._update(home, *loaded[number], parameters, When.PENDING)
+
+    def _ahead(self, number: int, homes: list[Home]) -> range:
+        """The updates whose states are on their way, or there, while that of `number` runs."""
+        return range(number, min(number + 1 + self._emission.decision.update_lookahead, len(homes)))
+
+    def _update_prompt(
+        self, gradient: Region, homes: list[Home], number: int, loaded: dict[int, tuple[Region, Region]]
+    ) -> None:
+        emission = self._emission
+        for ahead in self._ahead(number, homes):
+            if ahead not in loaded:
+                home = homes[ahead]
+                optimizer = self._load_optimizer(home, When.ALWAYS)
+                source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
+                target = source if emission.unified else self._gradient_chunk(home)
+                emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
+                loaded[ahead] = (optimizer, target)
+        self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
+
+    def _leave_delayed_gradient(self, gradient: Region, home: Home) -> None:
+        """A delayed gradient goes to where it waits for the next step's forward."""
+        assert home.gradient is not None
+        emission = self._emission
+        source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
+        on_ssd = emission.tier(home.gradient) == "ssd"
+        target = self._gradient_chunk(home) if on_ssd else home.gradient
+        emission.move_state("d2h", source, target, Content.DELAYED_GRADIENT, home.state, final_gradient=True)
+        if on_ssd:
+            emission.move_state("write", target, home.gradient, Content.DELAYED_GRADIENT, home.state)
+
+    def _load_delayed(self, home: Home) -> tuple[Region, Region]:
+        """Optimizer states and gradient of a delayed update, on host."""
+        assert home.gradient is not None
+        emission = self._emission
+        waiting = home.gradient
+        optimizer = self._load_optimizer(home, When.PENDING)
+        if emission.tier(waiting) == "ssd":
+            target = self._gradient_chunk(home, "again/")
+            emission.move_state("read", waiting, target, Content.DELAYED_GRADIENT, home.state, When.PENDING)
+            waiting = target
+        return optimizer, waiting
+
+    def _load_optimizer(self, home: Home, when: When) -> Region:
+        emission = self._emission
+        assert home.optimizer is not None, "an update of a frozen state"
+        if emission.tier(home.optimizer) != "ssd":
+            return home.optimizer
+        chunk = self._chunk("optimizer", home, home.optimizer.nbytes, Role.OPTIMIZER_IN_TRANSIT)
+        content = Content.OPTIMIZER_STATES
+        emission.move_state("read", home.optimizer, chunk, content, home.state, when, summed_by_update=True)
+        return chunk
+
+    def _update(self, home: Home, optimizer: Region, gradient: Region, parameters: Region, when: When) -> None:
+        """Update a home, and send on what lives on ssd or on the device."""
+        assert home.optimizer is not None
+        emission = self._emission
+        stored = home.optimizer if emission.tier(home.optimizer) == "ssd" else None
+        emission.emit(
+            Update(
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                state=home.state,
+                start=home.start,
+                stop=home.stop,
+                delayed=home.delayed,
+                optimizer=optimizer,
+                gradient=gradient,
+                parameters=parameters,
+                optimizer_states=home.optimizer_states,
+                final_gradient=emission.unified and not home.delayed,
+                stored=stored,
+            ),
+            when,
+        )
+        if stored:
+            content = Content.OPTIMIZER_STATES
+            emission.move_state("write", optimizer, stored, content, home.state, when, summed_by_update=True)
+        if emission.tier(home.parameters) == "ssd":
+            emission.move_state("write", parameters, home.parameters, Content.PARAMETERS, home.state, when)
+        elif emission.tier(home.parameters) == "device":
+            emission.move_state("h2d", parameters, home.parameters, Content.PARAMETERS, home.state, when)
+
+    def _gradient_chunk(self, home: Home, use: str = "") -> Region:
+        return self._chunk("gradient", home, home.elements * GRADIENT_BYTES, Role.GRADIENTS, use)
+
+    def _updated(self, home: Home) -> Region:
+        """Where on host an update leaves a home's parameters: where they live, or on their way there."""
+        if self._emission.tier(home.parameters) == "host":
+            return home.parameters
+        return self._chunk("updated", home, home.parameters.nbytes, Role.PARAMETERS_IN_TRANSIT)
+
+    def _chunk(self, kind: str, home: Home, nbytes: int, role: Role, use: str = "") -> Region:
+        """A host buffer for one home's optimizer states, gradient or updated parameters. What a step uses twice, with
+        nothing of worth in between, is a buffer for each `use`."""
+        name = f"{kind} chunk/{use}{home.state}/{home.start}"
+        return Region(self._emission.passing(name, "host", nbytes, role, f"{kind} chunk"), 0, nbytes)

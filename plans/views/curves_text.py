@@ -1,0 +1,223 @@
+"""A run's curves in words: where it stands, its figures, and loss and speed drawn with characters.
+
+Owns the text of at most 100 columns. The reading of metrics.jsonl is in `curves`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..analysis.curves import Curves, Floats, thinned
+from ..analysis.wear import share_of_rating
+from ..documents.plan import Plan
+from ..units import format_bytes
+from .quantities import decimal, duration, loss_figure, number, percent, times
+from .tables import COLUMNS, facts, page, wrapped
+
+PLOT_COLUMNS = 78
+LOSS_ROWS, SPEED_ROWS = 10, 5
+LAST_STEPS = 25
+_SILENT_SECONDS = 60.0
+_GUTTER = 10
+_LEAST_RANGE = 1e-12
+"""Of what is drawn: a curve within less is a line in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a run besides its metrics."""
+
+    directory: str
+    steps: int
+    """That it was started for."""
+    done: bool
+    """It came to its end."""
+    snapshots: bool
+    """Whether it could go on after a kill."""
+    now: float
+    """Seconds since 1970."""
+    store: tuple[str, ...] = ()
+    """Lines on what there is of its store; none: nothing."""
+    dropped: int | None = None
+    """After how many steps its states were when its store was dropped; None: it was not."""
+    goes_on: bool | None = None
+    """Whether a process trains it now; None where nobody knows."""
+
+
+def describe_curves(curves: Curves, plan: Plan, standing: Standing) -> str:
+    """The text. Without any step it says only that."""
+    title = "The run"
+    if not len(curves):
+        return page(title, _progress(curves, standing))
+    loss, speed = curves.of("loss"), curves.of("tokens_per_second")
+    predicted = plan.prediction.tokens_per_second
+    return page(
+        title,
+        _progress(curves, standing),
+        ("Figures", facts(*figures(curves, plan))),
+        ("Loss over steps: * training" + (", o held-out" if curves.held_out else ""), _loss(curves, loss)),
+        ("Tokens a second over steps: * measured, - predicted", _speed(curves, speed, predicted)),
+    )
+
+
+def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
+    """Names and values of what the curves come to; a value without a name goes with the one before."""
+    loss = curves.of("loss")
+    pairs: list[tuple[str, str]] = []
+    if np.isfinite(loss).any():
+        known, lowest = _finite(loss), int(np.nanargmin(loss))
+        pairs.append(("loss", f"{loss_figure(float(known[0]))} first, {loss_figure(float(known[-1]))} last"))
+        pairs.append(("", f"{loss_figure(float(loss[lowest]))} lowest, in step {curves.step[lowest]:,}"))
+        if len(known) > LAST_STEPS:
+            pairs.append(("", f"{loss_figure(float(known[-LAST_STEPS:].mean()))} mean of the last {LAST_STEPS} steps"))
+    if curves.held_out:
+        pairs.append(("held-out loss", _of_held_out(curves)))
+    speed, seconds = _finite(curves.of("tokens_per_second")), _finite(curves.of("step_seconds"))
+    if len(speed):
+        predicted = number(plan.prediction.tokens_per_second)
+        every = f"median of all {times(len(curves), 'step')}"
+        pairs.append(("tokens a second", f"{number(float(np.median(speed)))} {every}; {predicted} predicted"))
+        if len(learnt := _finite(curves.learnt_per_second)):
+            words = f"{number(float(np.median(learnt)))} of them learnt, not prompts or padding"
+            pairs.append(("", f"of all positions of the rows; {words}"))
+    if len(seconds):
+        low, middle, high = (duration(float(value)) for value in np.percentile(seconds, (10, 50, 90)))
+        pairs.append(("a step", f"{middle} median of all {len(curves):,}; four of five take {low} to {high}"))
+        pairs.append(("all steps", duration(float(seconds.sum()))))
+    norm = curves.of("grad_norm")
+    if np.isfinite(norm).any():
+        at = int(np.nanargmax(norm))
+        middle, most = number(float(np.nanmedian(norm))), number(float(norm[at]))
+        pairs.append(("gradient norm", f"{middle} median, {most} at most, in step {curves.step[at]:,}"))
+    rate = _finite(curves.of("lr"))
+    if len(rate):
+        pairs.append(("learning rate", f"{rate[-1]:.3g} last, {rate.max():.3g} at most"))
+    if curves.skipped:
+        words = times(len(curves.skipped), "step")
+        pairs.append(("skipped", f"{words} whose gradients overflowed, the last of them step {curves.skipped[-1]:,}"))
+    if curves.snapshots:
+        each = [f"{np.median([line.seconds for line in curves.snapshots]) * 1e3:.3g} ms"]
+        each.append(format_bytes(float(np.median([line.nbytes for line in curves.snapshots]))))
+        last = f"the last after step {curves.snapshots[-1].step:,}"
+        pairs.append(("snapshots", f"{len(curves.snapshots):,}, {last}; {each[0]} and {each[1]} each (medians)"))
+    if curves.resumed:
+        after = ", ".join(f"{step:,}" for step in curves.resumed[-6:])
+        more = "... " if len(curves.resumed) > 6 else ""
+        pairs.append(("went on", f"{times(len(curves.resumed), 'time')}, after step {more}{after}"))
+    written = curves.written[-1]
+    if written > 0:
+        share = share_of_rating(plan.machine, written) if curves.rated else None
+        rated = "" if share is None else f", {percent(share)} of what the drive is rated for"
+        pairs.append(("written to ssd", f"{decimal(written)}{rated}"))
+    return pairs
+
+
+def _progress(curves: Curves, standing: Standing) -> list[str]:
+    """How far it is, whether it goes on, and what it keeps."""
+    words = _how_far(curves, standing)
+    if standing.store:  # paths and the command stand alone: to be copied
+        once = "This removes it:" if standing.done else "Once the run is done, this removes it:"
+        removes = [once, f"  ssdplan volume drop {standing.directory} --yes"]
+        words += [*standing.store, *removes]
+    elif standing.dropped is not None:
+        words += wrapped(f"Its store was dropped with the states after step {standing.dropped}; it cannot go on.")
+    return words
+
+
+def _how_far(curves: Curves, standing: Standing) -> list[str]:
+    far = f"{curves.last:,} of {standing.steps:,} steps"
+    if standing.done:
+        return [f"{far}; it is done."]
+    if standing.goes_on is False:
+        words = f"{far}; no process trains it now."
+        if standing.dropped is not None:
+            return [words]
+        if not standing.snapshots:
+            return [words, "It kept no snapshots, so it cannot go on."]
+        return [words, f"It goes on with: ssdplan run --resume {standing.directory}"]
+    if not len(curves):
+        return [f"{far}; none is done yet."]
+    silent = max(standing.now - curves.written_at, 0.0)
+    words = f"{far}; the last line of its metrics is {duration(silent)} old."
+    steps = curves.of("step_seconds")
+    usual = float(np.nanmedian(steps)) if np.isfinite(steps).any() else 0.0
+    if silent < max(_SILENT_SECONDS, 5 * usual):
+        return [words]
+    if standing.dropped is not None:
+        return [words]
+    if not standing.snapshots:
+        return [words, "If it was stopped, it kept no snapshot to go on from."]
+    return [words, f"If it was stopped: ssdplan run --resume {standing.directory}"]
+
+
+def _of_held_out(curves: Curves) -> str:
+    found = curves.held_out
+    first, last = min(found), max(found)
+    best = min(found, key=lambda step: (math.isnan(found[step]), found[step]))
+    words = f"{loss_figure(float(found[first]))} after {first:,} steps"
+    if last != first:
+        words += f", {loss_figure(float(found[last]))} after {last:,}"
+    return words + (f"; lowest {loss_figure(float(found[best]))} after {best:,}" if best != last else "")
+
+
+def _finite(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
+
+
+# Drawn with characters.
+
+
+def _loss(curves: Curves, loss: Floats) -> list[str]:
+    thin = thinned(curves.steps, loss, PLOT_COLUMNS)
+    known = [(step, value) for step, value in curves.held_out.items() if math.isfinite(value)]
+    low = min([*thin.mean, *(value for _, value in known)], default=0.0)
+    high = max([*thin.mean, *(value for _, value in known)], default=0.0)
+    return _plot(
+        [("*", thin.step, thin.mean), ("o", [step for step, _ in known], [value for _, value in known])],
+        limits=(low, high),
+        last=curves.last,
+        rows=LOSS_ROWS,
+    )
+
+
+def _speed(curves: Curves, speed: Floats, predicted: float) -> list[str]:
+    thin = thinned(curves.steps, speed, PLOT_COLUMNS)
+    across = np.linspace(0, curves.last, PLOT_COLUMNS)
+    return _plot(
+        [("-", across, [predicted] * PLOT_COLUMNS), ("*", thin.step, thin.mean)],
+        limits=(0.0, max([predicted, *thin.mean])),
+        last=curves.last,
+        rows=SPEED_ROWS,
+    )
+
+
+def _plot(
+    series: Sequence[tuple[str, Sequence[float] | Floats, Sequence[float] | Floats]],
+    *,
+    limits: tuple[float, float],
+    last: int,
+    rows: int,
+) -> list[str]:
+    """Points (step, value) of each series as its character, later ones over earlier; from step 0 to `last`."""
+    low, high = limits
+    if high - low < _LEAST_RANGE:
+        half = abs(low) / 2 if abs(low) > _LEAST_RANGE else 0.5
+        low, high = low - half, high + half
+    grid = [[" "] * PLOT_COLUMNS for _ in range(rows)]
+    for mark, steps, values in series:
+        for step, value in zip(steps, values, strict=True):
+            column = min(round(step / max(last, 1) * (PLOT_COLUMNS - 1)), PLOT_COLUMNS - 1)
+            row = round((high - value) / (high - low) * (rows - 1))
+            grid[min(max(row, 0), rows - 1)][column] = mark
+    lines = []
+    for at, row in enumerate(grid):
+        value = high - (high - low) * at / (rows - 1)
+        label = f"{value:,.0f}" if 1000 <= high < 1e6 else f"{value:.4g}"
+        lines.append(f"{label if at % 2 == 0 or at == rows - 1 else '':>{_GUTTER}} |{''.join(row)}".rstrip())
+    end = f"step {last:,}"
+    lines.append(" " * _GUTTER + " +" + "-" * PLOT_COLUMNS)
+    lines.append(" " * _GUTTER + "  0" + end.rjust(PLOT_COLUMNS - 1))
+    assert max(map(len, lines)) <= COLUMNS
+    return lines

@@ -1,0 +1,501 @@
+"""What a plan says, as plain text for a person.
+
+Owns its sections and their words. Every figure comes from the document or its schedule; nothing is decided or
+predicted here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
+
+from rich.cells import cell_len, set_cell_size
+
+from ..analysis.allocators import Blocks, blocks, by_class, needs, page_lock_waste, saved
+from ..analysis.memory_usage import label, reserved, snapshot_store_bytes
+from ..analysis.wear import Wear, drive_name, lifetime, wear
+from ..documents.plan import (
+    Alternative,
+    Compared,
+    Decision,
+    Placement,
+    Plan,
+    Prediction,
+    Reason,
+    Sensitivity,
+    needs_all_gradients,
+)
+from ..documents.profile import Machine, Model
+from ..documents.stripe_shares import room
+from ..graph.contents import Role
+from ..graph.ops import RESOURCES, Buffer, Region, Schedule, Tier
+from ..schedule.homes import device_tier
+from ..units import format_bytes, format_enough
+from .quantities import (
+    RESOURCE_LABELS,
+    amount,
+    bar,
+    count,
+    decimal,
+    duration,
+    estimated,
+    exact_percent,
+    number,
+    percent,
+    signed,
+    times,
+)
+from .tables import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
+
+LIVES: tuple[Tier, Tier] = ("host", "ssd")
+BUSY_COLUMNS = 20
+MOST_ROWS = 8
+"""Alternatives shown of one micro-batch size; all are in plan.json."""
+CAUSES = {
+    **{resource: f"for {words}" for resource, words in RESOURCE_LABELS.items()},
+    "host buffer": "for a free host buffer",
+    "device buffer": "for a free device buffer",
+    "no work": "without any work",
+}
+LEAST_SHARE = 0.005
+"""Of a step: what is shorter is no cause worth a word."""
+
+
+def describe_plan(plan: Plan, schedule: Schedule) -> str:
+    """What `plan` decides, predicts, and why. `schedule` is the plan's own."""
+    model, prediction = plan.model, plan.prediction
+    title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
+    found = blocks(schedule)
+    bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
+    if not prediction.ssd_bytes:
+        bound += " The ssd is not used: all fits in memory, and ssdplan is for what does not."
+    return page(
+        title,
+        [*wrapped(bound), *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
+        ("Why", _reasons(plan.reasons)),
+        ("What it decides", [*_decision(plan.decision), *_frozen(model)]),
+        ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
+        ("What it predicts of a steady step", _prediction(plan, schedule)),
+        (f"The least budgets that {_split_of(plan.decision)} would still fit, each alone", _least(plan)),
+        ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
+        ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),
+        ("Host memory, by what it is reserved for", [*_split(schedule, "host"), *_beside(plan, "host")]),
+        ("Host memory in slots, by what takes turns in them", _pools(found)),
+        ("What this plan would take of host memory if its buffers were allocated otherwise", _otherwise(found)),
+        ("Device memory, by what it is reserved for", _device(plan, schedule)),
+        ("What else was looked at (* is this plan)", _alternatives(plan)),
+        ("Schedules compared, at this batch", _schedules([row for row in plan.comparison if row.kind == "schedule"])),
+        (
+            "What each idea brings, from ZeRO-Infinity's way to this plan",
+            _ideas([row for row in plan.comparison if row.kind == "idea"]),
+        ),
+        ("What more of something would bring, at this batch", _sensitivity(plan.sensitivity)),
+    )
+
+
+# A plan's parts.
+
+
+def _reasons(reasons: Sequence[Reason]) -> list[str]:
+    lines = []
+    for reason in reasons:
+        body = wrap(clean(reason.text), COLUMNS - 18) or [""]
+        lines += _labelled(short(reason.topic, 14), body, 14)
+    return lines
+
+
+def _labelled(name: str, body: Sequence[str], columns: int) -> list[str]:
+    """`body` beside a name that stands once."""
+    return [f"  {set_cell_size(name if row == 0 else '', columns)}  {line}" for row, line in enumerate(body)]
+
+
+def _decision(decision: Decision) -> list[str]:
+    n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
+    alpha = exact_percent(decision.delay_ratio)
+    delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
+    reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
+    return facts(
+        ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
+        ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
+        ("precision", decision.precision),
+        ("batch", f"{times(n, 'micro-batch', 'micro-batches')} of {times(size, 'sequence')} of {length:,} tokens"),
+        ("", f"{n * size * length:,} tokens a step"),
+        ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
+        *([("", reason)] if reason else []),
+        ("checkpoints on host", exact_percent(decision.checkpoint_host)),
+        *([("memory", "unified: compute works on host memory itself")] if decision.unified_memory else []),
+        *_kept(f"parameters on {device_tier(decision)}", decision, "parameters_device", "for the whole run"),
+        *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
+        ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
+    )
+
+
+def _frozen(model: Model) -> list[str]:
+    """What of the model is not trained, if anything."""
+    frozen = sum(state.elements for state in model.states if state.frozen)
+    if not frozen:
+        return []
+    share = percent(frozen / sum(state.elements for state in model.states))
+    patterns = f": {clean(' '.join(model.freeze))}" if model.freeze else ""
+    below = f"no layer below {short(model.layers[model.first_trained].name, 40)} runs backward"
+    return facts(
+        ("frozen", short(f"{share} of all elements{patterns}", COLUMNS - 24)),
+        *([("", below)] if model.first_trained else []),
+    )
+
+
+def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:
+    """A line on what of each class's parameters the device keeps, if it keeps any."""
+    shares = [(name, getattr(placement, field)) for name, placement in decision.placement.items()]
+    kept = ", ".join(f"{short(name, 14)} {exact_percent(share)}" for name, share in shares if share)
+    return [(words, f"{kept} of the states, {when}")] if kept else []
+
+
+def _residency(plan: Plan, schedule: Schedule) -> list[str]:
+    """One row a class and state; percentages are the decision's, bytes are the schedule's (whole pages)."""
+    class_of = [state.state_class for state in plan.model.states]
+    held: Counter[tuple[str, str, Tier]] = Counter()
+    for home in schedule.homes:
+        regions: dict[str, Region | None] = {"p": home.parameters, "o": home.optimizer, "g": home.gradient}
+        for what, region in regions.items():
+            if region:
+                held[class_of[home.state], what, schedule.buffers[region.buffer].tier] += region.nbytes
+    rows: list[Row] = []
+    for name, states in Counter(class_of).items():
+        title = short(name, 14) + (f" x{states}" if states > 1 else "")
+        for what, words, shares in _shares(plan.decision.placement[name], unified=plan.decision.unified_memory):
+            if any(shares):
+                rows.append((title, words, *map(percent, shares), *(amount(held[name, what, t]) for t in LIVES)))
+                title = ""
+    kept: Counter[Tier] = Counter()
+    for buffer in schedule.buffers:
+        if buffer.role == Role.CHECKPOINTS:
+            kept[buffer.tier] += buffer.nbytes
+    on_host = plan.decision.checkpoint_host
+    shares = (on_host, 1.0 - on_host, 0.0, 0.0) if kept else (0.0,) * 4
+    rows.append(("all blocks", "checkpoints", *map(percent, shares), *(amount(kept[tier]) for tier in LIVES)))
+    total = [kept[tier] + sum(nbytes for key, nbytes in held.items() if key[2] == tier) for tier in LIVES]
+    rows.append(("all", "", "", "", "", "", *map(amount, total)))
+    shared = total[0] - _covered(schedule)
+    note = f"{format_bytes(shared)} of these on host count twice: delayed gradients lie where checkpoints were"
+    heads: list[Row] = [("", "", "", "prompt", "", "delayed", "", ""), ("", "", *LIVES, *LIVES, "on host", "on ssd")]
+    if not plan.decision.delay_ratio:
+        rows, heads = [(*row[:4], *row[6:]) for row in rows], [(*heads[1][:4], *heads[1][6:])]
+    return [*table(heads, rows), *([f"  {note}"] if shared > 0 else [])]
+
+
+def _covered(schedule: Schedule) -> int:
+    """Bytes of host memory that hold checkpoints or something of a state between its uses, each byte counted once."""
+    regions = [region for home in schedule.homes for region in (home.parameters, home.optimizer, home.gradient)]
+    spans = [(buffer.offset, buffer.offset + buffer.nbytes) for buffer in schedule.buffers if _checkpoints(buffer)]
+    for region in regions:
+        if region and (buffer := schedule.buffers[region.buffer]).tier == "host":
+            spans.append((buffer.offset + region.start, buffer.offset + region.stop))
+    covered = until = 0
+    for start, stop in sorted(spans):
+        covered += max(stop - max(start, until), 0)
+        until = max(until, stop)
+    return covered
+
+
+def _checkpoints(buffer: Buffer) -> bool:
+    return buffer.role == Role.CHECKPOINTS and buffer.tier == "host"
+
+
+def _split_of(decision: Decision) -> str:
+    """The micro-batches that make a plan's batch."""
+    return f"{times(decision.micro_batches, 'micro-batch', 'micro-batches')} of {decision.micro_batch_size}"
+
+
+def _shares(p: Placement, *, unified: bool) -> list[tuple[str, str, tuple[float, float, float, float]]]:
+    """(key, words, (prompt on host, prompt on ssd, delayed on host, delayed on ssd)) of each state."""
+    others, kept = 1.0 - p.parameters_device, p.parameters_device if unified else 0.0
+    whole = (p.parameters_prompt_host + p.parameters_prompt_ssd, p.parameters_delayed_host + p.parameters_delayed_ssd)
+    prompt = (others * p.parameters_prompt_host + kept * whole[0], others * p.parameters_prompt_ssd)
+    delayed = (others * p.parameters_delayed_host + kept * whole[1], others * p.parameters_delayed_ssd)
+    optimizer_prompt = (p.optimizer_prompt_host, p.optimizer_prompt_ssd)
+    optimizer_delayed = (p.optimizer_delayed_host, p.optimizer_delayed_ssd)
+    return [
+        ("p", "parameters", prompt + delayed),
+        ("o", "optimizer states", optimizer_prompt + optimizer_delayed),
+        ("g", "delayed gradients", (0.0, 0.0, p.delayed_gradient_host, p.delayed_gradient_ssd)),
+    ]
+
+
+def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
+    p, d = plan.prediction, plan.decision
+    estimate = f"the linear program, stage by stage, estimates {duration(p.program_seconds)}"
+    free = room(plan.machine.volumes)
+    volumes = times(len(plan.machine.volumes), "volume")
+    worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
+    a_day = decimal(worn.bytes_a_day)
+    written = f"{format_bytes(p.ssd_write_bytes)}, or {a_day} a day" if p.ssd_write_bytes else "nothing"
+    figures = facts(
+        ("step", f"{duration(p.step_seconds)} ({estimate})"),
+        ("throughput", f"{number(p.tokens_per_second)} tokens/s"),
+        ("read from ssd", format_bytes(p.ssd_read_bytes) if p.ssd_read_bytes else "nothing"),
+        ("written to ssd", written),
+        *([("drive wear", _wear(plan.machine, worn))] if p.ssd_write_bytes else []),
+        ("copied on host", format_bytes(p.d2h_bytes))
+        if d.unified_memory
+        else ("moved to device", f"{format_bytes(p.h2d_bytes)}, and {format_bytes(p.d2h_bytes)} back"),
+        *([("whole process", format_bytes(p.peak_process_bytes))] if p.peak_process_bytes is not None else []),
+    )
+    device = ("peak device memory", p.peak_device_bytes, d.device_budget_bytes, "budget")
+    budgets = [
+        ("peak host memory", p.peak_host_bytes, d.host_budget_bytes, "budget"),
+        *([] if d.unified_memory else [device]),
+        ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
+    ]
+    two, one = (format_bytes(snapshot_store_bytes(schedule, keep=keep)) for keep in (2, 1))
+    kept = f"the store takes {two} (run --snapshot-every N), or {one} (and --keep 1)"
+    bars = aligned(
+        [
+            (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")
+            for name, used, most, words in budgets
+        ],
+        least=20,
+    )
+    return [*figures, *bars, *facts(("with snapshots", kept))]
+
+
+def _wear(machine: Machine, found: Wear) -> str:
+    if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
+        return "ssdplan profile --endurance SIZE, the drive's rating, shows how long it lasts"
+    rated = decimal(found.volume.endurance_bytes)
+    rest = f"; {times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
+    name = short(drive_name(machine, found.volume), 24)
+    return f"{lifetime(found.days)} without a pause, to the {rated} of {name}{rest}"
+
+
+def _least(plan: Plan) -> list[str]:
+    rows: list[Row] = [
+        (row.budget, format_enough(row.least_bytes), f"about {number(row.tokens_per_second)} tokens/s")
+        for row in plan.least
+    ]
+    if not rows:
+        return []
+    tokens = plan.decision.micro_batches * plan.decision.micro_batch_size * plan.decision.sequence_length
+    own = number(tokens / plan.prediction.program_seconds) if plan.prediction.program_seconds else "?"
+    return [
+        *table([], rows, left=(0, 2)),
+        f"  by the linear program, stage by stage, which estimates {own} tokens/s for this plan itself",
+    ]
+
+
+def _busy(plan: Plan) -> list[str]:
+    busy, step = plan.prediction.busy, plan.prediction.step_seconds
+    names = [*(name for name in RESOURCES if name in busy), *sorted(set(busy) - set(RESOURCES))]
+    lines = []
+    for name in names:
+        share = f"{bar(busy[name], 1, BUSY_COLUMNS)} {busy[name]:4.0%}"
+        causes = wrap(_idle(plan.prediction.idle.get(name, {}), step), COLUMNS - 24 - cell_len(share)) or [""]
+        rows = [f"{share if row == 0 else ' ' * cell_len(share)}  {line}" for row, line in enumerate(causes)]
+        lines += _labelled(short(RESOURCE_LABELS.get(name, name), 18), rows, 18)
+    return lines
+
+
+def _idle(causes: Mapping[str, float], step: float) -> str:
+    """Where a resource's idle seconds go, the most first, in percent of the step."""
+    shares = {name: seconds / step for name, seconds in causes.items() if seconds >= LEAST_SHARE * step}
+    ends = [shares.pop(name) for name in ("fill", "drain") if name in shares]
+    parts = [(share, CAUSES.get(name, f"for {short(name, NAME_COLUMNS)}")) for name, share in shares.items()]
+    if ends:
+        parts.append((sum(ends), "fill and drain"))
+    words = ", ".join(f"{share:.0%} {words}" for share, words in sorted(parts, reverse=True))
+    return f"idles {words}" if words else ""
+
+
+def _critical_path(prediction: Prediction) -> list[str]:
+    totals = {resource: sum(kinds.values()) for resource, kinds in prediction.critical_path.items()}
+    rows: list[Row] = []
+    for resource in sorted(totals, key=lambda name: -totals[name]):
+        kinds = sorted(prediction.critical_path[resource].items(), key=lambda entry: -entry[1])
+        told = ", ".join(f"{short(kind, NAME_COLUMNS)} {duration(seconds)}" for kind, seconds in kinds)
+        share = f"{totals[resource] / prediction.step_seconds:.0%}"
+        rows.append((short(RESOURCE_LABELS.get(resource, resource), 18), duration(totals[resource]), share, told))
+    return table([], rows, left=(0, 3))
+
+
+def _split(schedule: Schedule, tier: Tier) -> list[str]:
+    split = reserved(schedule)[tier]
+    arena = schedule.arenas[tier]
+    rows = [
+        (label(*roles), format_bytes(nbytes), percent(nbytes / arena))
+        for roles, nbytes in sorted(split.items(), key=lambda entry: (-entry[1], label(*entry[0])))
+    ]
+    return table([], [*rows, ("all", format_bytes(arena), "")], left=(0,)) if arena else []
+
+
+def _pools(found: Blocks) -> list[str]:
+    rows: list[Row] = [
+        (label(*pool.roles), f"{pool.slots:,}", format_bytes(pool.slot_bytes), format_bytes(pool.nbytes))
+        for pool in found.pools
+    ]
+    left_out = len(rows) - MOST_ROWS
+    rest = [f"  and {left_out} smaller sizes"] if left_out > 0 else []
+    if not rows:
+        return []
+    total = [("all", f"{sum(pool.slots for pool in found.pools):,}", "", format_bytes(by_class(found.pools)))]
+    need = needs(found)
+    if need.planned.slots < need.by_class.slots:
+        saving = format_bytes(need.by_class.slots - need.planned.slots)
+        total.append(("less what is never used at once", "", "", f"-{saving}"))
+    return [*table([("", "slots", "each", "together")], [*rows[:MOST_ROWS], *total], left=(0,)), *rest]
+
+
+def _otherwise(found: Blocks) -> list[str]:
+    """What the two habits that MemAscend finds would cost; what is saved is in percent of the row's own bytes."""
+    need = needs(found)
+    if not need.planned.total:
+        return []
+    ways = (
+        ("as planned: one arena, shared over time", need.planned),
+        ("slots by size, each its own", need.by_class),
+        ("slots of one size for each role", need.one_size_each_role),
+        ("slots of one size for all", need.one_size),
+        ("each block a power of two", need.powers_of_two),
+        ("one size for all, powers of two", need.both),
+    )
+    rows: list[Row] = [("", "slots", "saved", "", "all of host", "saved", "")]
+    for words, way in ways:
+        row = [words]
+        for planned, nbytes in ((need.planned.slots, way.slots), (need.planned.total, way.total)):
+            row += [amount(nbytes), amount(nbytes - planned), percent(saved(planned, nbytes))]
+        rows.append(row)
+    beyond = format_bytes(page_lock_waste(need.planned.total))
+    return [*table([], rows, left=(0,)), f"  page-locking the arena as it is takes {beyond} beyond it"]
+
+
+def _device(plan: Plan, schedule: Schedule) -> list[str]:
+    return [*_split(schedule, "device"), *_beside(plan, "device")] if schedule.arenas["device"] else []
+
+
+def _beside(plan: Plan, tier: Tier) -> list[str]:
+    """What compute takes beside the arena of the tier on which it works."""
+    p = plan.prediction
+    if tier != device_tier(plan.decision):
+        return []
+    extra = p.peak_host_bytes - p.host_arena_bytes if tier == "host" else p.peak_device_bytes - p.device_arena_bytes
+    lines = [f"  and for compute itself (its workspace, masks and tables, at most): {format_bytes(extra)}"]
+    margin = plan.model.workspace_margin
+    if margin:
+        context = plan.decision.micro_batches * plan.model.context_bytes[plan.decision.micro_batch_size]
+        assumed = round((extra - context) * margin / (1 + margin))
+        lines.append(f"  of which margin for the allocator's fragmentation, assumed: {format_bytes(assumed)}")
+    return lines
+
+
+def _alternatives(plan: Plan) -> list[str]:
+    """Throughput against n. Of each micro-batch size at most MOST_ROWS, the plan's own among them."""
+    most = max((entry.tokens_per_second for entry in plan.alternatives), default=1.0)
+    sizes = sorted({entry.micro_batch_size for entry in plan.alternatives})
+    rows: list[Row] = []
+    left_out = 0
+    for size in sizes[-MOST_ROWS:]:
+        mine = sorted((e for e in plan.alternatives if e.micro_batch_size == size), key=lambda e: e.micro_batches)
+        shown = _spread(mine, [is_chosen(plan, entry) for entry in mine])
+        left_out += len(mine) - len(shown)
+        rows += [_alternative(plan, entry, most) for entry in shown]
+    left_out += sum(entry.micro_batch_size in sizes[:-MOST_ROWS] for entry in plan.alternatives)
+    if not rows:
+        return []
+    head = ("", "size", "n", "tokens/s", "", "alpha", "if only compute", "if only I/O", "")
+    rest = [f"  and {left_out} more, in plan.json"] if left_out else []
+    return [*table([head], rows, left=(4, 8)), *rest]
+
+
+def is_chosen(plan: Plan, entry: Alternative) -> bool:
+    """Whether `entry` is the candidate that the plan is for."""
+    decision = plan.decision
+    return (entry.micro_batch_size, entry.micro_batches) == (decision.micro_batch_size, decision.micro_batches)
+
+
+def _alternative(plan: Plan, entry: Alternative, most: float) -> Row:
+    return (
+        "*" if is_chosen(plan, entry) else "",
+        str(entry.micro_batch_size),
+        str(entry.micro_batches),
+        number(entry.tokens_per_second),
+        bar(entry.tokens_per_second, most, 16),
+        f"{entry.delay_ratio:.3g}",
+        number(entry.compute_tokens_per_second),
+        number(entry.io_tokens_per_second),
+        "simulated" if entry.simulated else "estimated",
+    )
+
+
+def _spread(entries: list[Alternative], chosen: list[bool]) -> list[Alternative]:
+    """At most MOST_ROWS of `entries`: both ends, what is chosen, and the rest evenly between."""
+    if len(entries) <= MOST_ROWS:
+        return entries
+    picks = MOST_ROWS - 1
+    wanted = {round(i * (len(entries) - 1) / (picks - 1)) for i in range(picks)}
+    if True in chosen:
+        wanted.add(chosen.index(True))
+    return [entries[index] for index in sorted(wanted)]
+
+
+def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:
+    changes: list[Row] = []
+    for row in sorted(rows, key=lambda row: -row.throughput_gain):
+        unit = row.unit if row.unit[:1].isdigit() else f"1 {row.unit}"
+        words = row.words or f"{unit} more of {row.resource}"
+        change, step = "nothing", ""
+        if abs(row.throughput_gain) >= 5e-4:
+            change = f"{signed(100 * row.throughput_gain)}% tokens/s"
+            longer = "shorter" if row.throughput_gain > 0 else "longer"
+            step = f"a step {duration(abs(row.seconds_per_unit))} {longer}"
+        changes.append((short(words, 46), change, step))
+    return table([], changes, left=(0, 1, 2))
+
+
+def _schedules(compared: Sequence[Compared]) -> list[str]:
+    head = ("", "host", "device", "ssd read", "written", "step", "tokens/s", "fits")
+    rows: list[Row] = [
+        (
+            short(row.name, 28),
+            _figure(row.host_bytes, format_bytes),
+            _figure(row.device_bytes, format_bytes),
+            _figure(row.ssd_read_bytes, format_bytes),
+            _figure(row.ssd_write_bytes, format_bytes),
+            _figure(row.step_seconds, duration),
+            _figure(row.tokens_per_second, number),
+            "yes" if row.fits else "no",
+        )
+        for row in compared
+    ]
+    words = "estimates but for this plan: placed by the program, simulated on shortened models"
+    return [*table([head], rows, left=(0,)), f"  {words}", *_notes(compared)] if rows else []
+
+
+def _ideas(compared: Sequence[Compared]) -> list[str]:
+    """Rungs with what each gains over the one before it."""
+    before = [None, *(row.tokens_per_second for row in compared)][: len(compared)]
+    head = ("", "host", "ssd read", "written", "step", "tokens/s", "gain", "fits")
+    rows: list[Row] = [
+        (
+            short(row.name, 36),
+            _figure(row.host_bytes, format_bytes),
+            _figure(row.ssd_read_bytes, format_bytes),
+            _figure(row.ssd_write_bytes, format_bytes),
+            _figure(row.step_seconds, duration),
+            _figure(row.tokens_per_second, number),
+            f"{row.tokens_per_second / last - 1:+.1%}" if row.tokens_per_second and last else "",
+            "yes" if row.fits else "no",
+        )
+        for row, last in zip(compared, before, strict=True)
+    ]
+    words = "estimates but for the last: what is left of the budget goes to parameters first, as a rule"
+    return [*table([head], rows, left=(0,)), f"  {words}", *_notes(compared)] if rows else []
+
+
+def _figure(value: float | None, written: Callable[[float], str]) -> str:
+    return "?" if value is None else written(value) if value else "-"
+
+
+def _notes(compared: Sequence[Compared]) -> list[str]:
+    told = [f"{row.name}: {row.note}" for row in compared if row.note]
+    return [
+        line for note in told for line in wrap(clean(note), COLUMNS - 4, initial_indent="  ", subsequent_indent="    ")
+    ]

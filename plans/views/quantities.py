@@ -1,0 +1,105 @@
+"""Quantities in a person's words: seconds, rates, shares, bytes; and what people call resources.
+
+Owns how a figure looks. It knows no document but what says whether a figure was measured.
+"""
+
+from ..documents.profile import Machine, Model
+from ..units import format_bytes, format_seconds
+
+BAR_COLUMNS = 30
+RESOURCE_LABELS = {
+    "read": "ssd read",
+    "write": "ssd write",
+    "h2d": "host to device",
+    "d2h": "device to host",
+    "compute": "compute",
+    "cpu": "cpu updates",
+}
+
+
+def estimated(machine: Machine, model: Model) -> list[str]:
+    """A warning when a machine or a model was not there to be measured; nothing for a measured one."""
+    if "estimated" not in (machine.figures, model.figures):
+        return []
+    return ["Estimated from data sheets and the model's shape: a what-if; nothing was measured."]
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: from microseconds to hours, never more than a dozen characters."""
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    if 60 <= seconds < 999.5:
+        return f"{seconds:.0f} s"
+    return format_seconds(seconds) if seconds < 1e7 else f"{seconds:.2e} s"
+
+
+def number(value: float) -> str:
+    """A rate or a count with at least three digits: `0.0123`, `12.3`, `12,345`, `1.23e+15`."""
+    if value == 0:
+        return "0"
+    if 100 <= value < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def loss_figure(value: float) -> str:
+    """A loss with the digits that people compare: `2.3456`; `1e+30`."""
+    return f"{value:.4f}" if not abs(value) >= 1e5 else f"{value:.4g}"
+
+
+def count(value: int) -> str:
+    """A large count in words: `1.34 billion`."""
+    for words, scale in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {words}"
+    return f"{value:,}"
+
+
+def percent(share: float) -> str:
+    """`12.3%`; a share that is not quite none or all never looks as if it were; none is `-`."""
+    if share <= 0:
+        return "-"
+    if share < 0.0005:
+        return "<0.1%"
+    if 0.9995 <= share < 1:
+        return ">99.9%"
+    return f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
+def exact_percent(share: float) -> str:
+    """All digits that a decision has: `31.2547%`."""
+    return f"{100 * share:.4f}".rstrip("0").rstrip(".") + "%"
+
+
+def bar(value: float, most: float, columns: int = BAR_COLUMNS) -> str:
+    """`value` of `most` as `[####....]`; more than `most` fills it."""
+    share = min(value / most, 1.0) if most > 0 else 1.0
+    full = round(share * columns)
+    if share > 0:
+        full = max(full, 1)
+    return f"[{'#' * full}{'.' * (columns - full)}]"
+
+
+def amount(nbytes: int) -> str:
+    return format_bytes(nbytes) if nbytes else "-"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}" if abs(value) < 1e6 else f"{value:+.2e}"
+
+
+def decimal(nbytes: float) -> str:
+    """In powers of 1000, as makers of drives and links count."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{number(nbytes / scale)} {unit}"
+    return f"{number(nbytes)} B"
+
+
+def rate(bytes_per_second: float) -> str:
+    """`3.2 GB/s`, in powers of 1000."""
+    return f"{decimal(bytes_per_second)}/s"
+
+
+def times(number_of: int, one: str, many: str = "") -> str:
+    return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"

@@ -1,0 +1,92 @@
+"""A run's report, for people and for programs: each prediction beside what was measured."""
+
+import json
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from ..analysis.overlay import Overlay
+from ..documents.base import MAX_DOCUMENT_BYTES
+from ..errors import UsageError
+from ..files import read_bounded
+from ..units import format_bytes, format_seconds
+from .quantities import percent
+
+WORTH_TELLING = 0.01
+MOST_HELD_OUT = 4
+"""Evaluations that fit on a line."""
+
+
+def report_json(path: Path, overlay: Overlay | None) -> str:
+    """A report.json as it is; with an overlay, that is one more field, `overlay`. Raises UsageError for no report."""
+    report = _read(path)
+    return json.dumps({**report, "overlay": overlay.document()} if overlay else report, indent=1)
+
+
+def describe_report(path: Path) -> str:
+    """The text of a report.json. Raises UsageError when it is not one."""
+    report = _read(path)
+    try:
+        lines = [f"{report['steps']} steps of {report['model']}, {report['steady_steps']} of them measured"]
+        if report["predictions"]:
+            lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
+            lines += [_row(row) for row in report["predictions"]]
+            lines += ["", *_counted(report["steady_steps"], report.get("learnt_share"))]
+        if (share := report.get("stolen_share", 0.0)) >= WORTH_TELLING:
+            lines += [
+                "",
+                f"  the host gave {share:.0%} of the processors' time to others (steal), among them, it may be,",
+                "  what it runs for this machine's own drive",
+            ]
+        if report["losses"]:
+            lines += ["", f"  training loss  {_loss(report['losses'][0])} first, {_loss(report['losses'][-1])} last"]
+        held_out = list(report["eval_losses"].items())
+        if held_out:
+            shown = held_out if len(held_out) <= MOST_HELD_OUT else [held_out[0], *held_out[1 - MOST_HELD_OUT :]]
+            each = [f"{_loss(loss)} after {step}" for step, loss in shown]
+            if len(shown) < len(held_out):
+                each.insert(1, "...")
+            lines += [f"  held-out loss  {', '.join(each)} steps"]
+        return "\n".join(lines)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: not a run's report: {error}") from error
+
+
+def _counted(steady: int, learnt: float | None) -> list[str]:
+    """What the measured column is of. `learnt`: the share of positions; None in reports of earlier versions."""
+    which = "the one steady step" if steady == 1 else f"the median of {steady} steady steps, of peaks their most"
+    share = "" if learnt is None else f", of which {percent(learnt)} are learnt"
+    words = (
+        f"measured is {which}: none comes right after loading, a snapshot or an evaluation. tokens per second counts"
+    )
+    return wrap(f"{words} all positions of the rows{share}", 98, initial_indent="  ", subsequent_indent="  ")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES, "report"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not a run's report: {error}") from error
+    if not isinstance(report, dict):
+        raise UsageError(f"{path}: not a run's report: no object of fields")
+    return report
+
+
+def _row(row: dict[str, Any]) -> str:
+    name = row["quantity"].removesuffix("_bytes").removesuffix("_seconds").replace("_", " ")
+    predicted, measured = (_value(row[side], row["unit"]) for side in ("predicted", "measured"))
+    error = row["relative_error"]
+    return f"  {name:20} {predicted:>12} {measured:>12} {'-' if error is None else f'{error:+.1%}':>8}"
+
+
+def _loss(value: float | None) -> str:
+    """None stands for one that was not finite."""
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "s":
+        return format_seconds(value)
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
