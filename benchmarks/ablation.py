@@ -22,7 +22,7 @@ from ssdplan.executor.layers import Layers
 from ssdplan.executor.operations import Operations
 from ssdplan.executor.runner import Action, OverlappedRunner
 from ssdplan.executor.store import Store
-from ssdplan.planner import simulator
+from ssdplan.planner.predict import simulator
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.graph.ops import Graph, Op
 from ssdplan.plans.graph.timeline import Timeline

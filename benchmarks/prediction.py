@@ -31,8 +31,8 @@ from pathlib import Path
 from commands import command, end_on_sigterm, python, write_text
 from ssdplan.executor.store.volumes import Blank, held_blank
 from ssdplan.native import process
-from ssdplan.planner.critical import SHARED_CORES, loads
-from ssdplan.planner.drive import combined_frontier, hull_edges
+from ssdplan.planner.predict.critical_path import SHARED_CORES, loads
+from ssdplan.planner.predict.drive import combined_frontier, hull_edges
 from ssdplan.planner.replan import Replanner
 from ssdplan.plans.analysis.drift import corrected, slowdowns
 from ssdplan.plans.documents.plan import Plan

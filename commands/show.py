@@ -152,7 +152,7 @@ def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None
 
 
 def _predicted(plan: Plan, graph: "Graph") -> "Timeline":
-    from ssdplan.planner.simulator import simulate
+    from ssdplan.planner.predict.simulator import simulate
 
     return simulate(graph, plan.model, plan.machine, plan.decision.micro_batch_size)
 

@@ -22,8 +22,8 @@ from .replaced import require_replaceable, save_plan
 from .types import COUNT, COUNTS, DIRECTORY, FIGURE, FRACTION, PATH, POSITIVE, RESIDENCY, SIZE, SIZE_OR_ZERO, Choice
 
 if TYPE_CHECKING:
+    from ssdplan.planner.catalogue.whatif import WhatIf
     from ssdplan.planner.request import SolveRequest
-    from ssdplan.planner.whatif import WhatIf
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def _output() -> tuple[click.Option, ...]:
 
 
 def call(options: Options) -> int:
+    from ssdplan.planner.catalogue.whatif import WhatIf, estimate
     from ssdplan.planner.request import SolveRequest
-    from ssdplan.planner.whatif import WhatIf, estimate
 
     if options.sweep is None and options.plots is not None:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
@@ -229,8 +229,8 @@ def call(options: Options) -> int:
 def _one_plan(
     options: Options, output: Path | None, measured: Profile, request: "SolveRequest", *, what_if: bool
 ) -> int:
+    from ssdplan.planner.catalogue.whatif import describe_notes
     from ssdplan.planner.solve import solve_and_build
-    from ssdplan.planner.whatif import describe_notes
     from ssdplan.plans.views.plan_text import describe_plan
 
     plan, schedule = solve_and_build(measured, request)
@@ -275,7 +275,7 @@ _NOT_GIVEN: tuple[object, ...] = (None, [])
 
 def _what_if(options: Options) -> "WhatIf | Profile":
     """The profile that is named, or the machine and model that are."""
-    from ssdplan.planner.whatif import WhatIf
+    from ssdplan.planner.catalogue.whatif import WhatIf
 
     given = {
         "--gpu": options.gpu,

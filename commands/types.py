@@ -159,7 +159,7 @@ def share(text: str) -> float:
 
 
 def figure(text: str) -> tuple[str, float]:
-    from ssdplan.planner.whatif import parse_figure
+    from ssdplan.planner.catalogue.whatif import parse_figure
 
     return parse_figure(text)
 

@@ -8,7 +8,7 @@ test compares the picture with the code.
 from collections.abc import Iterator
 from pathlib import Path
 
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.graph.ops import Backward, Forward, Op, Resource, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule

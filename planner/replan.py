@@ -15,9 +15,9 @@ from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.ops import Graph
 
-from .simulator import expectation, simulate
+from .predict.simulator import expectation, simulate
 
-SOLVER = "ssdplan.planner.again"
+SOLVER = "ssdplan.planner.solve_again"
 """Not imported here: it would bring the linear program's library into every run."""
 SECONDS = 600.0
 """The longest that solving may take; a model of 175B parameters takes five to ten."""

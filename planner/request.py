@@ -16,8 +16,8 @@ from ssdplan.plans.documents.stripe_shares import room
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes, format_enough
 
-from .choices import FixedChoices
-from .needs import UNLIMITED, Candidate, Needs
+from .fit.budgets import UNLIMITED, Candidate, Needs
+from .program.choices import FixedChoices
 
 MOST_MICRO_BATCHES = 64
 LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)

@@ -16,20 +16,20 @@ from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_enough
 
-from .compare import compare
-from .critical import find_causes, loads
-from .fit import Branch, Fitter, Solved
-from .lexicographic import Watch
-from .memory import compute_seconds, process_peak_bytes
-from .needs import Candidate, Constraint
-from .placement import ProgramResult
-from .program import Bound, answer, program_bound
-from .reasons import explain, gather
+from .explain.alternatives import compare
+from .explain.reasons import explain, gather
+from .explain.sensitivity import scaled_compute, sensitivities
+from .fit.budgets import Candidate, Constraint
+from .fit.fit import Branch, Fitter, Solved
+from .predict.critical_path import find_causes, loads
+from .predict.peaks import compute_seconds, process_peak_bytes
+from .predict.shortened import step_seconds
+from .predict.simulator import simulate
+from .program.lexicographic import Watch
+from .program.placement import ProgramResult
+from .program.program import Bound, answer, program_bound
+from .program.solvers import solver_of
 from .request import LADDER, SolveRequest, budget_of, candidates_of, fixed_choices, given_in, smallest_of
-from .sensitivity import scaled_compute, sensitivities
-from .shortened import step_seconds
-from .simulator import simulate
-from .solvers import solver_of
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""

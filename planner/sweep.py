@@ -12,9 +12,9 @@ from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.units import format_bytes
 
 from .catalogue import nearest
+from .catalogue.whatif import SIZES, WhatIf, estimate, parse_value
 from .request import SolveRequest
 from .solve import solve
-from .whatif import SIZES, WhatIf, estimate, parse_value
 
 MOST_POINTS = 32
 SSDS = "ssds"

@@ -17,7 +17,7 @@ from ssdplan.executor.optimizer import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.store import Store, check, initialise
 from ssdplan.executor.train import Result, train
-from ssdplan.planner.simulator import expectation, simulate
+from ssdplan.planner.predict.simulator import expectation, simulate
 from ssdplan.plans.analysis.drift import Expectation
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from ssdplan.planner.baseline import (
+from ssdplan.planner.catalogue import MODELS, find
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.explain.sensitivity import scaled_compute
+from ssdplan.planner.explain.zero_infinity import (
     MEMASCEND,
     ZERO_INFINITY,
     HostNeeds,
@@ -17,13 +20,10 @@ from ssdplan.planner.baseline import (
     tensors_of_shape,
     zero_infinity_memory,
 )
-from ssdplan.planner.catalogue import MODELS, find
-from ssdplan.planner.choices import FixedChoices, Limits
-from ssdplan.planner.program import program_bound
-from ssdplan.planner.sensitivity import scaled_compute
-from ssdplan.planner.traffic import layer_groups, stages
-from ssdplan.planner.variables import CONSTANT
-from ssdplan.planner.whatif import WhatIf, estimate
+from ssdplan.planner.program.choices import FixedChoices, Limits
+from ssdplan.planner.program.program import program_bound
+from ssdplan.planner.program.traffic import layer_groups, stages
+from ssdplan.planner.program.variables import CONSTANT
 from ssdplan.plans.analysis.allocators import saved
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.documents.state_layout import checkpoint_bytes

@@ -4,11 +4,11 @@ from typing import Any
 
 import pulp
 
-from ssdplan.planner.choices import FREE, FixedChoices, Limits, Question
-from ssdplan.planner.linear_program import LinearProgram
-from ssdplan.planner.placement import ProgramResult, result_of
-from ssdplan.planner.program import state
-from ssdplan.planner.variables import Variable, value
+from ssdplan.planner.program.choices import FREE, FixedChoices, Limits, Question
+from ssdplan.planner.program.linear_program import LinearProgram
+from ssdplan.planner.program.placement import ProgramResult, result_of
+from ssdplan.planner.program.program import state
+from ssdplan.planner.program.variables import Variable, value
 from ssdplan.plans.documents.profile import Machine, Model
 
 SLACK = 1e-7

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.compare import NO_DELAY
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.explain.alternatives import NO_DELAY
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
-from ssdplan.planner.whatif import WhatIf, estimate
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.baseline import Ways, tensors_of_model, zero_infinity_memory
+from ssdplan.planner.explain.zero_infinity import Ways, tensors_of_model, zero_infinity_memory
+from ssdplan.planner.predict.shortened import step_seconds
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.shortened import step_seconds
-from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.plan import Compared, Plan
 from ssdplan.plans.documents.profile import Machine, Profile

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.critical import find_causes
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.critical_path import find_causes
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Op, Region, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline

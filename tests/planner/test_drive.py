@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.executor.store.striping import Striping
-from ssdplan.planner.drive import combined_frontier, hull_edges, io_cores, shared_fraction
+from ssdplan.planner.predict.drive import combined_frontier, hull_edges, io_cores, shared_fraction
 from ssdplan.plans.documents.stripe_shares import bandwidths, deal, shares
 from tests.planner.machines import volumes
 from tests.planner.made import made_volume

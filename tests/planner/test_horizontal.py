@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner import horizontal
-from ssdplan.planner.choices import FixedChoices, Limits
-from ssdplan.planner.drive import combined_frontier
-from ssdplan.planner.memory import predict_peaks
-from ssdplan.planner.placement import footprint
-from ssdplan.planner.program import program_bound, solve_program
+from ssdplan.planner.predict.drive import combined_frontier
+from ssdplan.planner.predict.peaks import predict_peaks
+from ssdplan.planner.predict.simulator import simulate
+from ssdplan.planner.program import horizontal
+from ssdplan.planner.program.choices import FixedChoices, Limits
+from ssdplan.planner.program.placement import footprint
+from ssdplan.planner.program.program import program_bound, solve_program
+from ssdplan.planner.program.traffic import layer_groups, total_bytes
+from ssdplan.planner.program.variables import CHECKPOINTS_ON_HOST, CONSTANT, value, variables_of
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.simulator import simulate
-from ssdplan.planner.traffic import layer_groups, total_bytes
-from ssdplan.planner.variables import CHECKPOINTS_ON_HOST, CONSTANT, value, variables_of
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule

@@ -11,15 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.choices import FREE, FixedChoices, Limits, Question
-from ssdplan.planner.lexicographic import minimise
-from ssdplan.planner.linear_program import LinearProgram, Objective
-from ssdplan.planner.lp_files import LpFiles
-from ssdplan.planner.program import answer, state
+from ssdplan.planner.program.choices import FREE, FixedChoices, Limits, Question
+from ssdplan.planner.program.lexicographic import minimise
+from ssdplan.planner.program.linear_program import LinearProgram, Objective
+from ssdplan.planner.program.lp_files import LpFiles
+from ssdplan.planner.program.program import answer, state
+from ssdplan.planner.program.solvers import TOLERANCE, solver_of
+from ssdplan.planner.program.variables import (
+    CHECKPOINTS_ON_HOST,
+    CONSTANT,
+    DELAY_RATIO,
+    seconds_of_stage,
+    value,
+    variables_of,
+)
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
-from ssdplan.planner.solvers import TOLERANCE, solver_of
-from ssdplan.planner.variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, seconds_of_stage, value, variables_of
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import UsageError
 from tests.planner.machines import machines, models

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan import cli
-from ssdplan.planner.choices import FixedChoices, Limits
-from ssdplan.planner.placement import ProgramResult
-from ssdplan.planner.program import program_bound, solve_program
+from ssdplan.planner.predict.simulator import simulate
+from ssdplan.planner.program.choices import FixedChoices, Limits
+from ssdplan.planner.program.placement import ProgramResult
+from ssdplan.planner.program.program import program_bound, solve_program
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.simulator import simulate
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import OptimizerStates

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssdplan.planner.baseline import horizontal_traffic, vertical_traffic
-from ssdplan.planner.choices import FixedChoices
-from ssdplan.planner.traffic import layer_groups, stages, total_bytes
-from ssdplan.planner.variables import CONSTANT
+from ssdplan.planner.explain.zero_infinity import horizontal_traffic, vertical_traffic
+from ssdplan.planner.program.choices import FixedChoices
+from ssdplan.planner.program.traffic import layer_groups, stages, total_bytes
+from ssdplan.planner.program.variables import CONSTANT
 from ssdplan.plans.analysis.allocators import Pool, by_class, one_size, powers_of_two
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 from ssdplan.plans.graph.contents import Role

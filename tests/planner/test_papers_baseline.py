@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.baseline import (
+from ssdplan.planner.catalogue import MODELS, find
+from ssdplan.planner.catalogue.costs import Compute
+from ssdplan.planner.catalogue.whatif import estimate_model
+from ssdplan.planner.explain.zero_infinity import (
     INFINITY_COPIES,
     MEMASCEND,
     PROCESS_BYTES,
@@ -20,9 +23,6 @@ from ssdplan.planner.baseline import (
     vertical_traffic,
     zero_infinity_memory,
 )
-from ssdplan.planner.catalogue import MODELS, find
-from ssdplan.planner.costs import Compute
-from ssdplan.planner.whatif import estimate_model
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 from ssdplan.plans.schedule.build import build_schedule

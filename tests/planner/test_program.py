@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.choices import FixedChoices, Limits
-from ssdplan.planner.drive import combined_frontier
-from ssdplan.planner.placement import ProgramResult, footprint
-from ssdplan.planner.program import program_bound, solve_program
-from ssdplan.planner.variables import CONSTANT, DELAY_RATIO, Variable, value, variables_of
+from ssdplan.planner.predict.drive import combined_frontier
+from ssdplan.planner.program.choices import FixedChoices, Limits
+from ssdplan.planner.program.placement import ProgramResult, footprint
+from ssdplan.planner.program.program import program_bound, solve_program
+from ssdplan.planner.program.variables import CONSTANT, DELAY_RATIO, Variable, value, variables_of
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.graph.contents import Role
@@ -350,7 +350,7 @@ def test_whole_states_on_the_device_are_never_better_than_the_programs_fractions
 
 
 def _stages_of(model: Model, b: int, n: int):
-    from ssdplan.planner.traffic import layer_groups, stages
+    from ssdplan.planner.program.traffic import layer_groups, stages
 
     return stages(model, layer_groups(model), b, n, "fp32")
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.critical import SHARED_CORES
-from ssdplan.planner.memory import OP_BYTES, predict_peaks
-from ssdplan.planner.reasons import Evidence, explain
+from ssdplan.planner.explain.reasons import Evidence, explain
+from ssdplan.planner.explain.sensitivity import more_host_memory
+from ssdplan.planner.predict.critical_path import SHARED_CORES
+from ssdplan.planner.predict.peaks import OP_BYTES, predict_peaks
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.sensitivity import more_host_memory
 from ssdplan.plans.analysis.wear import drive_words, lifetime, wear
 from ssdplan.plans.documents.plan import Least, Plan, Sensitivity
 from ssdplan.plans.documents.profile import Machine, Model

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner import solve as solving
-from ssdplan.planner.critical import SHARED_CORES
-from ssdplan.planner.memory import predict_peaks
+from ssdplan.planner.predict.critical_path import SHARED_CORES
+from ssdplan.planner.predict.peaks import predict_peaks
+from ssdplan.planner.predict.shortened import shortened
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.shortened import shortened
-from ssdplan.planner.simulator import simulate
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, UsageError
@@ -398,7 +398,7 @@ def test_eighty_layers_take_seconds() -> None:
 
 def test_planning_never_imports_torch() -> None:
     code = (
-        "import sys; import ssdplan.planner.solve, ssdplan.planner.simulator; "
+        "import sys; import ssdplan.planner.solve, ssdplan.planner.predict.simulator; "
         "bad = {'torch', 'transformers', 'ssdplan.executor', 'ssdplan.profiler', 'ssdplan.native'} & set(sys.modules); "
         "sys.exit(str(bad) if bad else 0)"
     )

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from ssdplan.planner import building, pipeline, program
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.fit import estimate as building
+from ssdplan.planner.fit import transit as pipeline
+from ssdplan.planner.predict.simulator import simulate
+from ssdplan.planner.program import program
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.simulator import simulate
 from ssdplan.planner.solve import solve
-from ssdplan.planner.whatif import WhatIf, estimate
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.schedule.build import build_schedule
 from tests.plans.decided import decide

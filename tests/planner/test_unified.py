@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.memory import HOLES_DIFFER, predict_peaks
-from ssdplan.planner.placement import footprint
+from ssdplan.planner.predict.peaks import HOLES_DIFFER, predict_peaks
+from ssdplan.planner.program.placement import footprint
 from ssdplan.planner.request import SolveRequest
 from ssdplan.plans.documents.profile import Kernels, Machine, Model, Timing
 from ssdplan.plans.documents.rows import row_lengths

@@ -16,12 +16,12 @@ from ssdplan.executor.layers import Layers, MicroBatch
 from ssdplan.executor.model import open_model
 from ssdplan.executor.weights import Weights
 from ssdplan.planner.catalogue import GPUS, find
+from ssdplan.planner.catalogue.costs import Compute
 from ssdplan.planner.catalogue.models import MODELS, Shape
-from ssdplan.planner.costs import Compute
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate, estimate_model, parse_figure
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.sweep import parse_range, sweep
-from ssdplan.planner.whatif import WhatIf, estimate, estimate_model, parse_figure
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.documents.sweep import Sweep, SweepPoint, SweepResult

@@ -1,6 +1,6 @@
 """A plan around any decision, for tests of what shows plans: its prediction is what the simulator says."""
 
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Sensitivity
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.graph.ops import Schedule

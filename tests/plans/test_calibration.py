@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner import simulator
-from ssdplan.planner.again import request_of
+from ssdplan.planner.predict import simulator
+from ssdplan.planner.predict.simulator import expectation, simulate
 from ssdplan.planner.replan import Replanner
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.simulator import expectation, simulate
 from ssdplan.planner.solve import solve
+from ssdplan.planner.solve_again import request_of
 from ssdplan.plans.analysis.drift import Figure, describe_change, describe_drift, find_drift, slowdowns
 from ssdplan.plans.documents.plan import Asked, Plan
 from ssdplan.plans.documents.profile import Machine, Model, Profile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.overlay import Stall, describe_overlay, lay_over, stalls
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError

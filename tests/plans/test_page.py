@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.curves import Curves
 from ssdplan.plans.analysis.memory_usage import label, memory_usage
 from ssdplan.plans.analysis.overlay import Overlay, lay_over, stalls

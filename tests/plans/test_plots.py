@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.memory_usage import Usage, memory_usage
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.graph.ops import Schedule

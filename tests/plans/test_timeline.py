@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.memory_usage import label, memory_usage
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.graph.ops import RESOURCES, Schedule, Transfer, Update

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssdplan.planner.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.memory_usage import Usage, label, memory_usage, reserved
 from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Buffer, Graph, Region, Schedule, Tier, Transfer

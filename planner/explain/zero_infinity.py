@@ -14,11 +14,11 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
 from ssdplan.plans.graph.contents import Role
 
-from .catalogue import MODELS, Shape
-from .drive import combined_frontier, hull_edges
-from .memory import trained_elements
-from .traffic import layer_groups, stages, total_bytes
-from .variables import CONSTANT, Linear
+from ..catalogue import MODELS, Shape
+from ..predict.drive import combined_frontier, hull_edges
+from ..predict.peaks import trained_elements
+from ..program.traffic import layer_groups, stages, total_bytes
+from ..program.variables import CONSTANT, Linear
 
 FP32 = 4
 MOMENTS = 2

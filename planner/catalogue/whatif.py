@@ -34,7 +34,7 @@ from ssdplan.plans.documents.stripe_shares import CYCLE
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import parse_bytes
 
-from .catalogue import (
+from . import (
     ATTENTION_TOKENS,
     COMPUTE_EFFICIENCY,
     CPUS,
@@ -54,8 +54,8 @@ from .catalogue import (
     find,
     nearest,
 )
-from .catalogue.models import Tensor
 from .costs import Compute, Costs
+from .models import Tensor
 
 NO_GPU = "none"
 WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"

@@ -16,7 +16,7 @@ from ssdplan.plans.graph.ops import TIERS, Schedule, Tier
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import whole_pages
 
-from .memory import workspace_bytes
+from ..predict.peaks import workspace_bytes
 
 SHARED: Literal["shared"] = "shared"
 """In place of a role: what slots of different stages save by sharing bytes, as negative bytes."""

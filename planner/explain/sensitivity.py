@@ -11,10 +11,10 @@ from ssdplan.plans.documents.plan import Sensitivity
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.units import format_bytes
 
-from .drive import combined_frontier
-from .fit import Branch, Fitter, Solved
-from .needs import Candidate
-from .program import program_bound
+from ..fit.budgets import Candidate
+from ..fit.fit import Branch, Fitter, Solved
+from ..predict.drive import combined_frontier
+from ..program.program import program_bound
 
 GIB = 1 << 30
 MOST_HOST_MEMORY, MORE_DEVICE_MEMORY = 16 * GIB, 8 * GIB

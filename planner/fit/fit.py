@@ -16,13 +16,13 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.units import PAGE
 
-from .building import Builder, Fitted
-from .choices import Aim, FixedChoices, Limits
-from .needs import UNLIMITED, Candidate, Constraint, Needs, Room
-from .pipeline import MEASURED, Pipelines
-from .placement import ProgramResult, footprint
-from .program import solve_program
-from .shortened import ENDS
+from ..predict.shortened import ENDS
+from ..program.choices import Aim, FixedChoices, Limits
+from ..program.placement import ProgramResult, footprint
+from ..program.program import solve_program
+from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room
+from .estimate import Builder, Fitted
+from .transit import MEASURED, Pipelines
 
 ROUNDS = 5
 SPARE = 0.005

@@ -12,9 +12,9 @@ from typing import Literal
 from ssdplan.plans.documents.profile import Machine, Model, update_rate
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
+from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
 from . import horizontal
 from . import traffic as vertical
-from .drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
 from .traffic import LayerGroup, Stage, device_bytes, layer_groups, total_bytes, without_links
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, Linear, Variable, is_constant, seconds_of_stage, variables_of
 

@@ -11,8 +11,8 @@ from math import prod
 from ssdplan.plans.documents.profile import Timing
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, Precision
 
-from .catalogue import Shape
-from .catalogue.models import Tensor
+from . import Shape
+from .models import Tensor
 
 
 @dataclass(frozen=True, slots=True)

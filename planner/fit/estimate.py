@@ -13,10 +13,10 @@ from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
 
-from .memory import Peaks, predict_peaks
-from .needs import Candidate, Needs
-from .placement import footprint
-from .shortened import shortened
+from ..predict.peaks import Peaks, predict_peaks
+from ..predict.shortened import shortened
+from ..program.placement import footprint
+from .budgets import Candidate, Needs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from ssdplan.plans.documents.plan import Compared, Prediction, needs_all_gradien
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.units import format_bytes
 
-from .baseline import Ways, tensors_of_model, zero_infinity_memory
-from .choices import FixedChoices, Limits
-from .fit import Branch, Fitter, Sketch, Solved
-from .memory import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
-from .needs import UNLIMITED, Candidate, Needs
-from .placement import DIGITS
-from .program import solve_program
-from .shortened import step_seconds
+from ..fit.budgets import UNLIMITED, Candidate, Needs
+from ..fit.fit import Branch, Fitter, Sketch, Solved
+from ..predict.peaks import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
+from ..predict.shortened import step_seconds
+from ..program.choices import FixedChoices, Limits
+from ..program.placement import DIGITS
+from ..program.program import solve_program
+from .zero_infinity import Ways, tensors_of_model, zero_infinity_memory
 
 NO_DELAY = "vertical, no delayed update"
 """The row that says what delayed updates bring; why a plan delays them is told by the same figures."""

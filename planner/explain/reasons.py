@@ -19,12 +19,12 @@ from ssdplan.plans.documents.state_layout import (
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_bytes
 
-from .compare import NO_DELAY
-from .critical import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
-from .fit import Fitter, Solved
-from .memory import checkpoint_layers, device_alone_bytes, trained_elements
-from .placement import ProgramResult
-from .program import Bound, program_bound, solve_program
+from ..fit.fit import Fitter, Solved
+from ..predict.critical_path import DRAIN, FILL, NO_WORK, SHARED_CORES, loads
+from ..predict.peaks import checkpoint_layers, device_alone_bytes, trained_elements
+from ..program.placement import ProgramResult
+from ..program.program import Bound, program_bound, solve_program
+from .alternatives import NO_DELAY
 
 NOTHING = 5e-4
 """A relative gain below this is none."""
