@@ -18,9 +18,9 @@ from unittest.mock import patch
 from one_plan import OnePlan, add_options, one_plan
 
 from commands import end_on_sigterm
-from ssdplan.executor.layers import Layers
-from ssdplan.executor.operations import Operations
-from ssdplan.executor.runner import Action, OverlappedRunner
+from ssdplan.executor.model.layers import Layers
+from ssdplan.executor.runtime.operations import Operations
+from ssdplan.executor.runtime.runner import Action, OverlappedRunner
 from ssdplan.executor.store import Store
 from ssdplan.planner.predict import simulator
 from ssdplan.plans.documents.plan import Plan

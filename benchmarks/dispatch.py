@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from commands import command, end_on_sigterm, python, write_text
-from ssdplan.executor.device import open_device
-from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner
+from ssdplan.executor.device.device import open_device
+from ssdplan.executor.runtime.runner import IN_FLIGHT, OverlappedRunner
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.graph.timeline import Timeline
@@ -71,7 +71,7 @@ def measured(folder: Path, given: argparse.Namespace) -> Dispatch:
         folder / name for name in ("model", "data.txt", "profile.json", "plan.json", "run")
     )
     shape = (word for name, size in SMOLLM2_135M.items() for word in (f"--{name}", size))
-    python("ssdplan.executor.random_model", *shape, "--out", model)
+    python("ssdplan.executor.model.directory.random_model", *shape, "--out", model)
     write_text(data)
     command("profile", "--model", model, "--volume", folder, "--sequence-length", given.sequence_length,
             "--micro-batch-sizes", 1, "-o", profile)  # fmt: skip

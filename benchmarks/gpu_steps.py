@@ -162,9 +162,9 @@ def layers(given: Given) -> None:
     """Seconds of a block, forward and backward: many ops begun one after the other, and each waited for, as runs do."""
     import torch
 
-    from ssdplan.executor.device import open_device
-    from ssdplan.executor.layers import Layers, MicroBatch
-    from ssdplan.executor.model import open_model
+    from ssdplan.executor.device.device import open_device
+    from ssdplan.executor.model.layers import Layers, MicroBatch
+    from ssdplan.executor.model.model import open_model
 
     device = open_device(given.device)
     length, ops = (32, 3) if given.dry else (2048, 30)
@@ -294,7 +294,7 @@ def sanitizer(given: Given) -> None:
 def _model(folder: Path, **shape: int) -> Path:
     path = folder / "model"
     options = [word for name, value in shape.items() for word in (f"--{name}", value)]
-    _call([sys.executable, "-m", "ssdplan.executor.random_model", *options, "--out", path])
+    _call([sys.executable, "-m", "ssdplan.executor.model.directory.random_model", *options, "--out", path])
     return path
 
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from commands import begun, end_on_sigterm
-from ssdplan.executor.random_model import Shape, write_random_model
+from ssdplan.executor.model.directory.random_model import Shape, write_random_model
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import DiskFullError, InfeasibleError, SsdplanError

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from commands import command, end_on_sigterm, output, python, write_text
-from ssdplan.executor.device import open_device
-from ssdplan.executor.operations import Memory
-from ssdplan.executor.records import Records
+from ssdplan.executor.device.device import open_device
+from ssdplan.executor.memory.store_records import Records
+from ssdplan.executor.runtime.operations import Memory
 from ssdplan.executor.store import Store
 from ssdplan.native import Engine
 from ssdplan.plans.documents.plan import Plan
@@ -115,7 +115,7 @@ def main() -> None:
 
 def prepared(folder: Path, shape: Shape) -> None:
     """A model and a text in `folder`."""
-    python("ssdplan.executor.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
+    python("ssdplan.executor.model.directory.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
            "--out", folder / "model")  # fmt: skip
     write_text(folder / "data.txt")
 

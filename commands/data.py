@@ -72,7 +72,7 @@ def _preview() -> Command:
 def call(options: Options) -> int:
     from ssdplan.executor.data import previewing
     from ssdplan.executor.data.preview import describe
-    from ssdplan.executor.hub import find_model
+    from ssdplan.executor.model.directory.hub import find_model
 
     cache = of.token_cache(options.token_cache)
     order = previewing.Order(

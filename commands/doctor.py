@@ -44,7 +44,7 @@ def call(options: Options) -> int:
     torch_problem = torch_cuda = ""
     products: dict[Precision, float] = {}
     try:
-        from ssdplan.executor.device import cuda_of_torch, visible_gpus
+        from ssdplan.executor.device.device import cuda_of_torch, visible_gpus
         from ssdplan.profiler.products import product_costs
 
     except (ImportError, OSError) as error:  # torch's own libraries missing are one or the other

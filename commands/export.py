@@ -46,11 +46,11 @@ def command() -> Command:
 def call(options: Options) -> int:
     of.require_engine()
     of.settle_process()
-    from ssdplan.executor.run_directory import require_run
+    from ssdplan.executor.snapshots.run_directory import require_run
 
     require_run(options.run)  # before torch is loaded, which takes seconds
-    from ssdplan.executor.export_run import export_run
-    from ssdplan.executor.hub import find_model
+    from ssdplan.executor.model.directory.hub import find_model
+    from ssdplan.executor.snapshots.export_run import export_run
 
     line = ProgressLine("export")
     try:

@@ -42,7 +42,7 @@ def require_engine() -> None:
 
 def data_options() -> tuple[click.Option, ...]:
     """The options of all commands that read data."""
-    from ssdplan.executor.data.formats import FORMATS
+    from ssdplan.executor.data.samples.formats import FORMATS
 
     return (
         click.Option(

@@ -121,12 +121,12 @@ def call(options: Options) -> int:
     of.require_engine()
     of.settle_process()
     from ssdplan.executor.checks import DTYPES
-    from ssdplan.executor.device import open_device
-    from ssdplan.executor.hub import find_model
-    from ssdplan.executor.layers import Layers, MicroBatch
-    from ssdplan.executor.model import open_model
+    from ssdplan.executor.device.device import open_device
+    from ssdplan.executor.model.directory.hub import find_model
+    from ssdplan.executor.model.layers import Layers, MicroBatch
+    from ssdplan.executor.model.model import open_model
+    from ssdplan.executor.model.weights import Weights
     from ssdplan.executor.store.volumes import held_blank
-    from ssdplan.executor.weights import Weights
     from ssdplan.plans.views.profile_text import describe_profile, suggested_host_memory
     from ssdplan.profiler.profile import ProfileLimits, profile
     from ssdplan.profiler.storage import SMALLEST_VOLUME

@@ -18,8 +18,8 @@ from .resolved import OptionValue, as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
 if TYPE_CHECKING:
-    from ssdplan.executor.metrics import SnapshotCost, StepMetrics
-    from ssdplan.executor.resume import Kept
+    from ssdplan.executor.metrics.metrics import SnapshotCost, StepMetrics
+    from ssdplan.executor.snapshots.resume import Kept
 
 
 def command() -> Command:
@@ -42,10 +42,10 @@ def call(options: Options) -> int:
     if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
-    from ssdplan.executor.run_directory import require_run
+    from ssdplan.executor.snapshots.run_directory import require_run
 
     require_run(options.resume)  # before torch is loaded, which takes seconds
-    from ssdplan.executor.resume import reopened
+    from ssdplan.executor.snapshots.resume import reopened
 
     with reopened(options.resume, options.volume, adopt=options.adopt) as kept:
         now = said
@@ -65,7 +65,7 @@ def _started(kept: "Kept", now: Collection[str]) -> dict[str, Any]:
     Raises UsageError for one that no run keeps, and where the run was begun elsewhere and they choose a place outside
     of it to write to, or an account to report to: only the user does.
     """
-    from ssdplan.executor.run_directory import RUN
+    from ssdplan.executor.snapshots.run_directory import RUN
 
     directory, source = kept.directory, kept.directory.path / RUN
     if strange := sorted(directory.run.options.keys() & _NOT_KEPT):
@@ -128,14 +128,14 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     model = _looked_for(options, plan, out, kept, named="model" in now)
     from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.data.text_data import HoldOut
-    from ssdplan.executor.device import open_device
-    from ssdplan.executor.learning_rate import DECAY_SHARE, LearningRate, steps_of
-    from ssdplan.executor.model import open_model
-    from ssdplan.executor.optimizer import AdamW
+    from ssdplan.executor.device.device import open_device
+    from ssdplan.executor.metrics.reporting import Reports
+    from ssdplan.executor.model.model import open_model
+    from ssdplan.executor.optimizer.adamw import AdamW
+    from ssdplan.executor.optimizer.learning_rate import DECAY_SHARE, LearningRate, steps_of
+    from ssdplan.executor.optimizer.loss_scale import LossScale
     from ssdplan.executor.recipe import Recipe, Watch
-    from ssdplan.executor.reporting import Reports
-    from ssdplan.executor.run_directory import PLAN, on_planned_drives
-    from ssdplan.executor.scaling import LossScale
+    from ssdplan.executor.snapshots.run_directory import PLAN, on_planned_drives
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
     from ssdplan.plans.views.report_text import describe_report
@@ -258,9 +258,9 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
 def _looked_for(options: Options, plan: Plan, out: Path, kept: "Kept | None", *, named: bool) -> Path:
     """The model's directory; only one that the user `named` may be had from the hub. Raises UsageError where that, the
     data or the place of a new run is not as it must be, before torch is loaded, which takes seconds."""
-    from ssdplan.executor.data.files import find_files
-    from ssdplan.executor.hub import find_model, told_model
-    from ssdplan.executor.run_directory import PLAN, RUN, require_new
+    from ssdplan.executor.data.reading.files import find_files
+    from ssdplan.executor.model.directory.hub import find_model, told_model
+    from ssdplan.executor.snapshots.run_directory import PLAN, RUN, require_new
 
     if kept is None:
         require_new(out)

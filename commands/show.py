@@ -19,7 +19,7 @@ from .command import Argument, Command, Section
 from .types import DIRECTORY, PATH
 
 if TYPE_CHECKING:
-    from ssdplan.executor.run_directory import Run
+    from ssdplan.executor.snapshots.run_directory import Run
     from ssdplan.plans.analysis.curves import Curves
     from ssdplan.plans.analysis.overlay import Overlay
     from ssdplan.plans.graph.ops import Graph, Schedule
@@ -94,7 +94,7 @@ def _curves(run: Path, plan: Plan) -> "Curves | None":
 
     if not (run / "run.json").exists():
         return None
-    from ssdplan.executor.run_directory import METRICS, RUN, Run, on_planned_drives
+    from ssdplan.executor.snapshots.run_directory import METRICS, RUN, Run, on_planned_drives
 
     metrics = run / METRICS
     curves = read_curves(metrics) if metrics.exists() else Curves()
@@ -103,7 +103,7 @@ def _curves(run: Path, plan: Plan) -> "Curves | None":
 
 
 def _standing(run: Path, curves: "Curves") -> "Standing":
-    from ssdplan.executor.run_directory import MODEL, RUN, Run
+    from ssdplan.executor.snapshots.run_directory import MODEL, RUN, Run
     from ssdplan.executor.store import is_locked
     from ssdplan.plans.views.curves_text import Standing
 

@@ -145,10 +145,10 @@ def check(options: Places) -> int:
 def drop(options: Drop) -> int:
     of.require_engine()
     of.settle_process()
-    from ssdplan.executor.run_directory import require_run
+    from ssdplan.executor.snapshots.run_directory import require_run
 
     require_run(options.run)  # before torch is loaded, which takes seconds
-    from ssdplan.executor.drop import drop_store
+    from ssdplan.executor.snapshots.drop import drop_store
 
     gone = drop_store(options.run, sure=options.yes, without_model=options.without_model, volumes=options.volume)
     if options.json:

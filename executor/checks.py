@@ -19,11 +19,11 @@ from ssdplan.plans.room import file_size_limit
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 
-from .device import Device
-from .export import MAX_SHARD_BYTES
-from .model import StreamedModel
+from .device.device import Device
+from .model.directory.export import MAX_SHARD_BYTES
+from .model.model import StreamedModel
 from .recipe import Watch
-from .run_directory import on_planned_drives
+from .snapshots.run_directory import on_planned_drives
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

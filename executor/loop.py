@@ -16,15 +16,15 @@ from ssdplan.plans.errors import NumericalError, StoppedWithSnapshot
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_seconds
 
+from .batches import Texts
 from .calibration import Calibrator
 from .data.text_data import Batch
-from .interruption import Interruption
-from .keeper import Keeper
-from .metrics import History, MetricsFile, SnapshotCost, StepMetrics
+from .metrics.metrics import History, MetricsFile, SnapshotCost, StepMetrics
+from .optimizer.loss_scale import LossScale
 from .recipe import Recipe, Watch
-from .scaling import LossScale
-from .session import Session, Sessions
-from .texts import Texts
+from .runtime.interruption import Interruption
+from .sessions import Session, Sessions
+from .snapshots.keeper import Keeper
 
 
 class _StoppedError(Exception):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from .data.text_data import HoldOut
-from .learning_rate import LearningRate
-from .metrics import SnapshotCost, StepMetrics
-from .optimizer import AdamW
-from .scaling import LossScale
+from .metrics.metrics import SnapshotCost, StepMetrics
+from .optimizer.adamw import AdamW
+from .optimizer.learning_rate import LearningRate
+from .optimizer.loss_scale import LossScale
 from .store import MOST_KEPT
 
 Scalar = bool | int | float | str | None

@@ -21,25 +21,25 @@ from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.trace import trace_of
 
+from .batches import Texts
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
 from .data.tokens import load_tokenizer
-from .device import Device
-from .export import export_model, require_copyable
-from .interruption import Interruption
-from .keeper import Keeper
+from .device.device import Device
 from .loop import Loop
-from .metrics import Compared, History, MetricsFile, compare, cut_back, stolen_share, write_report
-from .model import StreamedModel
+from .memory.store_records import Records
+from .metrics.metrics import Compared, History, MetricsFile, compare, cut_back, stolen_share, write_report
+from .metrics.reporting import Reports
+from .model.directory.export import export_model, require_copyable
+from .model.model import StreamedModel
+from .model.weights import Weights
 from .recipe import Recipe, Watch
-from .records import Records
-from .reporting import Reports
-from .resume import Kept
-from .run_directory import MODEL, SCHEMA, OptionValue, Run, RunDirectory
-from .session import Sessions, store_bytes_of
-from .snapshots import Origin
-from .texts import Texts
-from .weights import Weights
+from .runtime.interruption import Interruption
+from .sessions import Sessions, store_bytes_of
+from .snapshots.keeper import Keeper
+from .snapshots.resume import Kept
+from .snapshots.run_directory import MODEL, SCHEMA, OptionValue, Run, RunDirectory
+from .snapshots.snapshots import Origin
 
 
 @dataclass(frozen=True)

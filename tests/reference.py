@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
-from ssdplan.executor.layers import MicroBatch
+from ssdplan.executor.model.layers import MicroBatch
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from ssdplan import cli, native
-from ssdplan.executor import run_directory, snapshots
-from ssdplan.executor.metrics import SnapshotCost, StepMetrics
+from ssdplan.executor.metrics.metrics import SnapshotCost, StepMetrics
+from ssdplan.executor.snapshots import run_directory, snapshots
 from ssdplan.executor.store import Record, Store
 from ssdplan.plans import errors
 from ssdplan.plans.analysis.wear import lifetime, wear

@@ -68,7 +68,7 @@ def _serve() -> None:
     from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
     from transformers.models.llama import modeling_llama  # noqa: F401
 
-    from ssdplan.executor import session, train  # noqa: F401
+    from ssdplan.executor import sessions as session  # noqa: F401
     from ssdplan.profiler import profile  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, Self
 from ssdplan.native.process import host_memory
 from ssdplan.plans.errors import MemoryBudgetError, SsdplanError, UsageError, error_of
 
-from .places import At
+from .reading.places import At
 
 Told = Callable[[dict[str, Any]], None]
 """Called with what the process that is watched says."""

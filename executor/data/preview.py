@@ -13,7 +13,7 @@ import numpy as np
 
 from ssdplan.plans.printable import printable
 
-from .notes import cut_off, left_out
+from .samples.notes import cut_off, left_out
 from .text_data import TextData
 
 _SHOWN_TOKENS = 400

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .apart import LIMITS, Limits, answer, ask
-from .files import find_files
-from .places import At, unsaid
 from .preview import Part, Preview, Shown, look
+from .reading.files import find_files
+from .reading.places import At, unsaid
 from .text_data import TextData
 from .tokenising import Paced, Progress, Work, tokenise
 from .tokens import load_tokenizer, positions_of, vocabulary_of

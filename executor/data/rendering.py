@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError
 
-from .conversations import Chat, Spans
-from .formats import Completion, Conversation
-from .notes import OWN_TOKENS, UNREAD, Tally
-from .places import At, unsaid
+from .reading.places import At, unsaid
+from .samples.conversations import Chat, Spans
+from .samples.formats import Completion, Conversation
+from .samples.notes import OWN_TOKENS, UNREAD, Tally
 from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, Frame, encode, one_of
 
 NOT_LEARNT = np.uint32(1 << 31)

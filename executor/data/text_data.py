@@ -20,11 +20,11 @@ import numpy.typing as npt
 from ssdplan.plans.documents.rows import row_length
 from ssdplan.plans.errors import MismatchError, UsageError
 
-from .files import copies, find_files, named
-from .formats import ambiguous, listed, recognise, samples, unread_fields
-from .notes import AMBIGUOUS, Note, cut_before_end, cut_off, left_out, no_end, read_notes, words
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
+from .reading.files import copies, find_files, named
 from .rendering import NOT_LEARNT
+from .samples.formats import ambiguous, listed, recognise, samples, unread_fields
+from .samples.notes import AMBIGUOUS, Note, cut_before_end, cut_off, left_out, no_end, read_notes, words
 from .token_cache import Tokens, cache_key, digest_of_files, digests_of_files, open_cache
 from .tokenising import Progress, Tokenise, Work, digest_of, digests_of, is_chat, made_by, times_of, tokenise
 from .tokens import end_of_sequence, end_tokens

@@ -26,7 +26,7 @@ from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.files import make_folder, open_regular, require_private
 from ssdplan.plans.room import no_room
 
-from .documents import Document, opened
+from .reading.documents import Document, opened
 
 _FOOTER = struct.Struct("<16sQQQQQ")
 _CHECK = struct.Struct("<Q")

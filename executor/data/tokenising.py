@@ -24,12 +24,12 @@ import numpy.typing as npt
 from ssdplan.plans.errors import UsageError
 
 from .apart import LIMITS, Limits, answer, ask
-from .clock import timed
-from .conversations import chat_template
-from .formats import samples
-from .notes import Tally
-from .places import At, unsaid
+from .reading.places import At, unsaid
 from .rendering import sample_tokens
+from .samples.clock import timed
+from .samples.conversations import chat_template
+from .samples.formats import samples
+from .samples.notes import Tally
 from .token_cache import counted, write_cache
 from .tokens import end_tokens, load_tokenizer, token_pieces, tokenizer_identity
 

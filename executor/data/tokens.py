@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError, first_line
 
-from .documents import Document, require_itself
-from .model_config import read_config
-from .notes import OWN_TOKENS, Tally
-from .places import At, unsaid
+from .reading.documents import Document, require_itself
+from .reading.model_config import read_config
+from .reading.places import At, unsaid
+from .samples.notes import OWN_TOKENS, Tally
 
 VOCABULARY_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "byte_maps.json"),

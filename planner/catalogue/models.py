@@ -1,7 +1,7 @@
 """Shapes of models: what a config.json says of the tensors, and what it weighs when published. Data and counting only.
 
 A shape lists the tensors of each of its layers as the Hugging Face class of its family has them, so the states that a
-plan streams follow from it without weights; executor/model.py lays out the same tensors of a real model.
+plan streams follow from it without weights; executor/model/model.py lays out the same tensors of a real model.
 """
 
 from dataclasses import dataclass

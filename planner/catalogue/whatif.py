@@ -328,7 +328,7 @@ def estimate_model(
     `head_chunk_tokens`: whose logits the head makes at a time, None: a whole micro-batch's. `workspace_margin`: the
     fraction by which workspaces are raised for the allocator's fragmentation.
 
-    Layers and states are in the order of executor/model.py: embedding, blocks, head, and last what both ends use.
+    Layers and states are in the order of executor/model/model.py: embedding, blocks, head, and last what both ends use.
     """
     states: list[State] = []
 

@@ -1,7 +1,7 @@
 """Curves: what metrics.jsonl says of a run's steps, whether it runs, ended or was killed.
 
 Owns the reading, line by line and checked, and the thinning of long curves. A step that was done again after a resume
-counts once, as it was done last. What a run writes there is in `executor/metrics.py`.
+counts once, as it was done last. What a run writes there is in `executor/metrics/metrics.py`.
 """
 
 import json

@@ -13,7 +13,7 @@ Its forward and its backward use all of them, one region of weights for each. A 
 part is frozen has two states of its own today; one that is cut into pieces has one for each piece.
 
 A format that is new is a `Format` here and a name in `OPTIMIZER_FORMATS` or `PARAMETERS`; the kernel that computes with
-it is native, and `executor/optimizer.py` binds that to addresses.
+it is native, and `executor/optimizer/adamw.py` binds that to addresses.
 """
 
 from collections.abc import Iterable

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ssdplan.commands import run
 from ssdplan.commands.configuration import configuration, key_of, read_configuration
 from ssdplan.commands.resolved import as_kept, as_written, over, restored
-from ssdplan.executor.run_directory import Run
+from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.plans.errors import UsageError
 
 RUN = run.command()

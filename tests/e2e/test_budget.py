@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ssdplan.executor.checks import DTYPES
-from ssdplan.executor.random_model import Shape, write_random_model
+from ssdplan.executor.model.directory.random_model import Shape, write_random_model
 from tests.bounds import HANG_SECONDS
 from tests.processor import PRECISION
 
@@ -27,7 +27,7 @@ from ssdplan.native.process import read_fields, settle_heap
 settle_heap()
 import torch
 import ssdplan.executor.train
-from ssdplan.executor.model import open_model
+from ssdplan.executor.model.model import open_model
 open_model(Path("model"), {DTYPES[PRECISION]})
 print(dict(read_fields(Path("/proc/self/status")))["VmData"].split()[0])
 """

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ssdplan.executor import texts
+from ssdplan.executor import batches as texts
 from ssdplan.executor.data import previewing
 from ssdplan.executor.data.tokenising import tokenise
 

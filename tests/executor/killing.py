@@ -24,17 +24,17 @@ from typing import Any
 import torch
 
 from ssdplan import native
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.keeper import Keeper
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.operations import Operations
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.memory.store_records import Records
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.records import Records
-from ssdplan.executor.resume import reopened
-from ssdplan.executor.run_directory import RunDirectory
-from ssdplan.executor.runner import Action
-from ssdplan.executor.session import Session
+from ssdplan.executor.runtime.operations import Operations
+from ssdplan.executor.runtime.runner import Action
+from ssdplan.executor.sessions import Session
+from ssdplan.executor.snapshots.keeper import Keeper
+from ssdplan.executor.snapshots.resume import reopened
+from ssdplan.executor.snapshots.run_directory import RunDirectory
 from ssdplan.executor.store import Store, check
 from ssdplan.executor.train import train
 from ssdplan.plans.documents.plan import Plan

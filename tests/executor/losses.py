@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import StreamedModel
-from ssdplan.executor.weights import Weights
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import StreamedModel
+from ssdplan.executor.model.weights import Weights
 
 CPU = torch.device("cpu")
 

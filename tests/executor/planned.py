@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ssdplan.executor.model import StreamedModel
+from ssdplan.executor.model.model import StreamedModel
 from ssdplan.plans.documents.plan import Plan, Prediction
 from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, MixedBandwidth, Model, State, Timing, Volume
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision

@@ -9,11 +9,11 @@ import torch
 from ssdplan import native
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.layers import MicroBatch
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.moving import Snapshotted
-from ssdplan.executor.records import Records
-from ssdplan.executor.resume import reopened
+from ssdplan.executor.memory.migration import Snapshotted
+from ssdplan.executor.memory.store_records import Records
+from ssdplan.executor.model.layers import MicroBatch
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.store import Store
 from ssdplan.plans.schedule.build import build_schedule
 from tests.tiny import make_model, make_tokenizer

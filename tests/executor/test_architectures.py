@@ -12,18 +12,18 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.heads import head_kind
-from ssdplan.executor.inspection import inspect
-from ssdplan.executor.isolation import isolation
-from ssdplan.executor.layers import MicroBatch
-from ssdplan.executor.loaded import Zeroed
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.directory.loaded import Zeroed
+from ssdplan.executor.model.inspection.inspection import inspect
+from ssdplan.executor.model.inspection.isolation import isolation
+from ssdplan.executor.model.inspection.position_wise import head_kind
+from ssdplan.executor.model.inspection.standins import parameters_as
+from ssdplan.executor.model.layers import MicroBatch
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.weights import Weights
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.standins import parameters_as
 from ssdplan.executor.train import train
-from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference
 from tests.executor.losses import plain_loss, rows_of, streamed_loss

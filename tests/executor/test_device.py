@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ssdplan import cli
-from ssdplan.executor.device import CudaDevice, EmulatedDevice, open_device
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import CudaDevice, EmulatedDevice, open_device
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.weights import Weights
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
-from ssdplan.executor.weights import Weights
 from ssdplan.plans.errors import MemoryBudgetError, MismatchError, SsdplanError, UsageError
 from ssdplan.plans.graph.ops import Resource
 from ssdplan.profiler import model as measuring

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.executor.drop import drop_store
-from ssdplan.executor.export_run import export_run
-from ssdplan.executor.resume import reopened
+from ssdplan.executor.snapshots.drop import drop_store
+from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.store import initialise, inspect
 from ssdplan.plans.analysis.memory_usage import snapshot_store_bytes
 from ssdplan.plans.errors import StoppedWithSnapshot, StoreError, UsageError
@@ -121,7 +121,7 @@ def test_a_drop_that_was_cut_off_leaves_a_run_that_goes_on(directory, tmp_path, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("ssdplan.executor.drop.clear", killed)
+        patch.setattr("ssdplan.executor.snapshots.drop.clear", killed)
         drop_store(out, sure=True, without_model=False)
     resume(directory, out, steps=3)
     with reopened(out) as kept:

@@ -18,10 +18,10 @@ import transformers
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ssdplan.executor import export
-from ssdplan.executor.export import TensorEntry, copy_model, export_model
-from ssdplan.executor.export_run import export_run
-from ssdplan.executor.run_directory import Run
+from ssdplan.executor.model.directory import export
+from ssdplan.executor.model.directory.export import TensorEntry, copy_model, export_model
+from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from tests.tiny import make_model, make_tokenizer
 

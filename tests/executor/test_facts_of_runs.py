@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.executor.run_directory import on_planned_drives
-from ssdplan.executor.scaling import LossScale
-from ssdplan.executor.snapshots import SCHEMA, Origin, Scaling, Snapshot
+from ssdplan.executor.optimizer.loss_scale import LossScale
+from ssdplan.executor.snapshots.run_directory import on_planned_drives
+from ssdplan.executor.snapshots.snapshots import SCHEMA, Origin, Scaling, Snapshot
 from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide

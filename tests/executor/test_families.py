@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.weights import Weights
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.model.weights import Weights
 from tests import reference
 from tests.reference import AdamW
 from tests.tiny import FAMILIES, OTHERS, make_model

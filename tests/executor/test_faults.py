@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from ssdplan import native
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.metrics import StepMetrics
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.metrics.metrics import StepMetrics
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.resume import Kept, reopened
+from ssdplan.executor.snapshots.resume import Kept, reopened
 from ssdplan.executor.store import Store
 from ssdplan.executor.store.volumes import Staging
 from ssdplan.executor.train import train

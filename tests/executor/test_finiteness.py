@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.finiteness import Finiteness
-from ssdplan.executor.layers import Layers
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.finiteness import Finiteness
+from ssdplan.executor.model.layers import Layers
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.session import Session
+from ssdplan.executor.sessions import Session
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import NumericalError
 from tests.executor.planned import make_plan
@@ -78,7 +78,7 @@ class _Spoiled(Layers):
 
 
 def test_the_layer_whose_gradient_first_is_not_finite_is_named(directory, monkeypatch):
-    monkeypatch.setattr("ssdplan.executor.session.Layers", _Spoiled)
+    monkeypatch.setattr("ssdplan.executor.sessions.Layers", _Spoiled)
     with pytest.raises(NumericalError, match=r"step 1: the gradient that block\.1 hands down for micro-batch 1 is not"):
         run(directory)
 
@@ -86,7 +86,7 @@ def test_the_layer_whose_gradient_first_is_not_finite_is_named(directory, monkey
 @pytest.mark.parametrize(("alpha", "unified"), [(0.0, False), (0.5, False), (0.0, True), (1.0, True)])
 def test_a_parameter_whose_gradient_alone_is_not_finite_is_named(directory, monkeypatch, alpha, unified):
     monkeypatch.setattr(_Spoiled, "parameters_alone", True)
-    monkeypatch.setattr("ssdplan.executor.session.Layers", _Spoiled)
+    monkeypatch.setattr("ssdplan.executor.sessions.Layers", _Spoiled)
     model = open_model(directory / "llama", torch.float32)
     name = model.states[model.layers[2].states[0]].tensors[1].name
     with pytest.raises(NumericalError, match=rf"step 1: the gradient of {name} is not finite"):
@@ -110,7 +110,7 @@ def test_the_last_snapshot_is_that_of_the_steps_before(directory, monkeypatch):
         taken.append(steps_begun[-1] + 1)
         return snapshot(session, *what)
 
-    monkeypatch.setattr("ssdplan.executor.session.Layers", SpoiledAtLast)
+    monkeypatch.setattr("ssdplan.executor.sessions.Layers", SpoiledAtLast)
     monkeypatch.setattr(Session, "snapshot", counted)
     with pytest.raises(NumericalError, match=r"step 3: the gradient that block\.0 hands down for micro-batch 1"):
         run(directory, snapshot_every=1)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.learning_rate import LearningRate
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.learning_rate import LearningRate
+from ssdplan.executor.optimizer.loss_scale import LossScale
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.resume import Kept, reopened
-from ssdplan.executor.scaling import LossScale
+from ssdplan.executor.snapshots.resume import Kept, reopened
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import NumericalError, UsageError
 from tests import reference

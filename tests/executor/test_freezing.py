@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssdplan.executor.checks import DTYPES
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.export_run import export_run
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.memory.store_records import Records
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.records import Records
-from ssdplan.executor.resume import reopened
+from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError, UsageError

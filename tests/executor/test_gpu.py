@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from ssdplan.executor.device import CudaDevice
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import CudaDevice
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.weights import Weights
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
-from ssdplan.executor.weights import Weights
 from tests import reference
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare

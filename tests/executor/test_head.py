@@ -13,14 +13,14 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.inspection import inspect
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.inspection.inspection import inspect
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.model.weights import Weights
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
-from ssdplan.executor.weights import Weights
 from ssdplan.native import process
 from ssdplan.plans.documents.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYTES, logits_chunk_tokens
 from ssdplan.plans.errors import MismatchError
@@ -290,7 +290,7 @@ def test_a_head_that_is_not_position_wise_is_found_out(tmp_path: Path, kind: typ
 
 
 def test_a_head_that_cannot_be_cut_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssdplan.executor.inspection.head_kind", lambda *args, **kwargs: "whole")
+    monkeypatch.setattr("ssdplan.executor.model.inspection.inspection.head_kind", lambda *args, **kwargs: "whole")
     model = open_model(make_model("llama", tmp_path / "model"), torch.float32)
     with pytest.raises(MismatchError, match="head_chunk_tokens = 8, but the head of LlamaForCausalLM cannot be cut"):
         Layers(model, CPU, head_chunk_tokens=8)

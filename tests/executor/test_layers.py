@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssdplan.executor.device import generators
-from ssdplan.executor.isolation import isolation
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.weights import Weights
+from ssdplan.executor.device.device import generators
+from ssdplan.executor.model.inspection.isolation import isolation
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference
 from tests.tiny import make_model
@@ -116,7 +116,7 @@ def run(step: Step, batches: Sequence[MicroBatch], order: str, number: int = 0, 
 
 def test_large_pieces_are_kept_from_block_to_block_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bool] = []
-    monkeypatch.setattr("ssdplan.executor.layers.process.keep_large", kept.append)
+    monkeypatch.setattr("ssdplan.executor.model.layers.process.keep_large", kept.append)
     step = opened(make_model("llama", tmp_path / "llama"))
     blocks = [True] * (step.head - 1)
     run(step, micro_batches(1), "vertical")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from ssdplan import cli
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.learning_rate import SHAPES, LearningRate, steps_of
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.learning_rate import SHAPES, LearningRate, steps_of
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError

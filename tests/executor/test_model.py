@@ -28,10 +28,10 @@ from transformers import (
     ViTModel,
 )
 
-from ssdplan.executor import checkpoint
-from ssdplan.executor.inspection import inspect
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.weights import Weights
+from ssdplan.executor.model.directory import shards as checkpoint
+from ssdplan.executor.model.inspection.inspection import inspect
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 from ssdplan.plans.errors import MismatchError, UsageError
 from tests import reference

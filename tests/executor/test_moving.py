@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ssdplan.executor.calibration import STEPS, Calibrator
-from ssdplan.executor.device import EmulatedDevice, HostArena
-from ssdplan.executor.metrics import MetricsFile
-from ssdplan.executor.model import StreamedModel, open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice, HostArena
+from ssdplan.executor.metrics.metrics import MetricsFile
+from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.store import Store, check, initialise
 from ssdplan.executor.train import Result, train

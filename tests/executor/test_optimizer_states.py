@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW, RangeUpdate
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW, RangeUpdate
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.documents.plan import Plan

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor import model as models
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import LayerSpec, StateSpec, open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model import model as models
+from ssdplan.executor.model.model import LayerSpec, StateSpec, open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from tests.executor.planned import make_plan

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.event_file import EventFile
-from ssdplan.executor.metrics import Compared, MetricsFile, StepMetrics, cut_back, tagged, write_report
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.metrics.event_file import EventFile
+from ssdplan.executor.metrics.metrics import Compared, MetricsFile, StepMetrics, cut_back, tagged, write_report
+from ssdplan.executor.metrics.reporting import Reporting, Reports
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.reporting import Reporting, Reports
-from ssdplan.executor.resume import reopened
+from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import Folder

@@ -18,20 +18,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor import session
+from ssdplan.executor import sessions as session
 from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.export_run import export_run
-from ssdplan.executor.learning_rate import LearningRate
-from ssdplan.executor.metrics import StepMetrics
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.metrics.metrics import StepMetrics
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.learning_rate import LearningRate
+from ssdplan.executor.optimizer.loss_scale import LossScale
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.resume import Kept, reopened
-from ssdplan.executor.run_directory import Run, RunDirectory
-from ssdplan.executor.scaling import LossScale
-from ssdplan.executor.snapshots import Origin
+from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.executor.snapshots.resume import Kept, reopened
+from ssdplan.executor.snapshots.run_directory import Run, RunDirectory
+from ssdplan.executor.snapshots.snapshots import Origin
 from ssdplan.executor.store import Locks, check, initialise, inspect
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.documents.plan import Plan
@@ -746,7 +746,7 @@ def test_a_second_signal_ends_the_run_at_once_and_loses_no_snapshot(directory, t
 
 def test_a_signal_ends_an_evaluation_and_it_is_made_up_for(directory, tmp_path, expected, monkeypatch):
     out, notes, passes = tmp_path / "run", [], []
-    from ssdplan.executor.texts import Texts
+    from ssdplan.executor.batches import Texts
 
     real = Texts.held_out
 

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from ssdplan.executor import texts, train
+from ssdplan.executor import batches as texts
+from ssdplan.executor import train
 from ssdplan.executor.data import text_data
 from ssdplan.executor.data.token_cache import open_cache, write_cache
 from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.run_directory import RUN
+from ssdplan.executor.snapshots.run_directory import RUN
 from ssdplan.plans.errors import MismatchError
 from tests.executor.planned import make_plan
 from tests.executor.runs import opened, prepare

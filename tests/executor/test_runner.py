@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from ssdplan.executor.checks import DTYPES
-from ssdplan.executor.runner import IN_FLIGHT, OverlappedRunner, SerialRunner
+from ssdplan.executor.runtime.runner import IN_FLIGHT, OverlappedRunner, SerialRunner
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Region
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from tests import reference

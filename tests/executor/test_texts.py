@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ssdplan.executor import texts
+from ssdplan.executor import batches as texts
 from ssdplan.executor.data.preview import describe, look
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import end_tokens, load_tokenizer
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare

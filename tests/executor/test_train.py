@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from ssdplan import native
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.train import train
 from ssdplan.plans.documents.plan import Plan

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.learning_rate import LearningRate
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.learning_rate import LearningRate
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from tests.executor.planned import make_plan

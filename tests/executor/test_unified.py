@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssdplan.executor.model import open_model
+from ssdplan.executor.model.model import open_model
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 from tests.executor.test_schedules import bits

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from ssdplan import native
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.runner import OverlappedRunner, SerialRunner, Standing
+from ssdplan.executor.runtime.runner import OverlappedRunner, SerialRunner, Standing
+from ssdplan.executor.runtime.watchdog import Patience, Watchdog, Words
 from ssdplan.executor.store import Record, Store
 from ssdplan.executor.train import train
-from ssdplan.executor.watchdog import Patience, Watchdog, Words
 from ssdplan.plans.errors import StallError, UsageError
 from ssdplan.plans.graph.ops import Update
 from ssdplan.plans.schedule.build import build_schedule

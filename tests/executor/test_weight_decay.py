@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 from ssdplan import native
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW, RangeUpdate
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW, RangeUpdate
+from ssdplan.executor.optimizer.weight_decay import spared_parameters, spared_spans, windows
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
-from ssdplan.executor.weight_decay import spared_parameters, spared_spans, windows
 from tests import reference
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ssdplan import cli
-from ssdplan.executor.device import open_device
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import open_model
-from ssdplan.executor.weights import Weights
+from ssdplan.executor.device.device import open_device
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.weights import Weights
 from ssdplan.planner.catalogue import GPUS, find
 from ssdplan.planner.catalogue.costs import Compute
 from ssdplan.planner.catalogue.models import MODELS, Shape

@@ -201,7 +201,7 @@ def test_gpus_are_seen_as_torch_sees_them() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
-    from ssdplan.executor.device import cuda_of_torch, visible_gpus
+    from ssdplan.executor.device.device import cuda_of_torch, visible_gpus
 
     (name, nbytes, capability), *_ = visible_gpus()
     assert name == torch.cuda.get_device_name(0) and nbytes > GIB

@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ssdplan.commands.profile import command
-from ssdplan.executor.device import open_device
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import open_model
+from ssdplan.executor.device.device import open_device
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.store.volumes import Blank
-from ssdplan.executor.weights import Weights
 from ssdplan.plans.documents.profile import Profile, logits_chunk_tokens
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from ssdplan.profiler import profile as profiling

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssdplan.executor import runner
+from ssdplan.executor.runtime import runner
 from ssdplan.executor.store.volumes import Blank
 from ssdplan.native import Engine, IoError
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError

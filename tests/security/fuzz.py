@@ -36,16 +36,16 @@ from ssdplan.commands import run as run_command
 from ssdplan.commands.configuration import read_configuration
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import end_tokens, load_tokenizer, vocabulary_of
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.directory.weight_files import left_weights
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.weights import Weights
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.resume import reopened
-from ssdplan.executor.run_directory import Run
+from ssdplan.executor.snapshots.resume import reopened
+from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.executor.store import Store, inspect
 from ssdplan.executor.train import train
-from ssdplan.executor.weight_files import left_weights
-from ssdplan.executor.weights import Weights
 from ssdplan.native.process import read_fields
 from ssdplan.plans.analysis.curves import read_curves
 from ssdplan.plans.documents.plan import Plan

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from ssdplan.executor.data import columns, documents, previewing, tokens
+from ssdplan.executor.data import previewing, tokens
 from ssdplan.executor.data.apart import LIMITS, Board, Limits, Seen, Watch
 from ssdplan.executor.data.previewing import look_apart  # itself: other tests have another in its place
+from ssdplan.executor.data.reading import columns, documents
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokenising import tokenise_apart
 from ssdplan.executor.data.tokens import load_tokenizer
@@ -317,7 +318,7 @@ def test_settings_larger_than_any_are_not_read(model):
 
 def test_a_fifo_as_a_data_sets_description_is_refused(tmp_path):
     os.mkfifo(tmp_path / "state.json")
-    from ssdplan.executor.data.files import find_files
+    from ssdplan.executor.data.reading.files import find_files
 
     with pytest.raises(UsageError, match=r"state\.json: .*not a regular file|state\.json: no regular file"):
         find_files(tmp_path)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ssdplan.commands import configuration, run
-from ssdplan.executor.data.model_config import read_config
+from ssdplan.executor.data.reading.model_config import read_config
 from ssdplan.executor.data.tokens import vocabulary_of
-from ssdplan.executor.export import TensorEntry, export_model
-from ssdplan.executor.model import open_model
+from ssdplan.executor.model.directory.export import TensorEntry, export_model
+from ssdplan.executor.model.model import open_model
 from ssdplan.native.process import growing_at_most
 from ssdplan.plans.errors import MismatchError, SsdplanError, UsageError
 from tests.tiny import make_model, make_tokenizer

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ssdplan.executor.export import TensorEntry, copy_model, export_model, require_copyable
+from ssdplan.executor.model.directory.export import TensorEntry, copy_model, export_model, require_copyable
 from ssdplan.plans.errors import UsageError
 from tests.tiny import make_model, make_tokenizer
 

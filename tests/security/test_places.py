@@ -16,9 +16,9 @@ import torch
 from ssdplan import cli
 from ssdplan.executor.data import token_cache
 from ssdplan.executor.data.token_cache import open_cache, write_cache
-from ssdplan.executor.device import EmulatedDevice
-from ssdplan.executor.model import open_model
-from ssdplan.executor.optimizer import AdamW
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError
@@ -148,7 +148,7 @@ def test_reports_do_not_leave_a_run_by_a_link(finished, tmp_path, capsys, monkey
     there = received(finished, tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (there / name).symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr("ssdplan.executor.reporting.require_wandb", lambda: None)
+    monkeypatch.setattr("ssdplan.executor.metrics.reporting.require_wandb", lambda: None)
     asked = ["--wandb", "mine"] if name == "wandb" else ["--tensorboard"]
     told = ssdplan(capsys, 2, "run", "--resume", there, "--steps", 2, *asked)
     assert f"{there / name}: is a symbolic link" in told

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ssdplan.cli import main
-from ssdplan.executor.claims import Claims
-from ssdplan.executor.export_run import export_run
-from ssdplan.executor.resume import reopened
-from ssdplan.executor.run_directory import Run
+from ssdplan.executor.snapshots.claims import Claims
+from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.executor.snapshots.resume import reopened
+from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.executor.store import inspect
 from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.files import LinkError

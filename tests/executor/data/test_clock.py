@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
-from ssdplan.executor.data.clock import timed
+from ssdplan.executor.data.samples.clock import timed
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import UsageError

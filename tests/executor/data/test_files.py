@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.executor.data.documents import require_content
-from ssdplan.executor.data.files import find_files, splits_of
+from ssdplan.executor.data.reading.documents import require_content
+from ssdplan.executor.data.reading.files import find_files, splits_of
 from ssdplan.plans.errors import UsageError
 
 

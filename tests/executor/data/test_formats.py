@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 from tokenizers import AddedToken
 
-from ssdplan.executor.data.files import find_files
-from ssdplan.executor.data.formats import FORMATS
+from ssdplan.executor.data.reading.files import find_files
+from ssdplan.executor.data.samples.formats import FORMATS
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import SsdplanError, UsageError

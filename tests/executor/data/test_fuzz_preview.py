@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
 from ssdplan import cli
-from ssdplan.executor.data import documents
+from ssdplan.executor.data.reading import documents
 from ssdplan.native import process
 from tests.tiny import make_tokenizer
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ssdplan.executor.data.packing import EndToEnd, OneARow, WholeSamples
 from ssdplan.executor.data.text_data import Batch, TextData
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.layers import Layers, MicroBatch
-from ssdplan.executor.model import open_model
-from ssdplan.executor.weights import Weights
+from ssdplan.executor.model.layers import Layers, MicroBatch
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference
 from tests.executor.test_families import compare, run_step

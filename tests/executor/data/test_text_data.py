@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from ssdplan.executor.data import documents, text_data, token_cache
+from ssdplan.executor.data import text_data, token_cache
 from ssdplan.executor.data import tokens as tokenising
-from ssdplan.executor.data.files import find_files
-from ssdplan.executor.data.formats import recognise, samples
+from ssdplan.executor.data.reading import documents
+from ssdplan.executor.data.reading.files import find_files
+from ssdplan.executor.data.samples.formats import recognise, samples
 from ssdplan.executor.data.text_data import Batch, HoldOut, TextData
 from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer

@@ -1,0 +1,112 @@
+"""Texts: what a run trains on and what it is evaluated on, as batches of its plan's size.
+
+Owns what the recipe and the model say of reading data. What a sample is, and which row comes when, `data` knows.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.errors import UsageError
+
+from .data.text_data import Batch, HoldOut, TextData
+from .data.tokenising import tokenise_apart
+from .model.model import StreamedModel
+from .recipe import Recipe, Watch
+
+
+class Texts:
+    """The training text, and the held-out text if there is one, as batches of the plan's size.
+
+    `instant`: when it is for a chat template that writes the time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        data: Path,
+        eval_data: Path | None,
+        tokenizer: object,
+        model: StreamedModel,
+        watch: Watch,
+        instant: datetime,
+    ) -> None:
+        self._decision, self._seed = plan.decision, recipe.seed
+        length = plan.decision.sequence_length
+
+        def text(path: Path, hold_out: HoldOut | None = None) -> TextData:
+            found = TextData(
+                path,
+                tokenizer,
+                sequence_length=length,
+                pack=recipe.pack,
+                attend_across=recipe.attend_across,
+                format=recipe.data_format,
+                append_eos=recipe.append_eos,
+                hold_out=hold_out,
+                cache=recipe.token_cache,
+                vocab_size=model.vocab_size,
+                progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
+                tokenise=tokenise_apart,
+                instant=instant,
+            )
+            if found.has_borders and not recipe.attend_across:
+                model.require_apart(length)
+            if not (found.full_rows and (found.held_out is None or found.held_out.full_rows)):
+                model.require_alike(length)
+            for remark in (found.what_was_read(), *found.remarks()):
+                watch.note(remark)
+            return found
+
+        if eval_data and recipe.hold_out:
+            raise UsageError("held-out data of their own and a share of the training data: give one of the two")
+        self._shared = eval_data is None
+        self._training = text(data, recipe.hold_out)
+        self._held_out = text(eval_data) if eval_data else self._training.held_out
+        if eval_data and self._held_out and (shared := self._held_out.shared(self._training)):
+            watch.note(
+                f"{eval_data}: {shared} of its {self._held_out.documents} sample(s) are in the training data too, so "
+                "the held-out loss is in part of what is learnt"
+            )
+        elif self._held_out and not eval_data:
+            watch.note(
+                f"{data}: held out of that are {self._held_out.documents:,} sample(s) besides, "
+                f"{self._held_out.samples:,} row(s)"
+            )
+        step, epoch = plan.decision.micro_batches * plan.decision.micro_batch_size, self._training.samples
+        watch.note(f"a step takes {step} row(s), and {epoch / step:,.1f} steps take all of them once")
+
+    @property
+    def content(self) -> dict[str, str]:
+        """What the training text is (`TextData.content`)."""
+        return self._training.content
+
+    @property
+    def held_out_content(self) -> dict[str, str]:
+        """The same of held-out text that is no share of the training text; empty where there is none."""
+        return {} if self._held_out is None or self._shared else self._held_out.content
+
+    def step(self, step: int) -> list[Batch]:
+        decision = self._decision
+        return self._training.micro_batches(
+            step,
+            micro_batches=decision.micro_batches,
+            micro_batch_size=decision.micro_batch_size,
+            seed=self._seed,
+        )
+
+    @property
+    def full_rows(self) -> bool:
+        """Whether no micro-batch, of training or held-out text, has rows shorter than the sequence length."""
+        return self._training.full_rows and (self._held_out is None or self._held_out.full_rows)
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether there is held-out text."""
+        return self._held_out is not None
+
+    def held_out(self) -> Iterator[list[Batch]] | None:
+        if self._held_out is None:
+            return None
+        return self._held_out.eval_batches(self._decision.micro_batch_size, micro_batches=self._decision.micro_batches)

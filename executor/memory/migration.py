@@ -1,0 +1,134 @@
+"""Moving: a run's states from where one plan keeps them to where another does, without changing a bit of them.
+
+Owns the way: all of them go through the other plan's store, made beside the first, so that the host arena of the one is
+gone before the other's is made. Only masters and moments travel. Parameters are the masters rounded, which is how every
+update leaves them; no update may be pending. What is frozen stays in the model's own files, and is read from there
+again (`States.load`). A snapshot goes the same way, to the plan that goes on with it, and out of the run as a model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ssdplan import native
+from ssdplan.plans.graph.ops import Home, Region, Schedule
+
+from ..model.model import StreamedModel
+from ..model.weights import Weights
+from ..store import Store
+from .states import Holding, masters_of, optimizer_bytes_of, pieces
+from .store_records import Records
+
+Progress = Callable[[float, str], None]
+
+
+class Source(Protocol):
+    """Where the optimizer states of a run are."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+    def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Snapshotted:
+    """The states of a store's last generation, wherever the plan that it was made for keeps them while it runs."""
+
+    schedule: Schedule
+    places: Mapping[Region, int]
+    """As `Records.places`."""
+    store: Store
+
+    def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
+        """uint8: the bytes of a home's optimizer states, read to `scratch`."""
+        self.store.read(self.places[region], region.nbytes, scratch.data_ptr())
+        return scratch[: region.nbytes]
+
+    def tensors(self, model: StreamedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time, the
+        masters rounded to `dtype`, and so what is frozen, from the model's own files. A piece is gone when the next is
+        asked for."""
+        weights = Weights(model) if model.frozen_states else None
+        scratch = _scratch(max(max(optimizer_bytes_of(home), home.parameters.nbytes) for home in self.schedule.homes))
+        for home in self.schedule.homes:
+            if home.optimizer is None:
+                assert weights is not None
+                values = scratch[: home.parameters.nbytes].view(dtype)
+                weights.read(home.state, values, home.start)
+            else:
+                values = masters_of(home, self.get(home.optimizer, scratch)).to(dtype)
+            yield from pieces(model.states[home.state], home, values)
+        yield from model.persistent_buffers.items()
+
+
+def carry_over(source: Source, schedule: Schedule, records: Records, store: Store, progress: Progress) -> None:
+    """Write all optimizer states that `source` holds to the places that they have in `store`, which was made of
+    `records` of `schedule`, with snapshots: what is to live on host goes where a snapshot has it.
+
+    Takes the longest home of each schedule in host memory, once.
+    """
+    places = records.places(schedule)
+    scratch = _scratch(max(map(optimizer_bytes_of, source.schedule.homes)))
+    carried = _scratch(max(map(optimizer_bytes_of, schedule.homes)))
+    total = sum(home.elements for home in schedule.homes if home.optimizer)
+    done = 0
+    held = _held(source, scratch)
+    home_of, states = next(held)
+    for home in schedule.homes:
+        if home.optimizer is None:
+            continue
+        target = carried[: home.optimizer.nbytes]
+        at = home.start
+        while at < home.stop:
+            while not (home_of.state == home.state and home_of.start <= at < home_of.stop):
+                home_of, states = next(held)
+            until = min(home.stop, home_of.stop)
+            for into, out in zip(_places(home, at, until), _places(home_of, at, until), strict=True):
+                target[into] = states[out]
+            at = until
+        store.write(places[home.optimizer], home.optimizer.nbytes, target.data_ptr())
+        done += home.elements
+        progress(done / total / 2, "moving states to another plan's store")
+
+
+def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Callable[[float], None]) -> None:
+    """Bring home what `carry_over` wrote to `target`'s store, or its last snapshot: optimizer states to host where they
+    live there, and parameters, in `dtype`, from their masters; nothing of what is frozen. Takes the longest home in
+    host memory."""
+    places = records.places(target.schedule)
+    homes = [home for home in target.schedule.homes if home.optimizer]
+    scratch = _scratch(max(optimizer_bytes_of(home) + home.parameters.nbytes for home in homes))
+    total, done = sum(home.elements for home in homes), 0
+    for home in homes:
+        assert target.store is not None and home.optimizer is not None
+        states, rest = scratch[: home.optimizer.nbytes], scratch[home.optimizer.nbytes :]
+        target.store.read(places[home.optimizer], home.optimizer.nbytes, states.data_ptr())
+        if target.memory.tier(home.optimizer) == "host":
+            target.put(home.optimizer, states)
+        parameters = rest[: home.parameters.nbytes]
+        parameters.view(dtype).copy_(masters_of(home, states))
+        target.put(home.parameters, parameters)
+        done += home.elements
+        progress(done / total)
+
+
+def _held(source: Source, scratch: torch.Tensor) -> Iterator[tuple[Home, torch.Tensor]]:
+    """Each home that is trained with its optimizer states, in the order of states and elements, which all schedules
+    share."""
+    for home in source.schedule.homes:
+        if home.optimizer:
+            yield home, source.get(home.optimizer, scratch)
+
+
+def _places(home: Home, start: int, stop: int) -> Iterator[slice]:
+    """Where elements [start, stop) of a state lie in the optimizer states of a home that has them: the bytes of the
+    masters, then those of each moment."""
+    for part in home.parts:
+        for first, end in part.places(start - home.start, stop - home.start):
+            yield slice(first, end)
+
+
+def _scratch(nbytes: int) -> torch.Tensor:
+    return torch.from_dlpack(native.Arena(nbytes, lock=False))

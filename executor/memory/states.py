@@ -1,0 +1,127 @@
+"""States in and out: fills a schedule's homes from model files, and reads parameters back from them.
+
+Owns what a home's bytes become at loading and at export: masters, zero moments and the low-precision copy beside, which
+is all that a frozen home has. Where each lies within a home is `plans/documents/state_layout.py`'s. It moves one home at a time,
+which is no longer than one update takes, and never holds a whole state.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ssdplan import native
+from ssdplan.plans.documents.state_layout import FP32
+from ssdplan.plans.graph.ops import Home, Region, Schedule
+
+from ..model.directory.export import TensorEntry
+from ..model.model import StateSpec, StreamedModel
+from ..model.weights import Weights
+from ..runtime.operations import Memory
+from ..store import Store
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Where a run's states are."""
+
+    schedule: Schedule
+    memory: Memory
+    store: Store | None
+
+    def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
+        """uint8: the bytes of a home's form, in place or read to `scratch`."""
+        if self.memory.tier(region) != "ssd":
+            return self.memory.view(region)
+        assert self.store is not None
+        self.store.read(self.memory.store_offset(region), region.nbytes, scratch.data_ptr())
+        return scratch[: region.nbytes]
+
+    def put(self, region: Region, values: torch.Tensor) -> None:
+        """`values` uint8, at an address that suits direct I/O."""
+        if self.memory.tier(region) != "ssd":
+            self.memory.view(region).copy_(values)
+            return
+        assert self.store is not None
+        self.store.write(self.memory.store_offset(region), region.nbytes, values.data_ptr())
+
+
+class States:
+    """The homes of a run's states, in its memory and its store."""
+
+    def __init__(
+        self, model: StreamedModel, schedule: Schedule, memory: Memory, store: Store | None, dtype: torch.dtype
+    ) -> None:
+        self._model, self._dtype = model, dtype
+        self._holding = Holding(schedule, memory, store)
+        self._homes: dict[int, list[Home]] = {}
+        for home in schedule.homes:
+            self._homes.setdefault(home.state, []).append(home)
+        self._scratch_bytes = max(optimizer_bytes_of(home) + home.parameters.nbytes for home in schedule.homes)
+
+    def load(self, weights: Weights, chosen: Collection[int], progress: Progress) -> None:
+        """Write the states `chosen` to their homes: masters from the model files, moments zero, parameters the masters
+        rounded; of frozen ones the parameters alone, rounded from the model files."""
+        done, total = 0, sum(self._model.states[index].elements for index in chosen)
+        scratch = self._scratch()
+        for index in chosen:
+            for home in self._homes[index]:
+                parameters = scratch[optimizer_bytes_of(home) :][: home.parameters.nbytes]
+                if home.optimizer is None:
+                    weights.read(index, parameters.view(self._dtype), home.start)
+                else:
+                    states = scratch[: home.optimizer.nbytes]
+                    masters = masters_of(home, states)
+                    weights.read(index, masters, home.start)
+                    states[masters.nbytes :].zero_()  # moments: zero in every format
+                    self._holding.put(home.optimizer, states)
+                    parameters.view(self._dtype).copy_(masters)
+                self._holding.put(home.parameters, parameters)
+                done += home.elements
+                progress(done / total, f"loading {self._model.states[index].name}")
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, piece) of all that the model saves, in `entries` order: the elements of a tensor in order, flat, one
+        home of them at a time. A piece is gone when the next is asked for."""
+        scratch = self._scratch()
+        for index, state in enumerate(self._model.states):
+            for home in self._homes[index]:
+                yield from pieces(state, home, self._holding.get(home.parameters, scratch).view(self._dtype))
+        yield from self._model.persistent_buffers.items()
+
+    def entries(self) -> list[TensorEntry]:
+        """What `tensors` yields, for the exporter."""
+        return saved_entries(self._model, self._dtype)
+
+    def _scratch(self) -> torch.Tensor:
+        """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""
+        return torch.from_dlpack(native.Arena(self._scratch_bytes, lock=False))
+
+
+def optimizer_bytes_of(home: Home) -> int:
+    """Of a home's optimizer states; a frozen one has none."""
+    return home.optimizer.nbytes if home.optimizer else 0
+
+
+def masters_of(home: Home, states: torch.Tensor) -> torch.Tensor:
+    """fp32 [elements], a view: the masters in `states`, uint8, the optimizer states of a home. They come first."""
+    master = home.parts[0]
+    assert (master.what, master.format, master.offset) == ("master", FP32, 0)
+    return states[: master.nbytes].view(torch.float32)
+
+
+def pieces(state: StateSpec, home: Home, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, piece) of each tensor of which a home of `state` has elements; a piece is a view of `values`, one for each
+    of the home's elements."""
+    for tensor in state.tensors:
+        start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
+        if start < stop:
+            yield tensor.name, values[start - home.start : stop - home.start]
+
+
+def saved_entries(model: StreamedModel, dtype: torch.dtype) -> list[TensorEntry]:
+    """All that a model saves: parameters in `dtype`, in the order of states, then its buffers."""
+    parameters = [TensorEntry(tensor.name, tensor.shape, dtype) for state in model.states for tensor in state.tensors]
+    return parameters + [TensorEntry(name, tuple(b.shape), b.dtype) for name, b in model.persistent_buffers.items()]

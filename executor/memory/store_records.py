@@ -1,0 +1,90 @@
+"""Records: a schedule's states as the records of a tensor store.
+
+Owns which states a crash must not lose (the optimizer states, from which everything else follows, but what is frozen,
+which is durable in the model's own files), where those that
+stay on host go in a snapshot, and where reads and writes begin and end, which is where the store may cut.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ssdplan.plans.graph.contents import ROLES
+from ssdplan.plans.graph.ops import Graph, Region, Schedule
+
+from ..runtime.operations import Memory
+from ..store import Record, Store
+
+_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a run's store is made for."""
+
+    records: tuple[Record, ...]
+    on_host: tuple[tuple[Region, int], ...]
+    """Optimizer states that live on host, and the store's address of each in a snapshot."""
+
+    @classmethod
+    def of(cls, schedule: Schedule, *, snapshots: bool) -> "Records":
+        """One record for each buffer on ssd; with `snapshots`, one for each optimizer buffer on host behind them."""
+        cuts: dict[int, set[int]] = {buffer.index: set() for buffer in schedule.buffers}
+
+        def cut(region: Region | None) -> None:
+            if region is not None:
+                cuts[region.buffer] |= {region.start, region.stop}
+
+        for home in schedule.homes:
+            for region in (home.optimizer, home.parameters, home.gradient):
+                cut(region)
+        graphs: tuple[Graph, ...] = (schedule.first, schedule.steady, schedule.flush, schedule.evaluate)
+        for graph in graphs:
+            for op in graph.ops:
+                for region in (*op.reads, *op.writes):
+                    cut(region)
+        records: list[Record] = []
+        places: dict[int, int] = {}
+        end = schedule.arenas["ssd"]
+        for buffer in schedule.buffers:
+            durable = ROLES[buffer.role].durable
+            if buffer.tier == "ssd":
+                records.append(Record(buffer.name, buffer.offset, buffer.nbytes, durable, tuple(cuts[buffer.index])))
+            elif snapshots and durable and buffer.tier == "host":
+                records.append(Record(buffer.name, end, buffer.nbytes, durable, tuple(cuts[buffer.index])))
+                places[buffer.index] = end
+                end += buffer.nbytes
+        on_host = tuple(
+            (home.optimizer, places[home.optimizer.buffer] + home.optimizer.start)
+            for home in schedule.homes
+            if home.optimizer and home.optimizer.buffer in places
+        )
+        return cls(tuple(records), on_host)
+
+    def snapshot(self, store: Store, memory: Memory, metadata: dict[str, Any]) -> None:
+        """Make the optimizer states as they are a generation of the store: those on host are written, those on ssd are
+        there. No op of a graph may be running, and no update may be pending. Raises as `Store.commit`."""
+        # Two at once: while the bytes of one are summed, the drive works on the other.
+        with ThreadPoolExecutor(_AT_ONCE, "ssdplan-snapshot") as pool:
+            writes = [
+                pool.submit(store.write, offset, region.nbytes, memory.view(region).data_ptr())
+                for region, offset in self.on_host
+            ]
+            try:
+                for write in writes:
+                    write.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        store.commit(metadata)
+
+    def places(self, schedule: Schedule) -> dict[Region, int]:
+        """The store's address of each home's optimizer states in a snapshot, those that live on host included."""
+        places = dict(self.on_host)
+        for home in schedule.homes:
+            if home.optimizer is None:
+                continue
+            buffer = schedule.buffers[home.optimizer.buffer]
+            if buffer.tier == "ssd":
+                places[home.optimizer] = buffer.offset + home.optimizer.start
+        return places

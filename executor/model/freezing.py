@@ -1,0 +1,65 @@
+"""Freezing: which parameters of a model are not to be trained, from patterns of their names.
+
+Owns what a pattern matches, and what is said where it matches nothing. What follows from it (states, graphs, exports)
+is everyone else's.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from ssdplan.plans.errors import UsageError
+
+from .directory.shards import Checkpoint
+
+_NEAR = 3
+"""Names that an error lists."""
+
+
+def frozen_parameters(path: Path, module: PreTrainedModel, patterns: Sequence[str]) -> frozenset[str]:
+    """The parameters of `module`, opened from the model directory `path`, whose names match one of `patterns`, under
+    the names that `named_parameters` has for them.
+
+    A pattern is a glob as of fnmatch, in which case counts and `*` also stands for dots. It is held against each name
+    that a parameter has: the model's own, that of the checkpoint, and every name of a tied one, which is frozen under
+    all of them. Errors: UsageError where a pattern matches nothing, or nothing is left to train.
+    """
+    if not patterns:
+        return frozenset()
+    names = _names(path, module)
+    frozen: set[str] = set()
+    for pattern in patterns:
+        matched = {own for own, others in names.items() if fnmatch.filter(others, pattern)}
+        if not matched:
+            near = _near(pattern, (name for others in names.values() for name in others))
+            raise UsageError(f"--freeze {pattern}: matches no parameter of {path.name}; near it are {', '.join(near)}")
+        frozen |= matched
+    if len(frozen) == len(names):
+        raise UsageError(f"--freeze {' '.join(patterns)}: freezes all of {path.name}, so there is nothing to train")
+    return frozenset(frozen)
+
+
+def _names(path: Path, module: PreTrainedModel) -> dict[str, list[str]]:
+    """For each parameter all of its names."""
+    aliases: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name)
+    checkpoint = Checkpoint(path, module)
+    return {
+        names[0]: list(dict.fromkeys([*names, *(entry.name for entry in checkpoint.find(tuple(names)))]))
+        for names in aliases.values()
+    }
+
+
+def _near(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern may have been meant for: those in which all of its plain pieces are, else alike ones."""
+    every = sorted(set(names))
+    pieces = [piece for piece in pattern.replace("?", "*").split("*") if piece]
+    loose = "*".join(["", *pieces, ""])
+    found = fnmatch.filter(every, loose) or get_close_matches(pattern.replace("*", ""), every, n=_NEAR, cutoff=0.0)
+    return found[:_NEAR]

@@ -1,0 +1,473 @@
+"""Finds out what a causal language model's own forward does around its decoder layers, before any weight is read.
+
+Owns the questions that decide whether a model can be streamed exactly: which parameters run before, inside and after
+the layers, what each layer is called with, whether anything but the hidden state, in the model's dtype, passes from one
+layer to the next, whether random numbers decide on more than dropout, and what the loss is. Answers come from running
+the model's own forward on tiny inputs, never from a table of names. A model that cannot be streamed exactly is refused
+with a MismatchError that says why. It allocates nothing of the size of a weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from transformers import PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from ssdplan.plans.errors import MismatchError
+
+from ...device.tensors import tensors_in
+from .isolation import Isolation, isolation
+from .position_wise import head_kind
+from .reach import Reach, reach
+from .row_limits import row_limit
+from .standins import LayerCall, split_call, stand_ins
+
+ROWS, LENGTH = 2, 8
+LOUD = 30.0
+"""By how much logits are scaled so that a loss shows terms that grow faster with them than the cross entropy."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What inspection found. `before` and `after` name parameters; `calls` has one entry a block."""
+
+    blocks_path: str
+    hidden_size: int
+    vocab_size: int
+    before: frozenset[str]
+    after: frozenset[str]
+    calls: tuple[LayerCall, ...]
+    returned: int | None  # entries of the tuple that a block returns (the first is the hidden state); None: a tensor
+    calls_depend_on_ids: bool  # whether a block's arguments depend on which tokens the input has
+    position_rows: int | None  # longest sequence that the model's learned position table has rows for
+    head_is_position_wise: bool  # whether a position's logits depend on that position's hidden state alone
+    isolation: Isolation  # what sequences that share a row, or padding, do to each other
+    row_limit: int | None  # the widest row that may be shared or padded, where layers choose among tokens; None: any
+    reach: Reach | None  # how long rows may be before their length decides; None where it is not known
+
+
+class _Meta(TorchFunctionMode):
+    """Lets a forward run on real inputs while its parameters are on the meta device.
+
+    A function that sees only parameters (or what came from them alone) stays on meta. One that mixes them with real
+    tensors runs on meta for its shapes, and yields real numbers that depend on `salt` and on the real inputs: whatever
+    depends on a parameter, or on another layer's output through one, can be seen to do so by running twice. The numbers
+    lie between -`scale` and `scale`.
+    """
+
+    def __init__(self, names: Mapping[int, str], salt: float, position_rows: Callable[[torch.Tensor, int], None]):
+        super().__init__()
+        self.names = names
+        self.salt = salt
+        self.scale = 1.0
+        self.used: set[str] = set()
+        self.position_rows = position_rows
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = tensors_in((*args, *kwargs.values()))
+        meta = [tensor for tensor in tensors if tensor.is_meta]
+        if not meta:
+            return func(*args, **kwargs)
+        real = [tensor for tensor in tensors if not tensor.is_meta]
+        if func is nn.functional.embedding:
+            self.position_rows(args[0], args[1].shape[0])
+        meta_args, meta_kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
+        meta_args, meta_kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (meta_args, meta_kwargs))
+        result = func(*meta_args, **meta_kwargs)
+        in_place = _writes_first_argument(func.__name__)
+        if in_place or tensors_in((result,)):
+            self.used.update(self.names[id(tensor)] for tensor in meta if id(tensor) in self.names)
+        if not real:
+            return result
+        digest = self.salt + sum(_digest(tensor) for tensor in real)
+        if in_place and not args[0].is_meta:
+            args[0].copy_(_numbers(args[0], digest, self.scale))
+            return None if result is None else args[0]
+        return tree_map_only(torch.Tensor, lambda tensor: _numbers(tensor, digest, self.scale), result)
+
+
+def _writes_first_argument(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
+    return name.endswith("_")
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _digest(tensor: torch.Tensor) -> float:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return float(torch.nan_to_num(tensor.double(), posinf=3.0, neginf=-3.0).clamp(-1e3, 1e3).sum())
+
+
+def _numbers(like: torch.Tensor, digest: float, scale: float) -> torch.Tensor:
+    """Real numbers of `like`'s shape and dtype between -`scale` and `scale`, a fixed function of `digest`."""
+    if not like.dtype.is_floating_point:
+        return torch.zeros(like.shape, dtype=like.dtype)
+    ramp = torch.arange(like.numel(), dtype=torch.float64) * 0.37
+    return (scale * torch.sin(ramp + math.sin(digest) * 100)).to(like.dtype).view(like.shape)
+
+
+@dataclass
+class _Trace:
+    """One run of the model's own forward with stand-ins."""
+
+    calls: list[LayerCall]
+    before: set[str]
+    inside: list[set[str]]
+    between: set[str]
+    after: set[str]
+    logits: torch.Tensor
+    loss: torch.Tensor | None
+    hidden_size: int
+    returned: int | None
+    positions: list[tuple[torch.Tensor, int]]
+
+
+def inspect(module: PreTrainedModel) -> Anatomy:
+    """Finds a model's blocks and what runs around them; MismatchError where it cannot be streamed exactly."""
+    refuse = Refusal(module)
+    blocks_path = _find_blocks(module, refuse)
+    blocks = module.get_submodule(blocks_path)
+    assert isinstance(blocks, nn.ModuleList)
+    module.train(False)
+    generator = torch.Generator().manual_seed(0)
+    table = _embedding(module, refuse)
+    limit = min(table.shape[0], 1000)
+    ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
+    other_ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, LENGTH - 3 :] = 0
+
+    whole = _trace(module, blocks, ids, None, salt=1.0, hidden_seed=1, real_blocks=True, returned=None, refuse=refuse)
+    returned = whole.returned
+
+    def trace(
+        ids: torch.Tensor, mask: torch.Tensor | None, salt: float, hidden: int, seed: int = 0, scale: float = 1.0
+    ) -> _Trace:
+        return _trace(
+            module,
+            blocks,
+            ids,
+            mask,
+            salt=salt,
+            hidden_seed=hidden,
+            real_blocks=False,
+            returned=returned,
+            refuse=refuse,
+            seed=seed,
+            scale=scale,
+        )
+
+    _check_parameters(module, blocks_path, whole, refuse)
+    _check_loss(whole, ids, refuse)
+    for padding in (None, mask):
+        base = trace(ids, padding, 1.0, 1)
+        if padding is None and not (_same(base.calls, whole.calls) and torch.equal(base.logits, whole.logits)):
+            refuse("what a layer returns beside the hidden state matters")
+        if not _same(base.calls, trace(ids, padding, 1.0, 2).calls):
+            refuse("a layer's arguments other than the hidden state depend on another layer's output")
+        salted = trace(ids, padding, 2.0, 1)
+        if not _same(base.calls, salted.calls):
+            refuse("a layer's arguments other than the hidden state depend on trained parameters")
+        if not torch.equal(base.logits, trace(ids, padding, 2.0, 3).logits):
+            refuse("what follows the layers depends on more than the last layer's output")
+    module.train(True)
+    quiet, loud = trace(ids, None, 1.0, 1, seed=1), trace(ids, None, 1.0, 1, seed=2, scale=LOUD)
+    if not _same(quiet.calls, loud.calls):
+        refuse("a layer's arguments other than the hidden state are drawn at random in training")
+    for drawn in (quiet, loud):
+        _check_loss(drawn, ids, refuse)
+    module.train(False)
+    other = trace(other_ids, None, 1.0, 1)
+    rows = [
+        table - (int(index.max()) + 1 - LENGTH)
+        for (index, table), (again, _) in zip(whole.positions, other.positions, strict=True)
+        if _counts_up(index) and torch.equal(index, again)
+    ]
+    head = head_kind(
+        module,
+        blocks,
+        after=whole.after,
+        returned=returned,
+        hidden_size=whole.hidden_size,
+        vocab_size=whole.logits.shape[-1],
+    )
+    apart = isolation(module, blocks, returned=returned, hidden_size=whole.hidden_size)
+    if apart.looks_ahead or head == "looks ahead":
+        way_out = (
+            "; set is_decoder to true in config.json" if getattr(module.config, "is_decoder", True) is False else ""
+        )
+        refuse(f"a token sees those behind it, and would learn to repeat them{way_out}")
+    if apart.padding_shows:
+        refuse("what it makes of a row depends on the padding behind it, although a mask tells what is padding")
+    found = reach(module, blocks, returned=returned, hidden_size=whole.hidden_size)
+    known = None if found is None else found.alike
+    return Anatomy(
+        blocks_path=blocks_path,
+        hidden_size=whole.hidden_size,
+        vocab_size=whole.logits.shape[-1],
+        before=frozenset(whole.before),
+        after=frozenset(whole.after),
+        calls=tuple(whole.calls),
+        returned=whole.returned,
+        calls_depend_on_ids=not _same(whole.calls, other.calls),
+        position_rows=min(rows, default=None),
+        head_is_position_wise=head == "position-wise",
+        isolation=apart,
+        row_limit=row_limit(module, blocks, apart, known=known, returned=returned, hidden_size=whole.hidden_size),
+        reach=found,
+    )
+
+
+def _counts_up(index: torch.Tensor) -> bool:
+    """Whether an embedding's input is positions: one more in each column."""
+    return index.shape[-1] == LENGTH and bool((index.diff(dim=-1) == 1).all())
+
+
+class Refusal:
+    """Raises the one error of a model that cannot be streamed exactly, with its name in front."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.name = type(module).__name__
+
+    def __call__(self, why: str) -> None:
+        raise MismatchError(f"{self.name} cannot be streamed exactly: {why}")
+
+
+def _embedding(module: PreTrainedModel, refuse: Refusal) -> torch.Tensor:
+    """The table of token embeddings."""
+    try:
+        table = getattr(module.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # how transformers says that it has none
+        table = None
+    if not isinstance(table, torch.Tensor) or table.dim() != 2:
+        refuse("it has no table of token embeddings")
+    assert isinstance(table, torch.Tensor)
+    return table
+
+
+def _find_blocks(module: PreTrainedModel, refuse: Refusal) -> str:
+    """The path of the ModuleList of decoder layers: as many as the configuration's num_hidden_layers."""
+    layers = getattr(module.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if layers is None:
+        refuse("its configuration tells no number of layers (num_hidden_layers)")
+    paths: list[str] = []
+    for path, child in module.named_modules():
+        if not isinstance(child, nn.ModuleList) or len(child) != layers or any(path.startswith(f"{p}.") for p in paths):
+            continue
+        if layers and all(any(True for _ in entry.parameters()) for entry in child):
+            paths.append(path)
+    if len(paths) > 1:
+        decoder = set(module._no_split_modules or ())
+        paths = [path for path in paths if type(module.get_submodule(path)[0]).__name__ in decoder] or paths  # type: ignore[index]
+    if len(paths) != 1:
+        refuse(f"{len(paths)} lists of {layers} layers ({', '.join(paths) or 'none'}) where one is expected")
+    return paths[0]
+
+
+def _trace(
+    module: PreTrainedModel,
+    blocks: nn.ModuleList,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    salt: float,
+    hidden_seed: int,
+    real_blocks: bool,
+    returned: int | None,
+    refuse: Refusal,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> _Trace:
+    """Runs the model's own forward. Before the blocks parameters act with `salt`, after them always alike but that what
+    they yield, and so the logits, is multiplied by `scale`; the layers' hidden states come from `hidden_seed`, but for
+    the last one's, which never changes. `real_blocks` runs the layers too, on what the model calls them with, and
+    returns what they return beside the hidden state; without, that is None, in a tuple of `returned` entries where the
+    layers return tuples. What the model draws at random comes from `seed`."""
+    layers = list(blocks)
+    calls: list[LayerCall] = []
+    inside: list[set[str]] = []
+    positions: list[tuple[torch.Tensor, int]] = []
+    phases: dict[str, set[str]] = {"before": set(), "between": set(), "after": set()}
+    state: dict[str, Any] = {"hidden": None, "returned": returned, "phase": "before", "draws": None}
+    random = torch.random.default_generator
+
+    def embedding_call(index: torch.Tensor, table_rows: int) -> None:
+        if state["phase"] == "before" and not index.is_meta:
+            positions.append((index, table_rows))
+
+    mode = _Meta({id(p): name for name, p in module.named_parameters()}, salt, embedding_call)
+
+    def answer(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        phases[state["phase"]] |= mode.used
+        mode.used = set()
+        if index != len(calls):
+            refuse("its layers do not run once each, one after another")
+        try:
+            hidden, call = split_call(args, kwargs)
+        except TypeError as error:
+            refuse(str(error))
+        if index == 0:
+            if tuple(hidden.shape[:2]) != tuple(ids.shape) or hidden.dim() != 3:
+                refuse(f"its layers take a hidden state of shape {list(hidden.shape)}, not [batch, sequence, hidden]")
+            _check_precision("its layers take", hidden, module, refuse)
+            state["shape"] = hidden.shape
+        elif not _is_same_tensor(hidden, state["hidden"]):
+            refuse(f"layer {index} is not called with what layer {index - 1} returns")
+        elif not torch.equal(random.get_state(), state["draws"]):
+            refuse("it draws random numbers between its layers")
+        _check_plain(call, refuse)
+        calls.append(call)
+        extras: tuple[Any, ...] = (None,) * ((state["returned"] or 1) - 1)
+        if real_blocks:
+            result = _run_block(module, layers[index], hidden, call, refuse)
+            state["returned"] = len(result) if isinstance(result, tuple) else None
+            extras = result[1:] if isinstance(result, tuple) else ()
+            inside.append(mode.used)
+            mode.used = set()
+        last = index == len(layers) - 1
+        state["phase"] = "after" if last else "between"
+        if last:
+            mode.salt, mode.scale = 0.5, scale
+        generator = torch.Generator().manual_seed(7 if last else 1000 * hidden_seed + index)
+        state["hidden"] = torch.randn(state["shape"], generator=generator).to(hidden.dtype)
+        state["draws"] = random.get_state()
+        return state["hidden"] if state["returned"] is None else (state["hidden"], *extras)
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), stand_ins(blocks, answer), mode:
+        random.manual_seed(seed)
+        try:
+            output = module(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False, return_dict=True)
+        except MismatchError:
+            raise
+        except Exception as error:
+            refuse(f"its own forward cannot be followed ({type(error).__name__}: {_first_line(error)})")
+    phases["after"] |= mode.used
+    if len(calls) != len(layers):
+        refuse(f"its forward runs {len(calls)} of its {len(layers)} layers")
+    if output.logits.dim() != 3 or tuple(output.logits.shape[:2]) != tuple(ids.shape):
+        refuse(f"its logits have shape {list(output.logits.shape)}, not [batch, sequence, vocabulary]")
+    return _Trace(
+        calls=calls,
+        before=phases["before"],
+        inside=inside,
+        between=phases["between"],
+        after=phases["after"],
+        logits=output.logits,
+        loss=output.loss,
+        hidden_size=state["shape"][-1],
+        returned=state["returned"],
+        positions=positions,
+    )
+
+
+def _run_block(
+    module: PreTrainedModel, layer: nn.Module, hidden: torch.Tensor, call: LayerCall, refuse: Refusal
+) -> Any:
+    """Runs one real block; returns what it returns, which is a hidden state or a tuple that begins with one."""
+    name = type(layer).__name__
+    leaves, structure = tree_flatten((call.args, call.kwargs))
+    versions = [leaf._version for leaf in (*leaves, hidden) if isinstance(leaf, torch.Tensor)]
+    args, kwargs = call.arguments(hidden)
+    result = layer(*args, **kwargs)
+    after, structure_after = tree_flatten((call.args, call.kwargs))
+    changed = [leaf._version for leaf in (*after, hidden) if isinstance(leaf, torch.Tensor)] != versions
+    filled = any(isinstance(leaf, Mapping) and leaf for leaf in after)
+    if changed or filled or structure_after != structure:
+        refuse(f"{name} changes its arguments, through which one layer could reach another")
+    output = result[0] if isinstance(result, tuple) and result else result
+    if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
+        refuse(f"{name} does not return a hidden state of the shape that it takes")
+    _check_precision(f"{name} returns", output, module, refuse)
+    return result
+
+
+def _check_precision(what: str, hidden: torch.Tensor, module: PreTrainedModel, refuse: Refusal) -> None:
+    """Hidden states pass from layer to layer in the model's dtype; another one would be rounded on its way."""
+    if hidden.dtype == module.dtype:
+        return
+    found, wanted = (str(dtype).removeprefix("torch.") for dtype in (hidden.dtype, module.dtype))
+    way_out = "use --precision fp32"
+    if getattr(module.config, "residual_in_fp32", False):
+        way_out += ", or set residual_in_fp32 to false in config.json if rounding is wanted"
+    refuse(f"{what} a hidden state in {found}, which would be rounded to {wanted} between the layers; {way_out}")
+
+
+def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, refuse: Refusal) -> None:
+    """Every trained parameter runs in exactly one block, or outside the blocks in the embedding, the head or both."""
+    outside = trace.before | trace.after
+    used = outside | trace.between
+    for index, inside in enumerate(trace.inside):
+        prefix = f"{blocks_path}.{index}."
+        foreign = sorted(name for name in inside if not name.startswith(prefix))
+        if foreign:
+            refuse(f"{foreign[0]} is used by layer {index}, but is not its own")
+        used |= inside
+    if trace.between:
+        refuse(f"{sorted(trace.between)[0]} is used between two layers")
+    for name, parameter in module.named_parameters():
+        if name not in used:
+            refuse(f"its forward never uses the parameter {name}")
+        if name in outside and name.startswith(f"{blocks_path}."):
+            refuse(f"{name} belongs to a layer, but is used outside the layers")
+        if not parameter.requires_grad:
+            refuse(f"the parameter {name} is frozen by the model itself")
+        if parameter.dtype != module.dtype:
+            refuse(f"the parameter {name} is {parameter.dtype} in a model of {module.dtype}")
+
+
+def _check_loss(trace: _Trace, ids: torch.Tensor, refuse: Refusal) -> None:
+    """The two losses are one function of one tensor, so they may differ by the order of additions only."""
+    expected = ForCausalLMLoss(trace.logits, ids, trace.logits.shape[-1])
+    if trace.loss is None or not torch.allclose(trace.loss.float(), expected, rtol=1e-6):
+        refuse("its own loss is not the cross entropy of the next token")
+
+
+def _check_plain(call: LayerCall, refuse: Refusal) -> None:
+    plain = (torch.Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
+    for leaf in tree_leaves((call.args, call.kwargs)):
+        empty = isinstance(leaf, Mapping) and not leaf
+        if not isinstance(leaf, plain) and not empty:
+            refuse(f"its layers are called with a {type(leaf).__name__}, which may pass from layer to layer")
+        if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+            refuse("a layer's arguments other than the hidden state depend on trained parameters")
+
+
+def _is_same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one is other:
+        return True
+    same_place = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return same_place and one.shape == other.shape and one.dtype == other.dtype
+
+
+def _same(one: list[LayerCall], other: list[LayerCall]) -> bool:
+    """Whether two runs called every layer with the same values."""
+    for a, b in zip(one, other, strict=True):
+        leaves_a, structure_a = tree_flatten((a.args, a.kwargs))
+        leaves_b, structure_b = tree_flatten((b.args, b.kwargs))
+        if structure_a != structure_b:
+            return False
+        for x, y in zip(leaves_a, leaves_b, strict=True):
+            if isinstance(x, torch.Tensor) != isinstance(y, torch.Tensor):
+                return False
+            if not (torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y):
+                return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]

@@ -1,0 +1,391 @@
+"""Runs one layer of one micro-batch with streamed weights: its forward, its backward, and the loss.
+
+Owns everything that autograd sees; what it sees of the head is in `head.py`. Weights, hidden states and gradients come
+and go as flat arrays that belong to someone else (views of an arena): no graph, gradient or reference to one outlives a
+call. The code of a layer, and of what the model does around its layers, is the Hugging Face model's own, run as a
+stateless template (`template.py`). It schedules nothing, moves nothing between tiers and calls no CUDA.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from ssdplan import native
+from ssdplan.native import process
+from ssdplan.plans.errors import MismatchError
+
+from ..device.device import generators
+from ..optimizer.adamw import DTYPE_NAMES
+from .finiteness import Finiteness
+from .head import Head
+from .inspection.standins import LayerCall, split_call, stand_ins
+from .model import StreamedModel
+from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
+
+
+class _StopForwardError(Exception):
+    """Ends the model's own forward once all that was asked of it is known."""
+
+
+class Layers:
+    """The layers of an opened model on one device, for one step at a time.
+
+    Layer numbers are the model's `layers`: 0 the embedding, then the blocks, then the head. `weights` are 1-D tensors
+    of the model's dtype, one for each of the layer's states, at least as long. `hidden` and the inter-layer gradients
+    are 1-D tensors of the model's dtype whose first b * s * hidden_size elements are a [b, s, hidden_size] array.
+    Every forward and backward seeds torch's generators from (seed, step, layer, micro-batch): dropout is the same in
+    a forward and its recomputation, in any order of execution. One call at a time: a call swaps entries of the
+    model's own list of layers while it runs.
+
+    The head takes a micro-batch's tokens `head_chunk_tokens` at a time; None: all at once (`head.py`). Errors:
+    MismatchError where the model's head cannot be cut into chunks.
+    """
+
+    def __init__(
+        self, model: StreamedModel, device: torch.device, *, seed: int = 0, head_chunk_tokens: int | None = None
+    ) -> None:
+        self._head = Head(model, device, head_chunk_tokens)
+        self._model = model
+        self._device = device
+        self._seed = seed
+        self._generators = generators(device)
+        self._last = len(model.layers) - 1
+        self._blocks = model.blocks
+        for child in model.module.modules():
+            for name, buffer in child._buffers.items():
+                child._buffers[name] = buffer if buffer is None else buffer.to(device)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._micro_batches: list[MicroBatch] = []
+        self._calls: dict[int, tuple[LayerCall, ...]] = {}
+        self._losses: dict[int, torch.Tensor] = {}
+        self._shared: dict[tuple[int, ...], tuple[LayerCall, ...]] = {}
+
+    def begin_step(
+        self,
+        step: int,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        training: bool = True,
+        normaliser: int | None = None,
+        loss_scale: float = 1.0,
+    ) -> int:
+        """Takes the inputs of a step, which may lie on any device; returns its valid label tokens.
+
+        `training` chooses train() or eval(), that is dropout. The loss is divided by `normaliser`: the tokens returned
+        here unless given (several ranks give their sum). Gradients, not losses, are multiplied by `loss_scale`.
+        Errors: MismatchError where token numbers or lengths are not the model's, or no label is valid.
+        """
+        self._forget()
+        tokens = sum(micro_batch.label_tokens() for micro_batch in micro_batches)
+        for index, micro_batch in enumerate(micro_batches):
+            self._check(index, micro_batch)
+        divisor = tokens if normaliser is None else normaliser
+        if not divisor:
+            raise MismatchError(f"step {step} has no token to predict: every label is {IGNORED_LABEL}")
+        self._step = step
+        self._finiteness = Finiteness(len(self._model.layers), len(micro_batches), self._model.dtype, self._device)
+        self._normaliser = torch.tensor(divisor, device=self._device)
+        self._loss_scale = loss_scale
+        self._micro_batches = [
+            MicroBatch(
+                m.input_ids.to(self._device),
+                m.labels.to(self._device),
+                None if m.attention_mask is None or not self._needs_mask(m) else m.attention_mask.to(self._device),
+                None if m.position_ids is None else m.position_ids.to(self._device),
+            )
+            for m in micro_batches
+        ]
+        if self._model.module.training != training:
+            self._model.module.train(training)
+        return tokens
+
+    def _check(self, index: int, micro_batch: MicroBatch) -> None:
+        ids = micro_batch.input_ids
+        limit = self._model.max_sequence_length
+        if limit is not None and ids.shape[1] > limit:
+            raise MismatchError(
+                f"micro-batch {index} has sequences of {ids.shape[1]} tokens, {self._model.name} takes {limit}"
+            )
+        if micro_batch.position_ids is not None:
+            assert micro_batch.attention_mask is None, "rows are padded or shared, not both"
+            self._model.require_apart(ids.shape[1])
+        if micro_batch.attention_mask is not None:
+            assert (micro_batch.labels[micro_batch.attention_mask == 0] == IGNORED_LABEL).all(), "padding is no target"
+            if int(micro_batch.attention_mask.sum(-1).min()) < self._model.least_row(ids.shape[1]):
+                self._model.require_alike(ids.shape[1])
+        embedding: Any = self._model.module.get_input_embeddings()
+        rows = embedding.weight.shape[0]
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= rows:
+            wrong = low if low < 0 else high
+            raise MismatchError(f"micro-batch {index} has token {wrong}, {self._model.name} has tokens 0 to {rows - 1}")
+
+    def _needs_mask(self, micro_batch: MicroBatch) -> bool:
+        """Whether padding has to be told: not where all rows end together, if what a row begins with is computed as if
+        nothing came behind it. (Rows that end apart would not need it either, but get it as they do elsewhere: kernels
+        round differently with a mask.)"""
+        mask = micro_batch.attention_mask
+        ends_together = mask is not None and bool((mask == mask[:1]).all())
+        return not (ends_together and self._model.padding_needs_no_mask)
+
+    def end_step(self) -> float:
+        """The mean loss over the step's valid tokens, summed in micro-batch order in float64; forgets the step."""
+        missing = [i for i in range(len(self._micro_batches)) if i not in self._losses]
+        assert not missing, f"the head has not run for micro-batches {missing}"
+        loss = sum(float(self._losses[i]) for i in range(len(self._micro_batches)))
+        self._forget()
+        process.keep_large(False)
+        return loss
+
+    @property
+    def step(self) -> int:
+        """The step that `begin_step` began, from 0."""
+        return self._step
+
+    def not_finite(self, above: int) -> str:
+        """Where in this step something first was not finite that should be, in words: of the outputs of all layers, of
+        the losses, then of what the backwards from the head down to layer `above` handed on. Empty when none was.
+        """
+        if found := self._finiteness.first("forward"):
+            return f"the output of {self._model.layers[found[0]].name} for micro-batch {found[1]}"
+        for micro_batch, loss in sorted(self._losses.items()):
+            if not loss.isfinite():
+                return f"the loss of micro-batch {micro_batch}"
+        if (found := self._finiteness.first("backward")) and found[0] >= above:
+            return f"the gradient that {self._model.layers[found[0]].name} hands down for micro-batch {found[1]}"
+        return ""
+
+    def context_bytes(self) -> int:
+        """Bytes held for the step by the recorded arguments of the layers: masks, rotary tables and the like."""
+        storages = {}
+        for calls in self._calls.values():
+            for leaf in tree_leaves([(call.args, call.kwargs) for call in calls]):
+                if isinstance(leaf, torch.Tensor):
+                    storages[leaf.untyped_storage().data_ptr()] = leaf.untyped_storage().nbytes()
+        return sum(storages.values())
+
+    def forward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """The embedding or a block: writes the layer's output for one micro-batch into `out`.
+
+        The embedding (hidden None) also records what the model calls each block with; it runs before the blocks.
+        """
+        assert layer != self._last, "the head runs in backward or loss"
+        with torch.no_grad():
+            parameters = self._parameters(layer, weights, training=False)
+            self._begin(layer, micro_batch)
+            if layer == 0:
+                assert hidden is None
+                result = self._embed(micro_batch, parameters, record=True)
+            else:
+                assert hidden is not None
+                result = self._block(layer, micro_batch, parameters, self._view(hidden, micro_batch))
+            assert result.dtype == self._model.dtype, "inspection refuses what would be rounded here"
+            handed_on = self._view(out, micro_batch).copy_(result)
+            self._finiteness.look("forward", layer, micro_batch, handed_on)
+
+    def backward(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor | None,
+        out_gradient: torch.Tensor | None,
+        in_gradient: torch.Tensor | None,
+        gradients: Sequence[torch.Tensor],
+        fresh: Sequence[bool] = (),
+    ) -> None:
+        """Recomputes a layer for one micro-batch and runs its backward.
+
+        hidden: the layer's input (None for the embedding). out_gradient: of the layer's output (None for the head,
+        which computes the loss). in_gradient: where the gradient of the input goes; None where nobody wants it, and it
+        is not computed. gradients: one fp32 1-D tensor for each of the layer's states that are trained, to which this
+        micro-batch's is added, tensor by tensor, each in one addition (in one a chunk in the head); of frozen
+        parameters none is computed. fresh: those of them that begin with this micro-batch, whatever is in them; none
+        unless given. Errors: MismatchError where a tensor has no part in the loss.
+        """
+        assert gradients or in_gradient is not None, "a backward that nobody wants anything of"
+        with torch.enable_grad():
+            parameters = self._parameters(layer, weights, training=True)
+            pending = self._accumulate_into(layer, parameters, gradients, fresh or [False] * len(gradients))
+            self._begin(layer, micro_batch)
+            if layer == 0:
+                assert hidden is None and in_gradient is None and out_gradient is not None
+                result = self._embed(micro_batch, parameters, record=False)
+                result.backward(self._view(out_gradient, micro_batch))
+            elif layer == self._last:
+                assert hidden is not None and out_gradient is None
+                self._losses[micro_batch] = self._head.backward(
+                    self._micro_batches[micro_batch],
+                    parameters,
+                    hidden,
+                    in_gradient,
+                    normaliser=self._normaliser,
+                    loss_scale=self._loss_scale,
+                )
+                if in_gradient is not None:
+                    self._finiteness.look("backward", layer, micro_batch, self._view(in_gradient, micro_batch))
+            else:
+                assert hidden is not None and out_gradient is not None
+                leaf = self._view(hidden, micro_batch).requires_grad_(in_gradient is not None)
+                result = self._block(layer, micro_batch, parameters, leaf)
+                result.backward(self._view(out_gradient, micro_batch))
+                if in_gradient is not None:
+                    assert leaf.grad is not None
+                    handed_on = self._view(in_gradient, micro_batch).copy_(leaf.grad)
+                    self._finiteness.look("backward", layer, micro_batch, handed_on)
+        if pending:
+            raise MismatchError(f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient")
+
+    def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
+        """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""
+        with torch.no_grad():
+            parameters = self._parameters(self._last, weights, training=False)
+            self._begin(self._last, micro_batch)
+            self._losses[micro_batch] = self._head.loss(
+                self._micro_batches[micro_batch], parameters, hidden, normaliser=self._normaliser
+            )
+
+    def _begin(self, layer: int, micro_batch: int) -> None:
+        """Seeds the generators. And large pieces of memory stay with malloc from block to block, which ask for the same
+        ones; not those of an embedding or a head, which would leave holes."""
+        if self._device.type == "cpu":
+            process.keep_large(0 < layer < self._last)
+        key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+        for generator in self._generators:
+            generator.manual_seed(seed)
+
+    def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
+        """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that
+        writes elsewhere in the same arena are not taken for writes to what autograd has saved."""
+        rows, length = self._micro_batches[micro_batch].input_ids.shape
+        shape = (rows, length, self._model.hidden_size)
+        assert flat.dtype == self._model.dtype and flat.dim() == 1
+        return flat.data[: rows * length * self._model.hidden_size].view(shape)
+
+    def _parameters(self, layer: int, weights: Sequence[torch.Tensor], *, training: bool) -> dict[str, torch.Tensor]:
+        """A layer's parameters by name: views of its flat weights; in `training` leaves of autograd, but the frozen."""
+        states = self._model.layers[layer].states
+        assert len(weights) == len(states), f"{self._model.layers[layer].name} has {len(states)} states"
+        parameters = {}
+        for index, flat in zip(states, weights, strict=True):
+            assert flat.dtype == self._model.dtype and flat.numel() >= self._model.states[index].elements
+            for tensor in self._model.states[index].tensors:
+                view = flat.data[tensor.offset : tensor.offset + tensor.elements].view(tensor.shape)
+                parameters[tensor.name] = view.requires_grad_(training and not self._model.states[index].frozen)
+        return parameters
+
+    def _accumulate_into(
+        self,
+        layer: int,
+        parameters: dict[str, torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        fresh: Sequence[bool],
+    ) -> set[str]:
+        """Adds each parameter's gradient to its fp32 place as soon as it is there, and drops it. The first of a fresh
+        place is copied there instead, and what lies between its tensors is zeroed.
+
+        Returns the names that still wait for theirs; it empties during the backward.
+        """
+        states = self._model.trained(layer)
+        assert len(gradients) == len(states)
+        pending = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        for index, flat, begins in zip(states, gradients, fresh, strict=True):
+            assert flat.dtype == torch.float32
+            end = 0
+            for tensor in self._model.states[index].tensors:
+                assert tensor.offset >= end, "a state's tensors lie in order"
+                place = flat.data[tensor.offset : tensor.offset + tensor.elements]
+                hook = _adder(place, pending, tensor.name, begins=begins)
+                parameters[tensor.name].register_post_accumulate_grad_hook(hook)
+                if begins:
+                    flat[end : tensor.offset].zero_()
+                end = tensor.offset + tensor.elements
+            if begins:
+                flat[end:].zero_()
+        return pending
+
+    def _block(
+        self, layer: int, micro_batch: int, parameters: dict[str, torch.Tensor], hidden: torch.Tensor
+    ) -> torch.Tensor:
+        assert micro_batch in self._calls, "the embedding of this micro-batch has not run in this step"
+        index = layer - 1
+        prefix = f"{self._model.anatomy.blocks_path}.{index}."
+        own = {name.removeprefix(prefix): parameter for name, parameter in parameters.items()}
+        args, kwargs = self._calls[micro_batch][index].arguments(hidden)
+        result = functional_call(self._blocks[index], own, args, kwargs)
+        return result if isinstance(result, torch.Tensor) else result[0]
+
+    def _embed(self, micro_batch: int, parameters: dict[str, torch.Tensor], *, record: bool) -> torch.Tensor:
+        """Runs the model's own forward up to its first block; to record what each is called with, up to the last."""
+        embedded: list[torch.Tensor] = []
+        calls: list[LayerCall] = []
+        last = len(self._blocks) - 1
+
+        def answer(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden, call = split_call(args, kwargs)
+            calls.append(call)
+            embedded.append(hidden)
+            if index == last or not record:
+                raise _StopForwardError
+            return as_returned(self._model, hidden)
+
+        inputs = self._micro_batches[micro_batch]
+        with suppress(_StopForwardError), stand_ins(self._blocks, answer):
+            run_model(self._model, inputs, parameters)
+        if record:
+            self._keep(micro_batch, tuple(calls))
+        return embedded[0]
+
+    def _keep(self, micro_batch: int, calls: tuple[LayerCall, ...]) -> None:
+        """Keeps a micro-batch's calls; those of micro-batches of one shape, each row one sequence without padding, are
+        the same, and kept once."""
+        inputs = self._micro_batches[micro_batch]
+        plain = inputs.attention_mask is None and inputs.position_ids is None
+        if plain and not self._model.anatomy.calls_depend_on_ids:
+            calls = self._shared.setdefault(tuple(inputs.input_ids.shape), calls)
+        self._calls[micro_batch] = calls
+
+
+def _adder(place: torch.Tensor, pending: set[str], name: str, *, begins: bool) -> Callable[[torch.Tensor], None]:
+    """Takes a leaf's gradient to its fp32 `place`: the first of a fresh one whatever is there, others on top of it."""
+
+    def add(leaf: torch.Tensor) -> None:
+        assert leaf.grad is not None
+        gradient = leaf.grad.reshape(-1)
+        begin = begins and name in pending
+        if gradient.device.type == "cpu" and gradient.dtype in DTYPE_NAMES:
+            assert gradient.numel() == place.numel() and place.is_contiguous() and gradient.is_contiguous()
+            native.accumulate(
+                place.data_ptr(),
+                gradient.data_ptr(),
+                DTYPE_NAMES[gradient.dtype],
+                gradient.numel(),
+                begin=begin,
+                threads=torch.get_num_threads(),
+            )
+        elif begin:
+            place.copy_(gradient)
+        else:
+            place.add_(gradient)
+        leaf.grad = None
+        pending.discard(name)
+
+    return add

@@ -1,0 +1,477 @@
+"""What a Hugging Face causal language model is made of: layers, their states, and where each tensor lies in a state.
+
+Owns opening a model directory, deciding whether the model can be streamed exactly, and the layout that the store, the
+planner and the executor share. It reads no weights (persistent buffers excepted), trains nothing and touches no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from ssdplan.native.process import growing_at_most, host_memory
+from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
+from ssdplan.plans.errors import MismatchError, UsageError
+
+from ..data.reading.model_config import read_config, require_regular
+from .directory.loaded import Zeroed, in_fp32, initialise
+from .directory.shards import Checkpoint
+from .directory.weight_files import weight_files
+from .freezing import frozen_parameters
+from .inspection.inspection import Anatomy, Refusal, inspect
+
+_LEAST_BUILT, _MOST_BUILT = 2 << 30, 16 << 30
+
+FROZEN = ".frozen"
+"""How the name of a frozen state ends, and that of a class of frozen blocks."""
+
+# Fields of a configuration that change neither what a model computes nor its tensors.
+_VOLATILE_FIELDS = frozenset(
+    {
+        "_name_or_path",
+        "name_or_path",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "architectures",
+        "auto_map",
+        "use_cache",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "id2label",
+        "label2id",
+        "task_specific_params",
+        "problem_type",
+        "bos_token_id",
+        "eos_token_id",
+        "sep_token_id",
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+        "_commit_hash",
+    }
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor: `name` as in the model's own state dict, `offset` in elements within its state."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """Tensors that are stored and moved as one flat array of `elements`, as `plans/documents/state_layout.py` has it.
+
+    `frozen`: they are not trained; the name says so too.
+    """
+
+    name: str
+    elements: int
+    tensors: tuple[TensorSpec, ...]
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A unit of streaming; `states` index the model's states, its own first, then the tied one; each is trained whole
+    or frozen whole, so there may be two of a kind."""
+
+    name: str
+    layer_class: str
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedModel:
+    """A model opened for streaming: its parts and layout, and the model itself without weights.
+
+    `layers` are the embedding, block.0 to block.L-1 and the head. `module` has its parameters on the meta device and
+    its buffers real. `max_sequence_length` is the longest sequence that the model computes exactly, None if any.
+    `freeze` are the patterns that it was opened with. `zeroed` are ranges of parameters that from_pretrained sets to
+    zero whatever is stored. `allow_unused_weights`: stored tensors that the model has no place for may be left out.
+    """
+
+    path: Path
+    name: str
+    architecture: str
+    config: PretrainedConfig
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype
+    layers: tuple[LayerSpec, ...]
+    states: tuple[StateSpec, ...]
+    fingerprint: str
+    module: PreTrainedModel
+    anatomy: Anatomy
+    max_sequence_length: int | None
+    freeze: tuple[str, ...] = ()
+    zeroed: tuple[Zeroed, ...] = ()
+    allow_unused_weights: bool = False
+
+    @property
+    def frozen_states(self) -> tuple[int, ...]:
+        """Indices of the states that are not trained."""
+        return tuple(index for index, state in enumerate(self.states) if state.frozen)
+
+    def trained(self, layer: int) -> tuple[int, ...]:
+        """The states of a layer that are trained."""
+        return tuple(index for index in self.layers[layer].states if not self.states[index].frozen)
+
+    @property
+    def first_trained(self) -> int:
+        """The lowest layer that trains anything; none below it runs backward."""
+        return next(layer for layer in range(len(self.layers)) if self.trained(layer))
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The model's own decoder layers."""
+        blocks = self.module.get_submodule(self.anatomy.blocks_path)
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
+
+    @property
+    def head_is_position_wise(self) -> bool:
+        """Whether the head can take a micro-batch in chunks of tokens."""
+        return self.anatomy.head_is_position_wise
+
+    def keeps_apart(self, sequence_length: int) -> bool:
+        """Whether sequences that share a row of `sequence_length` tokens are computed as if each had its own."""
+        exact = self.anatomy.isolation.keeps_apart is not None and self.head_is_position_wise
+        return exact and self.least_row(sequence_length) == 1
+
+    def least_row(self, width: int) -> int:
+        """How many tokens each row of a micro-batch of `width` tokens a row must have, lest one is computed otherwise
+        than alone; padding counts in the width. 1 but for models to which the longest row is an input, or whose layers
+        choose among a row's tokens."""
+        if (limit := self.anatomy.row_limit) is not None and width > limit:
+            return width
+        reach = self.anatomy.reach
+        return 1 if reach is None or reach.alike is None or width <= reach.alike else reach.alike + 1
+
+    def remarks(self, sequence_length: int) -> tuple[str, ...]:
+        """What is to be known, a line each, of training with rows of so many tokens."""
+        if (least := self.least_row(sequence_length)) == 1:
+            return ()
+        if (limit := self.anatomy.row_limit) is not None and sequence_length > limit:
+            return (
+                f"{self.name} chooses among the tokens of rows of more than {limit}: plans for {sequence_length} train "
+                "on text with --attend-across alone, whose rows are all full",
+            )
+        return (
+            f"{self.name} computes rows of {least} tokens and more otherwise than shorter ones: plans for "
+            f"{sequence_length} train on text with --attend-across alone, whose rows are all full",
+        )
+
+    def require_alike(self, sequence_length: int) -> None:
+        """MismatchError unless rows of fewer tokens may stand beside rows of `sequence_length`."""
+        if (limit := self.anatomy.row_limit) is not None and sequence_length > limit:
+            raise MismatchError(
+                f"{self.name}: layers of {self.architecture} choose among the tokens of rows of more than {limit}, so "
+                f"a text that shares a row of {sequence_length} tokens, or is padded to it, may not get what it gets "
+                f"alone; profile with --sequence-length {limit}, or train on text with --attend-across, whose rows are "
+                "all full"
+            )
+        if (least := self.least_row(sequence_length)) > 1:
+            raise MismatchError(
+                f"{self.name}: {self.architecture} computes rows of {least} tokens and more otherwise than shorter "
+                f"ones, so one that shares a row of {sequence_length} tokens, or is padded to it, would not get what "
+                f"it gets alone; profile with --sequence-length {least - 1}, or train on text with --attend-across, "
+                "whose rows are all full"
+            )
+
+    @property
+    def padding_needs_no_mask(self) -> bool:
+        """Whether the tokens of a row that is padded on the right are computed as if it were not, with no mask."""
+        return self.anatomy.isolation.causal and self.head_is_position_wise
+
+    def require_apart(self, sequence_length: int) -> None:
+        """MismatchError unless `keeps_apart`."""
+        if not self.keeps_apart(sequence_length):
+            raise MismatchError(
+                f"{self.name}: {self.architecture} cannot keep texts apart that share a row of {sequence_length} "
+                "tokens; train with --no-pack, or with --attend-across, which lets them attend to each other"
+            )
+
+    @property
+    def persistent_buffers(self) -> dict[str, torch.Tensor]:
+        """Tensors of the model's state dict that are not trained, from the checkpoint; an export writes them too."""
+        return _persistent_buffers(self.module)
+
+
+def open_model(
+    path: Path, dtype: torch.dtype, *, freeze: Sequence[str] = (), allow_unused_weights: bool = False
+) -> StreamedModel:
+    """Opens a model directory (config.json and safetensors) without memory for weights.
+
+    Parameters whose names match one of the patterns `freeze` (`freezing.frozen_parameters`) are not to be trained.
+    `allow_unused_weights`: `Weights` of it may leave out stored tensors that the model has no place for.
+    Errors: UsageError where the directory is not a model's, a pattern matches nothing or all is frozen; MismatchError
+    where the model cannot be streamed exactly.
+    """
+    path = Path(path)
+    config = _read_config(path)
+    weight_files(path)
+    with growing_at_most(_building_bytes()):
+        module, zeroed = _build(path, config, dtype)
+        _refuse_experts(module)
+        _refuse_layerdrop(module)
+        anatomy = inspect(module)
+    _load_persistent_buffers(module, path, dtype)
+    layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
+    return StreamedModel(
+        path=path,
+        name=path.resolve().name,
+        architecture=type(module).__name__,
+        config=module.config,
+        hidden_size=anatomy.hidden_size,
+        vocab_size=anatomy.vocab_size,
+        dtype=dtype,
+        layers=layers,
+        states=states,
+        fingerprint=_fingerprint(module, states),
+        module=module,
+        anatomy=anatomy,
+        max_sequence_length=_max_sequence_length(anatomy),
+        freeze=tuple(freeze),
+        zeroed=zeroed,
+        allow_unused_weights=allow_unused_weights,
+    )
+
+
+def _building_bytes() -> int:
+    """What a model may take to be built and looked into. There are no weights in that, but there are tables and masks,
+    which grow with the square of the positions that config.json says."""
+    return min(max(host_memory().available, _LEAST_BUILT), _MOST_BUILT)
+
+
+def _read_config(path: Path) -> PretrainedConfig:
+    if not path.is_dir():
+        raise UsageError(f"{path}: not a directory; a model is a directory with config.json and {'*.safetensors'}")
+    require_regular(path)
+    file = path / "config.json"
+    if not file.exists():
+        if (path / "adapter_config.json").is_file():
+            raise UsageError(
+                f"{path}: holds an adapter and no model; merge it into its model (merge_and_unload of peft)"
+            )
+        raise UsageError(f"{path}: no config.json, so this is not a Hugging Face model directory")
+    raw = read_config(file)
+    model_type = raw.get("model_type")
+    if raw.get("quantization_config"):
+        raise MismatchError(f"{file}: the checkpoint is quantised; full training needs unquantised weights")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here
+        if raw.get("auto_map"):
+            why = f"model_type {model_type!r} needs remote code, which is never run"
+        else:
+            why = f"model_type {model_type!r} cannot be opened ({(str(error).strip().splitlines() or [''])[0]})"
+        raise MismatchError(f"{file}: {why}") from error
+    if config.is_encoder_decoder:
+        raise MismatchError(f"{file}: model_type {model_type!r} is an encoder-decoder, not a causal language model")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise MismatchError(f"{file}: model_type {model_type!r} is not a causal language model")
+    return config
+
+
+def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[Zeroed, ...]]:
+    """The Hugging Face model with parameters on meta, buffers real, weights tied; and what is zero of its parameters
+    whatever is stored."""
+    saved_as = config.architectures[0] if config.architectures else None
+    # Where a model has no sdpa, or sdpa would leave something out (soft-capping), the library itself refuses it.
+    mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    causal = mapped[0] if isinstance(mapped, tuple) else mapped
+    if saved_as is not None and saved_as != causal.__name__:
+        raise MismatchError(f"{path}: holds a {saved_as}, not a causal language model ({causal.__name__})")
+    attention = "sdpa" if causal._supports_sdpa else "eager"
+    try:
+        with init_empty_weights(include_buffers=False):
+            module = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            )
+    except Exception as error:  # any code of any model may be in there
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
+    # from_pretrained initialises the buffers when fp32 is the default again: in bf16 GPT-J's position table has values
+    # of other precision than those that its constructor computes. As there, parameters are said to have their values.
+    zeroed = initialise(module)
+    module.config.use_cache = False
+    kept = sorted(in_fp32(module, (name for name, _ in module.named_parameters()), dtype))
+    if kept:
+        more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+        Refusal(module)(f"it keeps {kept[0]}{more} in fp32, so its parameters are not all {dtype}")
+    return module, zeroed
+
+
+def _refuse_experts(module: PreTrainedModel) -> None:
+    """A mixture of experts leaves weights without a gradient and may add a loss of its own."""
+    kinds = {type(child).__name__ for child in module.modules()}
+    experts = sorted(kind for kind in kinds if re.search(r"Experts|MoE(?!.*ForCausalLM)|SparseMoe", kind))
+    if experts:
+        Refusal(module)(f"it is a mixture of experts ({', '.join(experts)})")
+
+
+def _refuse_layerdrop(module: PreTrainedModel) -> None:
+    """LayerDrop leaves whole layers out at random in training; all are streamed in each step."""
+    drops = {getattr(child, "layerdrop", 0.0) for child in module.modules()} - {0.0, None}
+    if drops:
+        Refusal(module)(f"it leaves layers out at random (layerdrop {max(drops)}); set layerdrop to 0 in config.json")
+
+
+def _persistent_buffers(module: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in module.state_dict(keep_vars=True).items() if not isinstance(t, nn.Parameter)}
+
+
+def _load_persistent_buffers(module: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:
+    """Buffers that belong to the checkpoint are the checkpoint's, not the constructor's."""
+    buffers = _persistent_buffers(module)
+    if not buffers:
+        return
+    checkpoint = Checkpoint(path, module)
+    kept = in_fp32(module, buffers, dtype)
+    for name, buffer in buffers.items():
+        entries = checkpoint.find((name,))
+        if not entries:
+            raise MismatchError(f"{path}: the checkpoint has no tensor {name}")
+        for entry in entries:
+            if entry.shape != tuple(buffer.shape):
+                raise MismatchError(
+                    f"{entry.file}: {entry.name} has shape {list(entry.shape)}, the model's is {list(buffer.shape)}"
+                )
+        for twin in entries[1:]:
+            checkpoint.require_equal(entries[0], twin, tied=False)
+        stored = torch.empty(buffer.shape, dtype=torch.float32 if name in kept else buffer.dtype)
+        checkpoint.read(entries[0], stored)
+        owner, _, own = name.rpartition(".")
+        module.get_submodule(owner)._buffers[own] = stored
+
+
+def _lay_out(
+    module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]
+) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
+    """A layer's parameters are one state, or two where some of them are `frozen` and some are not."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    tied = anatomy.before & anatomy.after
+    states: list[StateSpec] = []
+
+    def state(name: str, members: Iterable[str]) -> tuple[int, ...]:
+        mine = set(members)
+        first = len(states)
+        for some, is_frozen in ((mine - frozen, False), (mine & frozen, True)):
+            named = [(member, shapes[member]) for member in shapes if member in some]
+            if named:
+                states.append(_state(f"{name}{FROZEN}" if is_frozen else name, named, is_frozen))
+        return tuple(range(first, len(states)))
+
+    embedding = state("embedding", anatomy.before - tied)
+    blocks = []
+    for index in range(len(anatomy.calls)):
+        prefix = f"{anatomy.blocks_path}.{index}."
+        blocks.append(state(f"block.{index}", [name for name in shapes if name.startswith(prefix)]))
+    head = state("head", anatomy.after - tied)
+    shared = state("tied", tied)
+    classes = _block_classes(module, anatomy, frozen)
+    layers = [LayerSpec("embedding", "embedding", embedding + shared)]
+    layers += [LayerSpec(f"block.{i}", classes[i], own) for i, own in enumerate(blocks)]
+    layers.append(LayerSpec("head", "head", head + shared))
+    return tuple(layers), tuple(states)
+
+
+def _state(name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool) -> StateSpec:
+    tensors: list[TensorSpec] = []
+    offset = 0
+    for member, shape in members:
+        tensors.append(TensorSpec(member, shape, offset))
+        offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
+    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _block_classes(module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]) -> list[str]:
+    """One name a block; blocks of one class have the same tensors, the same kind and the same kind of arguments, and
+    the same of their tensors are frozen."""
+    config = module.config.get_text_config(decoder=True)
+    blocks: Any = module.get_submodule(anatomy.blocks_path)
+    kinds: list[Any] = [None] * len(blocks)
+    for field in ("layer_types", "attention_layers"):
+        value = getattr(config, field, None)
+        if isinstance(value, (list, tuple)) and len(value) == len(blocks):
+            kinds = list(value)
+            break
+    keys = []
+    for block, kind, call in zip(blocks, kinds, anatomy.calls, strict=True):
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+        leaves, structure = tree_flatten(
+            tree_map_only(torch.Tensor, lambda t: f"{t.dtype}{list(t.shape)}", (call.args, call.kwargs))
+        )
+        keys.append((type(block).__name__, kind, shapes, tuple(map(str, leaves)), treespec_dumps(structure)))
+    distinct = list(dict.fromkeys(keys))
+    names = ["block" if len(distinct) == 1 else f"block.{distinct.index(key)}" for key in keys]
+    prefixes = [f"{anatomy.blocks_path}.{index}." for index in range(len(blocks))]
+    members = [{name for name, _ in block.named_parameters()} for block in blocks]
+    without = [
+        frozenset(name for name in mine if prefix + name in frozen)
+        for prefix, mine in zip(prefixes, members, strict=True)
+    ]
+    partly = list(dict.fromkeys(some for some, mine in zip(without, members, strict=True) if some and some != mine))
+
+    def suffix(some: frozenset[str], mine: set[str]) -> str:
+        if not some or some == mine:
+            return FROZEN if some else ""
+        return ".partly" if len(partly) == 1 else f".partly.{partly.index(some)}"
+
+    return [name + suffix(some, mine) for name, some, mine in zip(names, without, members, strict=True)]
+
+
+def _max_sequence_length(anatomy: Anatomy) -> int | None:
+    """Where a table of positions ends, or where results begin to depend on each row's length, or on history."""
+    limits = [anatomy.position_rows]
+    if anatomy.reach is not None and not anatomy.reach.beyond:
+        limits.append(anatomy.reach.alike)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _fingerprint(module: PreTrainedModel, states: tuple[StateSpec, ...]) -> str:
+    """sha256 over the architecture, the configuration's fields that matter, and the table of tensors."""
+    content = {
+        "architecture": type(module).__name__,
+        "config": _stable(module.config.to_dict()),
+        "states": [[s.name, s.elements, [[t.name, t.shape, t.offset] for t in s.tensors]] for s in states],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _stable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _stable(item) for key, item in value.items() if key not in _VOLATILE_FIELDS}
+    if isinstance(value, (list, tuple)):
+        return [_stable(item) for item in value]
+    return value

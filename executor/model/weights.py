@@ -1,0 +1,118 @@
+"""Streams a model's weights from its safetensors shards into flat states.
+
+Owns which stored tensor fills which place of a state, and the checks that each is there, once, of the right shape. It
+holds a few MiB beyond the caller's buffer and knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from ssdplan.plans.errors import MismatchError
+
+from .directory.shards import FLOAT_DTYPES, Checkpoint, Entry
+from .directory.weight_files import left_weights
+from .model import StreamedModel, TensorSpec
+
+_NAMED = 3
+"""Kinds of tensors that a note lists."""
+
+
+class Weights:
+    """The checkpoint of an opened model. Opening reads the headers of all shards and checks the whole table.
+
+    `notes` say, a line each, which of several sets of weights are these, and which stored tensors are left out. Those
+    that the model has no place for are, as with from_pretrained, but only where the model allows it.
+    Errors: MismatchError naming file, tensor and both shapes where the checkpoint is not this model's.
+    """
+
+    def __init__(self, model: StreamedModel) -> None:
+        self._model = model
+        self._checkpoint: Checkpoint | None = Checkpoint(model.path, model.module)
+        self._entries: dict[str, list[Entry]] = {}
+        self._aliases = _aliases(model)
+        for state in model.states:
+            for tensor in state.tensors:
+                entries = self._checkpoint.find(self._aliases[tensor.name])
+                self._check(tensor, entries)
+                self._entries[tensor.name] = entries
+        self.notes = tuple(filter(None, (left_weights(model.path), self._left_out(model))))
+
+    def _left_out(self, model: StreamedModel) -> str:
+        """What is said of tensors without a place; MismatchError where they are not allowed."""
+        assert self._checkpoint is not None
+        unused = self._checkpoint.without_place(model.module)
+        if not unused:
+            return ""
+        kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in unused))
+        more = f" and {len(kinds) - _NAMED} more kinds" if len(kinds) > _NAMED else ""
+        which = f"{', '.join(kinds[:_NAMED])}{more}"
+        some = f"{len(unused)} stored tensor{'s' if len(unused) > 1 else ''}"
+        if not model.allow_unused_weights:
+            raise MismatchError(
+                f"{model.path}: {model.architecture} as config.json describes it has no place for {some} ({which}), "
+                "which would be neither trained nor exported; mend config.json, or leave them out with ssdplan profile "
+                "--allow-unused-weights"
+            )
+        return f"{model.name}: {some} without a place in the model, neither trained nor exported: {which}"
+
+    def stored(self, tensor: str) -> tuple[Entry, ...]:
+        """Where the checkpoint keeps a tensor (one of the model's `TensorSpec.name`s); two entries if stored twice."""
+        return tuple(self._entries[tensor])
+
+    def _check(self, tensor: TensorSpec, entries: list[Entry]) -> None:
+        if not entries:
+            raise MismatchError(
+                f"{self._model.path}: the checkpoint has no tensor {tensor.name} (shape {list(tensor.shape)})"
+            )
+        for entry in entries:
+            if entry.shape != tensor.shape:
+                raise MismatchError(
+                    f"{entry.file}: {entry.name} has shape {list(entry.shape)}, "
+                    f"the model's {tensor.name} has {list(tensor.shape)}"
+                )
+            if entry.dtype not in FLOAT_DTYPES:
+                raise MismatchError(
+                    f"{entry.file}: {entry.name} is {entry.dtype}, not one of {', '.join(FLOAT_DTYPES)}"
+                )
+
+    def read(self, state: int, out: torch.Tensor, first: int = 0) -> None:
+        """Fills `out` [n], any float dtype, with elements [first, first + n) of a state; gaps and padding become zero.
+
+        A tensor that is stored under two tied names must be the same in both: MismatchError otherwise, by whoever reads
+        its first element.
+        """
+        assert self._checkpoint is not None, "the weights are closed"
+        spec = self._model.states[state]
+        stop = first + len(out)
+        assert 0 <= first <= stop <= spec.elements, f"{spec.name} has {spec.elements} elements, not [{first}, {stop})"
+        end = first
+        for tensor in spec.tensors:
+            start, tensor_end = max(tensor.offset, first), min(tensor.offset + tensor.elements, stop)
+            if start >= tensor_end:
+                continue
+            out[end - first : start - first].zero_()
+            end = tensor_end
+            entries = self._entries[tensor.name]
+            self._checkpoint.read(entries[0], out[start - first : end - first], start - tensor.offset)
+            for twin in entries[1:] if start == tensor.offset else ():
+                self._checkpoint.require_equal(entries[0], twin, tied=len(self._aliases[tensor.name]) > 1)
+            for zeros in self._model.zeroed:
+                if zeros.name == tensor.name:
+                    low, high = (tensor.offset + place - first for place in (zeros.start, zeros.stop))
+                    out[max(low, start - first) : max(min(high, end - first), 0)].zero_()
+        out[end - first :].zero_()
+
+    def close(self) -> None:
+        """Ends the use of the checkpoint; closing twice is fine."""
+        self._checkpoint = None
+
+
+def _aliases(model: StreamedModel) -> dict[str, tuple[str, ...]]:
+    """For each parameter all names under which the model's state dict has it, its own name first."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {aliases[0]: tuple(aliases) for aliases in names.values()}

@@ -1,0 +1,312 @@
+"""Operations: what each op of a schedule does with this run's memory, store, layers and optimizer.
+
+Owns the arenas and the binding of a graph's regions to tensors, made once before the first step, so that a step
+allocates and computes no addresses. It decides no order; the runners do not know what it does.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from ssdplan.native import process
+from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
+from ssdplan.plans.errors import NumericalError
+from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Schedule, Tier, Transfer, Update
+
+from ..device.device import Device
+from ..model.layers import Layers
+from ..model.model import StreamedModel
+from ..optimizer.adamw import AdamW, RangeUpdate
+from ..optimizer.weight_decay import Span, spared_spans, windows
+from ..store import Store
+from .runner import Action
+
+
+class Memory:
+    """The arenas of a run. `view` gives a region as a tensor; nothing else hands out memory."""
+
+    def __init__(self, schedule: Schedule, device: Device) -> None:
+        self._schedule, self._device = schedule, device
+        self.host = device.host_arena(max(schedule.arenas["host"], 1))
+        self._device_bytes = device.allocate(max(schedule.arenas["device"], 1))
+        self.touched: dict[Tier, int] = {"host": 0, "device": 0, "ssd": 0}
+        """The highest byte of each arena that was bound; arenas are as large as planned, so it says what is used."""
+
+    def view(self, region: Region, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """The bytes of a host or device region as a 1-D tensor."""
+        buffer = self._schedule.buffers[region.buffer]
+        start, stop = buffer.offset + region.start, buffer.offset + region.stop
+        arena = self.host.bytes if buffer.tier == "host" else self._device_bytes
+        self.touched[buffer.tier] = max(self.touched[buffer.tier], stop)
+        return arena[start:stop].view(dtype)
+
+    def tier(self, region: Region) -> Tier:
+        return self._schedule.buffers[region.buffer].tier
+
+    def store_offset(self, region: Region) -> int:
+        """Where an ssd region begins in the store."""
+        stop = self._schedule.buffers[region.buffer].offset + region.stop
+        self.touched["ssd"] = max(self.touched["ssd"], stop)
+        return self._schedule.buffers[region.buffer].offset + region.start
+
+    def close(self) -> None:
+        """Give the arenas back; views must be gone."""
+        del self._device_bytes
+        self._device.release(self.host)
+
+
+_GIVE_BACK_EVERY = 64
+"""Compute ops: often enough that the heap hardly grows, and seldom enough that it costs a few thousandths of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What the updates of one step use."""
+
+    optimizer: AdamW
+    step: int
+    """Of the optimizer, from 1: steps that were skipped do not count."""
+    gradient_scale: float
+    """Of delayed updates it also clips: the norm of all gradients is known once none is left to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """States that come from ssd for an update and go back: nothing has looked yet whether they are what was written."""
+
+    on_host: Region
+    offset: int
+    """In the store."""
+    nbytes: int
+    extents: tuple[int, ...]
+
+
+class Operations:
+    """Binds graphs to a run. What the updates of a step use is set by `begin`."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        device: Device,
+        store: Store | None,
+        layers: Layers,
+        machine: Machine,
+        model: StreamedModel,
+        *,
+        clip_grad_norm: float | None,
+        decay_all: bool,
+    ) -> None:
+        """`clip_grad_norm`: the most that the norm of a step's gradients may be; a plan delays every update then, and
+        in fp16, where a step whose gradients overflow is skipped. `decay_all`: whether biases and norms decay too."""
+        self._memory, self._device, self._store, self._layers = memory, device, store, layers
+        self._threads = machine.update_threads
+        self._model, self._dtype = model, model.dtype
+        self._spared: tuple[tuple[Span, ...], ...] = ((),) * len(model.states) if decay_all else spared_spans(model)
+        self._clip_grad_norm = clip_grad_norm
+        self._prompt: _Settings | None = None
+        self._pending: _Settings | None = None
+        self._squares: list[int] = []
+        """Of the ranges of the step's gradients, in units of 2**-1074: integers add up alike in any order. A list, as
+        two lanes may add to it at once."""
+        self._scaled, self._overflow = False, ""
+        self._checksums: dict[Region, tuple[int, ...]] = {}
+        """Of states on their way to ssd: what their update summed."""
+        self._sampled: set[tuple[str, str]] = set()
+        self._last, self._since = ("", ""), 0
+        self.workspace_bytes = 0
+        """The most memory that the compute of an op has been seen to take, in DRAM."""
+
+    def begin(self, optimizer: AdamW, update: int, loss_scale: float | None) -> None:
+        """What the prompt updates from here on use (`update` counts from 1); delayed ones use what was set before.
+
+        With a `loss_scale`, which the gradients are multiplied by, a gradient that is not finite is an overflow: the
+        step's updates must not run then. Without one it is an error."""
+        self.finish()
+        self._prompt = _Settings(optimizer, update, 1.0 / (loss_scale or 1.0))
+        self._scaled = loss_scale is not None
+        self._squares = []
+        self._overflow = ""
+
+    def finish(self) -> None:
+        """From here on delayed updates are those of the step that has just ended, its gradients clipped."""
+        prompt = None if self._overflow else self._prompt
+        self._pending = prompt and replace(prompt, gradient_scale=prompt.gradient_scale * self._clipping())
+
+    def _clipping(self) -> float:
+        """The factor that clips the step's gradients, as torch.nn.utils.clip_grad_norm_ defines it."""
+        if self._clip_grad_norm is None:
+            return 1.0
+        return min(1.0, self._clip_grad_norm / (self.gradient_norm() + 1e-6))
+
+    @property
+    def overflow(self) -> str:
+        """What of the step that has just ended was not finite, in words; empty when all was."""
+        return self._overflow
+
+    def gradient_norm(self) -> float:
+        """Of all gradients of the step that has just ended, over all parameters, without their loss scale and before
+        any clipping; infinite when they overflowed.
+
+        On one device the same bits whatever the residencies, delay and runner.
+        """
+        if self._overflow:
+            return math.inf
+        scale = self._prompt.gradient_scale if self._prompt else 1.0
+        return math.sqrt(sum(self._squares) / (1 << 1074)) * scale
+
+    def bind(self, graph: Graph) -> list[Action]:
+        """One action an op, ready to run any number of times."""
+        return [self._bind(op) for op in graph.ops]
+
+    def _bind(self, op: Op) -> Action:
+        match op:
+            case Transfer(kind="read"):
+                store = self._storage()
+                read = store.read_unchecked if op.summed_by_update else store.read
+                return partial(read, *self._store_arguments(op.source, op.target))
+            case Transfer(kind="write", summed_by_update=True):
+                return partial(self._write_summed, op.source, *self._store_arguments(op.target, op.source))
+            case Transfer(kind="write"):
+                return partial(self._storage().write, *self._store_arguments(op.target, op.source))
+            case Transfer(kind="h2d"):
+                return partial(self._device.copy_h2d, self._memory.view(op.target), self._memory.view(op.source))
+            case Transfer(kind="d2h"):
+                if op.final_gradient:
+                    assert op.state is not None
+                    gradient = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
+                    return partial(self._take_gradient, op.state, op.source.start // GRADIENT_BYTES, *gradient)
+                return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
+            case Forward():
+                return self._bind_forward(op)
+            case Backward():
+                return self._bind_backward(op)
+            case Update():
+                return self._bind_update(op)
+            case _:
+                raise AssertionError(f"unknown op {op}")
+
+    def _storage(self) -> Store:
+        assert self._store is not None, "the plan uses ssd but the run has no store"
+        return self._store
+
+    def _store_arguments(self, on_ssd: Region, on_host: Region) -> tuple[int, int, int]:
+        return self._memory.store_offset(on_ssd), on_ssd.nbytes, self._memory.view(on_host).data_ptr()
+
+    def _passing(self, on_host: Region, on_ssd: Region) -> "_Passing":
+        offset = self._memory.store_offset(on_ssd)
+        return _Passing(on_host, offset, on_ssd.nbytes, self._storage().extents(offset, on_ssd.nbytes))
+
+    def _write_summed(self, on_host: Region, offset: int, nbytes: int, address: int) -> None:
+        """Write states with the checksums that their update took."""
+        self._storage().write(offset, nbytes, address, self._checksums.pop(on_host))
+
+    def _take_gradient(self, state: int, start: int, target: torch.Tensor, source: torch.Tensor) -> None:
+        finite, squares = self._device.copy_d2h_gradient(target, source)
+        if not finite:
+            self._overflowed(state, start, target)
+        self._squares.append(squares)
+
+    def _bind_update(self, op: Update) -> Action:
+        passing = self._passing(op.optimizer, op.stored) if op.stored else None
+        gradient = self._memory.view(op.gradient, torch.float32)
+        update = RangeUpdate(
+            self._memory.view(op.optimizer),
+            op.optimizer_states,
+            gradient,
+            self._memory.view(op.parameters, self._dtype),
+            threads=self._threads,
+            statistics=op.final_gradient,
+            windows=windows(op.start, op.stop, self._spared[op.state]) if self._spared[op.state] else (),
+            extents=passing.extents if passing else (),
+        )
+        return partial(self._update, update, passing, op, gradient)
+
+    def _update(self, update: RangeUpdate, passing: "_Passing | None", op: Update, gradient: torch.Tensor) -> None:
+        settings = self._pending if op.delayed else self._prompt
+        assert settings is not None, "an update before the first step, or of one that is skipped"
+        assert op.delayed or not (self._scaled or self._clip_grad_norm), "an update before all gradients are known"
+        finite, squares, before, after = update(
+            settings.optimizer, step=settings.step, gradient_scale=settings.gradient_scale
+        )
+        if passing:
+            self._storage().require(passing.offset, passing.nbytes, before)
+            self._checksums[passing.on_host] = after
+        if not finite:
+            self._overflowed(op.state, op.start, gradient)
+        if op.final_gradient:
+            self._squares.append(squares)
+
+    def _overflowed(self, state: int, start: int, gradient: torch.Tensor) -> None:
+        """Elements of a state's gradient from `start` on are not all finite: find where that began."""
+        if self._overflow:
+            return
+        first_layer = next(at for at, layer in enumerate(self._model.layers) if state in layer.states)
+        tensors = (
+            tensor.name
+            for tensor in self._model.states[state].tensors
+            if not gradient[max(tensor.offset - start, 0) : max(tensor.offset + tensor.elements - start, 0)]
+            .isfinite()
+            .all()
+        )
+        self._overflow = self._layers.not_finite(first_layer) or f"the gradient of {next(tensors)}"
+        if not self._scaled:
+            raise NumericalError(
+                f"step {self._layers.step + 1}: {self._overflow} is not finite; lower --lr, or train with "
+                "--precision fp32"
+            )
+
+    def _bind_forward(self, op: Forward) -> Action:
+        weights = [self._memory.view(region, self._dtype) for region in op.weights]
+        hidden = self._optional(op.hidden)
+        out = self._optional(op.out)
+        if out is None:
+            assert hidden is not None
+            work = partial(self._layers.loss, op.micro_batch, weights, hidden)
+        else:
+            work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out)
+        return partial(self._compute, ("forward", op.layer_class), work)
+
+    def _bind_backward(self, op: Backward) -> Action:
+        weights = [self._memory.view(region, self._dtype) for region in op.weights]
+        gradients = [self._memory.view(region, torch.float32) for region in op.gradients]
+        hidden, out_gradient = self._optional(op.hidden), self._optional(op.out_gradient)
+        in_gradient = self._optional(op.in_gradient)
+
+        work = partial(
+            self._layers.backward,
+            op.layer,
+            op.micro_batch,
+            weights,
+            hidden,
+            out_gradient,
+            in_gradient,
+            gradients,
+            op.fresh,
+        )
+        return partial(self._compute, ("backward", op.layer_class), work)
+
+    def _optional(self, region: Region | None) -> torch.Tensor | None:
+        return None if region is None else self._memory.view(region, self._dtype)
+
+    def _compute(self, kind: tuple[str, str], work: Callable[[], None]) -> None:
+        """Run a compute op; in DRAM, the first of each kind is measured for the memory that it takes: a GPU's allocator
+        keeps its own peak.
+
+        In DRAM, what the last kind of layer left in the heap is given back first: the next one's tensors are of other
+        sizes, so both would be there at once. The heap also breaks up slowly under ops of one kind.
+        """
+        self._since += 1
+        if kind != self._last or self._since >= _GIVE_BACK_EVERY:
+            self._last, self._since = kind, 0
+            if self._device.kind == "cpu":
+                process.give_back()
+        if kind in self._sampled or self._device.kind != "cpu":
+            work()
+            return
+        self._sampled.add(kind)
+        _, peak = self._device.peak_bytes(work)
+        self.workspace_bytes = max(self.workspace_bytes, peak)

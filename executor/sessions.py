@@ -1,0 +1,415 @@
+"""A session: the memory, store, states and layers of one plan, from its first step to its last.
+
+Owns what they are made and closed in, and how the session of another plan takes the place of one that runs. What a step
+is, the plan's graphs say; which batch it takes, the caller.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.stripe_shares import bandwidths
+from ssdplan.plans.errors import SsdplanError, StallError
+from ssdplan.plans.graph.ops import Graph, Schedule, Tier
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.homes import device_tier
+from ssdplan.plans.units import format_bytes
+
+from .checks import DTYPES, compact, schedule_of
+from .data.text_data import Batch
+from .device.device import Device
+from .memory.migration import Snapshotted, Source, carry_over, settle
+from .memory.states import Holding, States
+from .memory.store_records import Records
+from .metrics.metrics import METRICS, SnapshotCost
+from .model.layers import Layers, MicroBatch
+from .model.model import StreamedModel
+from .model.weights import Weights
+from .optimizer.adamw import AdamW
+from .optimizer.loss_scale import LossScale
+from .recipe import Recipe, Watch
+from .runtime.operations import Memory, Operations
+from .runtime.runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
+from .runtime.watchdog import Patience, Watchdog, Words
+from .snapshots.resume import Kept
+from .snapshots.run_directory import RunDirectory
+from .store import SUFFIX, Store
+
+
+@dataclass
+class Session:
+    """What lives from the first step to the last."""
+
+    schedule: Schedule
+    memory: Memory
+    store: Store | None
+    records: Records
+    layers: Layers
+    operations: Operations
+    states: States
+    runner: Runner
+    device: Device
+    actions: dict[str, list[Action]]
+    pending: bool = False
+
+    def run(self, graph: Graph) -> Timeline:
+        return self.runner.run(graph, self.actions[graph.name])
+
+    def train_step(
+        self, step: int, batches: list[Batch], optimizer: AdamW, scaling: LossScale | None = None
+    ) -> tuple[float, int, Timeline]:
+        """One step (from 0): loss, valid tokens, when each op ran. With `scaling` it is skipped if it overflows
+        (`operations.overflow`): all its updates are delayed, and none is pending then."""
+        scale, skipped = (scaling.scale, scaling.skipped) if scaling else (None, 0)
+        with self.device.lane("compute"):  # what it makes is there when compute begins
+            tokens = self.layers.begin_step(step, _on_torch(batches), loss_scale=scale or 1.0)
+        self.operations.begin(optimizer, step + 1 - skipped, scale)
+        timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
+        self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
+        return self.layers.end_step(), tokens, timeline
+
+    def flush(self) -> None:
+        """Finish the delayed updates, so that all parameters are those of the last step."""
+        if self.pending:
+            self.operations.finish()
+            self.run(self.schedule.flush)
+            self.pending = False
+
+    def snapshot(self, metadata: dict[str, Any]) -> SnapshotCost:
+        """Make the states as they are durable, delayed updates included, with what `metadata` says of them."""
+        assert self.store is not None
+        began = time.perf_counter()
+        self.flush()
+        flushed, before = time.perf_counter(), self.store.bytes_written
+        self.records.snapshot(self.store, self.memory, metadata)
+        return SnapshotCost(time.perf_counter() - flushed, self.store.bytes_written - before, flushed - began)
+
+    def evaluate(self, passes: Iterator[list[Batch]]) -> float:
+        """Mean loss over all valid tokens of the held-out text."""
+        self.flush()
+        total, count = 0.0, 0
+        for number, batches in enumerate(passes):
+            with self.device.lane("compute"):
+                tokens = self.layers.begin_step(number, _on_torch(batches), training=False)
+            self.run(self.schedule.evaluate)
+            total += self.layers.end_step() * tokens
+            count += tokens
+        return total / count
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that the store has read and written so far."""
+        return (self.store.bytes_read, self.store.bytes_written) if self.store else (0, 0)
+
+    def peak_bytes(self, tier: Tier, plan: Plan) -> int:
+        """The tier's arena as far as it is used, and on the one that compute works on what compute takes besides; of a
+        GPU what its allocator held at most."""
+        if tier == "device" and (taken := self.device.taken()):
+            return taken.reserved
+        decision, arena = plan.decision, self.memory.touched[tier]
+        if tier != device_tier(decision):
+            return arena
+        context = decision.micro_batches * plan.model.context_bytes[decision.micro_batch_size]
+        return arena + self.operations.workspace_bytes + context
+
+
+Describe = Callable[[tuple[bool, ...]], dict[str, Any]]
+"""`Store.made` -> the metadata of a snapshot in that store."""
+
+
+class Sessions:
+    """The session that is open, and how that of another plan takes its place."""
+
+    def __init__(
+        self,
+        model: StreamedModel,
+        device: Device,
+        directory: RunDirectory,
+        volumes: Sequence[Path],
+        recipe: Recipe,
+        watch: Watch,
+        *,
+        evaluated: bool,
+    ) -> None:
+        """`volumes`: where stores are to lie. `evaluated`: whether there will be evaluations."""
+        self._model, self._device, self._directory, self._volumes = model, device, directory, volumes
+        self._recipe, self._watch, self._evaluated = recipe, watch, evaluated
+        self._stack = contextlib.ExitStack()
+        self._current: Session | None = None
+        self._left: Store | None = None
+        """The store that the run moves away from."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, at)
+
+    @property
+    def current(self) -> Session:
+        assert self._current is not None
+        return self._current
+
+    def begin(self, plan: Plan, schedule: Schedule, records: Records, *, again: bool = False) -> None:
+        """The first session of a run, its states from the model's files. `again`: a crash may have left files."""
+        number = self._free_number() if again else 0
+        store = self._new_store(plan, records, number) if records.records else None
+        self._open(plan, schedule, records, store, held=False)
+
+    def resume(self, kept: Kept, plan: Plan, schedule: Schedule, records: Records) -> None:
+        """The first session of a run that goes on from its last snapshot: in the same store, unless the plan is
+        another, or it is to lie elsewhere, or to keep another number of snapshots. Then the states move to a store of
+        its own first, and the other goes once they are durable there.
+
+        Raises StoreError, DiskFullError, IoFailure; until the states are durable elsewhere the snapshot stays.
+        """
+        assert kept.snapshot is not None
+        before = build_schedule(kept.plan.model, kept.plan.decision)
+        its = Records.of(before, snapshots=True)
+        with contextlib.ExitStack() as stack:
+            store = Store.open(kept.volumes, its.records)
+            stack.callback(store.close)
+            store.own(kept.snapshot.made)
+            same = plan.sha256() == kept.plan.sha256() and store.keep == self._recipe.keep
+            if same and kept.lies_in(self._volumes):
+                self._directory.moved(plan)
+                self._directory.change(volumes=self._volumes, left=kept.unseen)
+                stack.pop_all()
+            else:
+                source, snapshot = Snapshotted(before, its.places(before), store), kept.snapshot
+                other = self._beside(plan, records)
+                self._stage(source, schedule, records, other, lambda made: snapshot.with_files(made).metadata())
+                with self._leaving(other):
+                    self._directory.change(volumes=self._volumes, left=(*kept.unseen, *store.paths))
+                    stack.pop_all()
+                    store.remove()
+                    self._directory.moved(plan)
+                    self._directory.change(left=kept.unseen)
+                store = other
+        self._open(plan, schedule, records, store, held=True)
+
+    def move(self, plan: Plan, describe: Describe | None) -> str | None:
+        """Go on with another plan of the same batch; losses and weights stay what they would be. Returns the name that
+        the plan so far has in the run's directory from now on. None when that cannot be, with a note of why; then
+        nothing has changed.
+
+        The other plan's store is made beside the first and holds all states before the first goes. With snapshots that
+        is one itself: `describe` says what it says.
+        """
+        session = self.current
+        session.flush()
+        try:
+            schedule = schedule_of(plan, self._model, self._device)
+            records = Records.of(schedule, snapshots=True)
+            store = self._beside(plan, records)
+        except SsdplanError as error:
+            self._watch.note(f"the run keeps its plan, since it cannot move to the other: {error}")
+            return None
+        self._stage(Holding(session.schedule, session.memory, session.store), schedule, records, store, describe)
+        with self._leaving(store):
+            self._current, self._left = None, session.store
+            del session
+            self._stack.close()
+            earlier = self._directory.moved(plan)
+        self._open(plan, schedule, records, store, held=True)
+        return earlier
+
+    def _beside(self, plan: Plan, records: Records) -> Store:
+        """A store for another plan, beside the one that there is."""
+        self._directory.plan_ahead(plan)
+        try:
+            return self._new_store(plan, records, self._free_number())
+        except BaseException:
+            self._directory.forget_ahead()
+            raise
+
+    def _stage(
+        self, source: Source, schedule: Schedule, records: Records, store: Store, describe: Describe | None
+    ) -> None:
+        """Bring the states of `source` to the store, durably if a snapshot is described; it goes when that fails."""
+        try:
+            carry_over(source, schedule, records, store, self._watch.loading)
+            if describe:
+                store.commit(describe(store.made))
+        except BaseException:
+            store.remove()
+            self._directory.forget_ahead()
+            raise
+
+    def _new_store(self, plan: Plan, records: Records, number: int) -> Store:
+        return Store.create(
+            self._volumes,
+            records.records,
+            plan.sha256(),
+            _bandwidths(plan, len(self._volumes)),
+            durable=self._recipe.snapshots,
+            keep=self._recipe.keep,
+            first_volume=number,
+            identity=self._directory.next_store(),
+        )
+
+    def _free_number(self) -> int:
+        """Where the files of a store may be numbered from so that none of them is there."""
+        taken = [
+            int(path.stem.removeprefix("volume-"))
+            for place in self._volumes
+            for path in place.glob(f"volume-*{SUFFIX}")
+            if path.stem.removeprefix("volume-").isdecimal()
+        ]
+        return max(taken, default=-1) + 1
+
+    @contextlib.contextmanager
+    def _leaving(self, store: Store) -> Iterator[None]:
+        """Should what is within fail, `store` is left as a run leaves its store."""
+        try:
+            yield
+        except BaseException as error:
+            self._leave(store, error)
+            raise
+
+    def _open(self, plan: Plan, schedule: Schedule, records: Records, store: Store | None, *, held: bool) -> None:
+        """`held`: the states are in the store."""
+        if store is not None:
+            self._stack.push(lambda kind, error, at: self._leave(store, error))
+        self._current = self._stack.enter_context(
+            _session(
+                plan,
+                self._model,
+                self._device,
+                schedule,
+                records,
+                store,
+                self._recipe,
+                self._watch,
+                held=held,
+                evaluated=self._evaluated,
+            )
+        )
+
+    def _leave(self, store: Store, error: BaseException | None) -> None:
+        """The end of a store: it goes when the run has left it, or has no snapshot in it that could be of use."""
+        if isinstance(error, StallError):
+            error.left_open = (error.left_open, store)
+        elif store is self._left or not store.generation:
+            store.remove()
+        else:
+            store.close()
+        if store is self._left or not self._recipe.snapshots:
+            return
+        again = f"ssdplan run --resume {self._directory.path}"
+        if not store.generation:
+            if self._directory.folder.has_file(METRICS):  # else nothing stays of the run
+                self._watch.note(f"no snapshot was taken yet; {again} begins again")
+            return
+        step, places = store.metadata["step"], " ".join(map(str, store.paths))
+        kept = f"the states after step {step}, the last snapshot, are in {places}"
+        if error is not None:
+            self._watch.note(f"{kept}; go on with {again}")
+            return
+        self._watch.note(
+            f"{kept}, {format_bytes(store.nbytes)}: {again} --steps N trains on from them, N above {step}, and ssdplan "
+            f"volume drop {self._directory.path} --yes removes them"
+        )
+
+
+@contextlib.contextmanager
+def _session(
+    plan: Plan,
+    model: StreamedModel,
+    device: Device,
+    schedule: Schedule,
+    records: Records,
+    store: Store | None,
+    recipe: Recipe,
+    watch: Watch,
+    *,
+    held: bool,
+    evaluated: bool,
+) -> Iterator[Session]:
+    """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
+    the states are in the store, but for what is frozen, which the model's own files have."""
+    dtype = DTYPES[plan.decision.precision]
+    with contextlib.ExitStack() as stack:
+        device.keep_to(plan.decision.device_budget_bytes)
+        memory = Memory(schedule, device)
+        stack.callback(memory.close)
+        if memory.host.note:
+            watch.note(f"host memory is not page-locked: {memory.host.note}")
+        if store:
+            refused = store.register(memory.host.address, memory.host.nbytes)
+            stack.callback(store.unregister, memory.host.address)
+            watch.note(
+                f"store of {format_bytes(store_bytes_of(records, recipe))}, engine {store.engine}"
+                + (f" (without registered memory: {refused})" if refused else "")
+            )
+        states = States(model, schedule, memory, store, dtype)
+        if held:
+            words = "moving states to where the plan keeps them"
+            settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
+        if from_checkpoint := model.frozen_states if held else range(len(model.states)):
+            weights = Weights(model)
+            states.load(weights, from_checkpoint, watch.loading)
+            weights.close()
+            del weights
+        compact()
+        if store:
+            store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
+        layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
+        operations = Operations(
+            memory,
+            device,
+            store,
+            layers,
+            plan.machine,
+            model,
+            clip_grad_norm=plan.decision.clip_grad_norm,
+            decay_all=recipe.optimizer.decay_all or not recipe.optimizer.weight_decay,
+        )
+        graphs = [schedule.first, schedule.steady, schedule.flush]
+        if evaluated:
+            graphs.append(schedule.evaluate)
+        actions = {graph.name: operations.bind(graph) for graph in graphs}
+        runner: Runner = (
+            SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, in_flight=IN_FLIGHT)
+        )
+        session = Session(schedule, memory, store, records, layers, operations, states, runner, device, actions)
+        patience = Patience.of(plan, recipe.stall_after_seconds, recipe.stall_abort_seconds)
+        try:
+            with Watchdog(patience, runner.standing, Words(plan, schedule, store), watch.note, runner.abandon):
+                yield session
+        except StallError as error:
+            error.left_open = stack.pop_all()
+            raise
+        finally:
+            runner.close()
+            actions.clear()
+
+
+def store_bytes_of(records: Records, recipe: Recipe) -> int:
+    if not records.records:
+        return 0
+    return Store.required_bytes(records.records, durable=recipe.snapshots, keep=recipe.keep)
+
+
+def _bandwidths(plan: Plan, volumes: int) -> list[float] | None:
+    """The shares of the store's volumes, when they are as many as the plan was made for."""
+    return bandwidths(plan.machine.volumes) if volumes == len(plan.machine.volumes) else None
+
+
+def _on_torch(batches: list[Batch]) -> list[MicroBatch]:
+    return [
+        MicroBatch(
+            torch.from_numpy(batch.input_ids),
+            torch.from_numpy(batch.labels),
+            None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
+            None if batch.position_ids is None else torch.from_numpy(batch.position_ids),
+        )
+        for batch in batches
+    ]

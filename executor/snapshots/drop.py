@@ -1,0 +1,76 @@
+"""A run's store, dropped: its snapshots, and the disk that they take, once nobody wants to go on with them.
+
+Owns what is refused, and the order: run.json says that the store is gone before it goes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.units import format_bytes
+
+from ..store import Lying, inspect
+from .resume import clear, files_of, stores_of
+from .run_directory import MODEL, RunDirectory
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What was of a store."""
+
+    step: int
+    """That its last snapshot was of; 0: it had none."""
+    removed: tuple[Path, ...]
+    """Files that were deleted."""
+    blank: tuple[Path, ...]
+    """Volumes that hold nothing now."""
+    nbytes: int
+    """Of the files that were deleted."""
+
+
+def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[Path] = ()) -> Dropped:
+    """Delete the store of the run in directory `run`; volumes that were not made for it become blank. The run cannot go
+    on after that. `volumes`: where else it may lie.
+
+    Raises StoreError when the run goes on; UsageError where there is no run or no store, unless `sure`, and, unless
+    `without_model`, where the states would be lost because the run did not finish with a model.
+    """
+    with RunDirectory.open(run) as directory:
+        found = stores_of(directory, volumes, confirm="")
+        stores = found.clearable
+        if not found.stores and not directory.run.snapshots:
+            raise UsageError(f"{run}: kept no snapshots, so its store went when it ended; there is nothing to drop")
+        if not found.stores:
+            raise UsageError(
+                f"{run}: no store of this run is on {' '.join(map(str, found.places))}; name where it is with --volume"
+            )
+        if foreign := [str(path) for lying in found.stores if lying not in stores for path in lying.paths]:
+            raise UsageError(
+                f"{run}: was begun elsewhere or by somebody else, and {' '.join(foreign)} may be another run's; to "
+                "lose what lies there, ssdplan volume init --force"
+            )
+        step = max((int(lying.metadata.get("step", 0)) for lying in stores), default=0)
+        removed, blank = _parts(stores, directory)
+        nbytes = sum(info.capacity_bytes for info in inspect(removed)) if removed else 0
+        where = " ".join(map(str, (*removed, *blank)))
+        if step and not without_model and not (run / MODEL).is_dir():
+            raise UsageError(
+                f"{run}: has no model yet, so the states after step {step} would be lost with the store in {where}; "
+                f"ssdplan export {run} --to DIR writes their model first, or lose them with --without-model"
+            )
+        if not sure:
+            raise UsageError(
+                f"{run}: would drop {format_bytes(nbytes)} in {where}, the states after step {step}, without which the "
+                "run cannot go on; give --yes to do so"
+            )
+        directory.change(dropped=step)
+        for lying in stores:
+            clear(lying, directory)
+        return Dropped(step, tuple(removed), tuple(blank), nbytes)
+
+
+def _parts(stores: Sequence[Lying], directory: RunDirectory) -> tuple[list[Path], list[Path]]:
+    """Files that go, and volumes that stay."""
+    each = [pair for lying in stores for pair in zip(lying.paths, files_of(lying, directory), strict=True)]
+    return [path for path, made in each if made], [path for path, made in each if not made]

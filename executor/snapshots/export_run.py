@@ -1,0 +1,102 @@
+"""A run's model out: from its last snapshot, or the one that it finished with.
+
+Owns the choice. Weights stream, a home of them at a time; the store is only read, and nothing else of the run changes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.schedule.build import build_schedule
+
+from ..checks import DTYPES
+from ..memory.migration import Snapshotted
+from ..memory.states import saved_entries
+from ..memory.store_records import Records
+from ..model.directory.export import copy_model, export_model
+from ..model.model import open_model
+from ..store import Store
+from .resume import Kept, reopened
+from .run_directory import MODEL, RUN, RunDirectory
+from .snapshots import weights_fingerprint
+
+Progress = Callable[[float, str], None]
+
+
+def export_run(
+    run: Path,
+    to: Path,
+    *,
+    model: Path | None = None,
+    volumes: Sequence[Path] = (),
+    progress: Progress = lambda share, what: None,
+) -> int | None:
+    """Write the model of `run` to the new directory `to`, as a run writes its own when it ends. `model`: the directory
+    of the one that was trained, if it moved; `volumes`: where else the run's store may be.
+
+    Returns the step that it is the model of, None for the model of a run that keeps no snapshots, or of which the store
+    was dropped. Raises as
+    `resume.reopened` and `export.export_model`, UsageError when there is nothing to export or when the model of a run
+    without snapshots is to be made otherwise, MismatchError when `model` is another model.
+    """
+    with RunDirectory.open(run) as directory:
+        if not directory.run.snapshots or directory.run.dropped is not None:
+            if not directory.folder.has_folder(MODEL):
+                raise UsageError(f"{run}: has neither a snapshot nor a finished model")
+            if model or volumes:
+                raise UsageError(
+                    f"{run}: kept no snapshots, so its finished model is copied as it is; leave out --model and "
+                    "--volume"
+                )
+            copy_model(to, run / MODEL)
+            return None
+    with reopened(run, volumes, reading=True) as kept:
+        if kept.snapshot is None:
+            raise UsageError(f"{run}: was stopped before its first snapshot, so there is nothing to export")
+        _stream(kept, to, model or _source(kept), progress)
+        return kept.snapshot.step
+
+
+def _source(kept: Kept) -> Path:
+    """The directory of the model that was trained: as the run was told, or as its plan has it."""
+    told = kept.directory.run.options.get("model", kept.plan.model.path)
+    if not isinstance(told, str) or not Path(told).is_dir():
+        raise UsageError(
+            f"{kept.directory.path / RUN}: the model that was trained is not at {told}; name it by --model"
+        )
+    return Path(told)
+
+
+def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
+    dtype = DTYPES[kept.plan.decision.precision]
+    trained = kept.plan.model
+    model = open_model(source, dtype, freeze=trained.freeze, allow_unused_weights=trained.allow_unused_weights)
+    if model.fingerprint != kept.plan.model.fingerprint:
+        raise MismatchError(f"{source}: is another model than {kept.plan.model.name}, which the run trained")
+    assert kept.snapshot is not None
+    if model.frozen_states and weights_fingerprint(source) != kept.snapshot.origin.weights:
+        raise MismatchError(
+            f"{source}: has other weights than the model that the run trained, whose frozen parameters are still its "
+            "own; name that one by --model"
+        )
+    schedule = build_schedule(kept.plan.model, kept.plan.decision)
+    records = Records.of(schedule, snapshots=True)
+    store = Store.open(kept.volumes, records.records)
+    try:
+        held = Snapshotted(schedule, records.places(schedule), store)
+        tensors = _told(held.tensors(model, dtype), sum(state.elements for state in model.states), progress)
+        export_model(to, source=source, entries=saved_entries(model, dtype), tensors=tensors)
+    finally:
+        store.close()
+
+
+def _told(
+    tensors: Iterator[tuple[str, torch.Tensor]], total: int, progress: Progress
+) -> Iterator[tuple[str, torch.Tensor]]:
+    done = 0
+    for name, piece in tensors:
+        yield name, piece
+        done += piece.numel()
+        progress(min(done / total, 1.0), f"writing {name}")

@@ -1,0 +1,265 @@
+"""What a run left behind: its last snapshot, found again wherever its volumes are, and what a crash left besides.
+
+Owns the choice of a store among those that a stopped run may have, and the clearing of the others. It reads no states.
+"""
+
+import contextlib
+import operator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.errors import MismatchError, StoreError, UsageError
+from ssdplan.plans.files import Folder
+
+from ..metrics.metrics import METRICS, lines, tells_of_snapshot
+from ..recipe import Recipe
+from ..store import SUFFIX, Lying, discard, survey, sweep
+from .run_directory import MODEL, RUN, RunDirectory
+from .snapshots import Origin, Snapshot
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that was stopped."""
+
+    directory: RunDirectory
+    plan: Plan
+    """That of the last snapshot, or that it was started with."""
+    snapshot: Snapshot | None
+    """The last; None when it was stopped before the first, and begins again."""
+    volumes: tuple[Path, ...]
+    """Of the store that has it; none without."""
+    others: tuple[Lying, ...]
+    """Stores of this run that are of no use any more."""
+    unseen: tuple[Path, ...]
+    """Where its stores may be, and nothing is now, as when a drive is not connected."""
+    told: int
+    """The step of the last snapshot that there was, of which a model that the run finished with is; later than `step`
+    where it is damaged."""
+
+    @property
+    def step(self) -> int:
+        return self.snapshot.step if self.snapshot else 0
+
+    def lies_in(self, places: Sequence[Path]) -> bool:
+        """Whether the snapshot's volumes are in or at these places, at least one in each, and nowhere else."""
+        held = [[path for path in self.volumes if _holds(place, path)] for place in places]
+        return all(held) and {path for paths in held for path in paths} == set(self.volumes)
+
+    def tidy(self, tell: Callable[[str], None]) -> None:
+        """Clear away what crashes left: stores without use, each told first, and files of the run's directory that
+        never became one."""
+        for lying in self.others:
+            where = " ".join(map(str, lying.paths))
+            tell(f"clears away the store {lying.store[:8]} on {where}, which a move or a crash left")
+            clear(lying, self.directory)
+        sweep(self.directory.path)
+        for partial in self.directory.path.glob(f".{MODEL}.partial-*"):
+            shutil.rmtree(partial)
+
+    def begin_again(self, plan: Plan, places: Sequence[Path], tell: Callable[[str], None]) -> None:
+        """Clear away what there is of a run that was stopped before its first snapshot, but run.json: it begins with
+        `plan`, its store at `places`."""
+        assert self.snapshot is None
+        self.directory.folder.remove(METRICS)
+        self.tidy(tell)
+        self.directory.change(volumes=places, left=self.unseen)
+        self.directory.moved(plan)
+
+    def require_same(self, plan: Plan, origin: Origin, recipe: Recipe, anyway: Callable[[str], None] | None) -> None:
+        """Refuse to go on with what would be another run; `anyway` takes what is another instead, where the states can
+        be used at all.
+
+        Raises MismatchError, and UsageError when there is nothing left to do or less than nothing.
+        """
+        path, snapshot = self.directory.path, self.snapshot
+        if snapshot is None:
+            return
+        if recipe.steps < snapshot.step:
+            raise UsageError(f"--steps {recipe.steps}: the run has {snapshot.step} behind it")
+        if recipe.steps == snapshot.step == self.told and (path / MODEL).exists():
+            raise UsageError(f"{path}: its {snapshot.step} steps are done; to go on, give --steps a larger number")
+        before, now = ({state.name for state in each.model.states if state.frozen} for each in (self.plan, plan))
+        patterns = (self.plan.model.freeze, plan.model.freeze)
+        other = patterns[0] != patterns[1] and self.plan.model.fingerprint != plan.model.fingerprint
+        if before != now or other:
+            was, is_now = (" ".join(each) or "nothing" for each in patterns)
+            raise MismatchError(
+                f"{path}: the run froze {was}, and this plan freezes {is_now}, another set of parameters; a run keeps "
+                "what it freezes: go on with a plan of the same --freeze, or export the model and train that anew"
+            )
+        ours, theirs = ([(state.name, state.elements) for state in each.model.states] for each in (self.plan, plan))
+        if ours != theirs or self.plan.decision.optimizer_states != plan.decision.optimizer_states:
+            raise MismatchError(f"{path}: its states are not laid out as those of this plan; it cannot go on with it")
+        if now and snapshot.origin.weights != origin.weights:
+            raise MismatchError(
+                f"{path}: the model's weights changed, and what the run froze is still in its files; go on with the "
+                "model that was trained (--model)"
+            )
+        differences = snapshot.origin.differences(origin)
+        rows = plan.decision.micro_batches * plan.decision.micro_batch_size
+        if snapshot.samples != snapshot.step * rows:
+            differences.append(f"the next row of data would be {snapshot.step * rows}, not {snapshot.samples}")
+        if differences and not anyway:
+            raise MismatchError(
+                f"{path}: this would be another run than the one that was stopped: {'; '.join(differences)}; go on "
+                "with what it had, or with --resume-anyway to other losses"
+            )
+        if differences and anyway:
+            anyway(f"goes on as another run than the one that was stopped: {'; '.join(differences)}")
+
+
+def files_of(lying: Lying, directory: RunDirectory) -> list[bool]:
+    """For each volume of a run's store whether it is a file that was made for it."""
+    made = lying.metadata.get("made")  # nothing says so in a store without a snapshot
+    return [
+        bool(made[number]) if made and number < len(made) else _holds(directory.path, path)
+        for number, path in zip(lying.numbers, lying.paths, strict=True)
+    ]
+
+
+def clear(lying: Lying, directory: RunDirectory) -> None:
+    """Delete the files that were made for a run's store, and leave its other volumes blank."""
+    discard(lying, files_of(lying, directory))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a run's stores may lie, and those that do."""
+
+    places: tuple[Path, ...]
+    stores: tuple[Lying, ...]
+    clearable: tuple[Lying, ...]
+    """Those that may be cleared away: of a run that this user did not begin where it is, only what lies in its own
+    directory, in files that have no other name."""
+
+
+def stores_of(directory: RunDirectory, volumes: Sequence[Path], *, confirm: str) -> Found:
+    """The stores of a run, in its directory, at `volumes`, which were named, and, where this user began the run there,
+    at the places that its run.json says. `confirm`: the option, if any, by which the user says that a store at a place
+    that was named is the run's.
+
+    Raises UsageError for a run that was begun elsewhere, whose places outside of its directory must be named.
+    """
+    path, told = directory.path, (*directory.volumes, *directory.left)
+    outside = [] if directory.known else [place for place in told if not _in(path, place)]
+    if outside and not volumes:
+        raise UsageError(
+            f"{path}: was begun elsewhere or by somebody else, and its {RUN} has its store outside of it, in "
+            f"{' '.join(map(str, outside))}; if that is so, say where it is and that it is this run's: "
+            f"--volume PLACE {confirm}".rstrip()
+        )
+    believed = [place for place in told if place not in outside]
+    places = tuple(dict.fromkeys(place.absolute() for place in (*volumes, *believed, path)))
+    stores = tuple(lying for lying in survey(places) if lying.store in directory.run.stores)
+    own = tuple(
+        lying
+        for lying in stores
+        if directory.known or all(_in(path, each) and each.lstat().st_nlink == 1 for each in lying.paths)
+    )
+    return Found(places, stores, own)
+
+
+@contextlib.contextmanager
+def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, reading: bool = False) -> Iterator[Kept]:
+    """The stopped run in directory `path`, locked. `volumes`: where else its store may be now.
+
+    Of a run that this user did not begin here (one that was received, or moved), only what lies in its directory is
+    used, and the `volumes`, which were named: with `adopt` to go on with it, or for `reading` alone. Nothing outside of
+    its directory is cleared away then.
+    Raises UsageError for what is no run, one without snapshots, or one whose places outside must be named or adopted;
+    StoreError when another process has it, or when its store is missing, damaged or not whole.
+    """
+    with RunDirectory.open(path) as directory:
+        if not directory.run.snapshots:
+            raise UsageError(
+                f"{path}: kept no snapshots, so it cannot go on; start it again with --snapshot-every or "
+                "--snapshot-minutes"
+            )
+        found = stores_of(directory, volumes, confirm="" if reading else "--adopt")
+        ours, places = found.stores, found.places
+        if not directory.known and not reading:
+            foreign = [str(place) for lying in ours for place in lying.paths if not _in(path, place)]
+            if foreign and not adopt:
+                raise UsageError(
+                    f"{path}: was begun elsewhere or by somebody else; going on with it writes to {' '.join(foreign)}, "
+                    "which holds a store of the identity that it names; if that is this run's, repeat with --adopt"
+                )
+            if adopt:
+                directory.adopt()
+        unseen = tuple(
+            place for place in dict.fromkeys((*directory.left, *map(Path, directory.run.volumes))) if _is_empty(place)
+        )
+        told = _last_told(directory.folder)
+        whole = [lying for lying in ours if lying.generation and not lying.refused]
+        if not whole and directory.run.dropped is not None:
+            raise StoreError(
+                f"{path}: its store was dropped (ssdplan volume drop), and with it the states after step "
+                f"{directory.run.dropped}, so it cannot go on; a model that it finished with is in {path / MODEL}, and "
+                "a new run may train that further, with new optimizer states"
+            )
+        if not whole:
+            _require_unused(directory, ours, places)
+            yield Kept(directory, directory.current_plan(), None, (), found.clearable, unseen, told)
+            return
+        snapshots = {lying.store: Snapshot.read(lying.metadata, str(lying.paths[0])) for lying in whole}
+        last = max(whole, key=lambda lying: (snapshots[lying.store].step, directory.run.stores.index(lying.store)))
+        for lying in ours:
+            if lying.refused and lying.metadata.get("step", 0) > snapshots[last.store].step:
+                raise StoreError(lying.refused)
+        step = snapshots[last.store].step
+        if told > step and not last.fell_back:
+            raise StoreError(
+                f"{path}: the last snapshot is of step {told}, but the store on {' '.join(map(str, last.paths))} has "
+                f"one of step {step} only; name where the other is with --volume, or, to lose those steps, cut "
+                f"{METRICS} behind step {step}"
+            )
+        plan = directory.plan(last.plan_sha256)
+        if plan is None:
+            raise StoreError(
+                f"{path}: none of the plans here is that of the store on {' '.join(map(str, last.paths))} (sha256 "
+                f"{last.plan_sha256[:8]}); bring the run's own back"
+            )
+        others = tuple(lying for lying in found.clearable if lying is not last)
+        yield Kept(directory, plan, snapshots[last.store], last.paths, others, unseen, max(step, told))
+
+
+def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequence[Path]) -> None:
+    """Raise StoreError unless the run was stopped before its first snapshot."""
+    for lying in ours:
+        if lying.refused and lying.generation:
+            raise StoreError(lying.refused)
+    if tells_of_snapshot(directory.folder):
+        raise StoreError(
+            f"{directory.path}: its store is on none of {' '.join(map(str, places))}; name where it is with --volume"
+        )
+
+
+def _last_told(folder: Folder) -> int:
+    """The step of the last snapshot that metrics.jsonl tells of; 0 without."""
+    told = 0
+    if folder.has_file(METRICS):
+        # What follows a line cut off, `cut_back` drops.
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            for line in lines(folder):
+                told = operator.index(line["step"]) if "snapshot_seconds" in line else told
+    return told
+
+
+def _in(directory: Path, place: Path) -> bool:
+    """Whether `place` is the directory, or an entry of it, links resolved."""
+    here, there = directory.resolve(), place.resolve()
+    return here in (there, there.parent)
+
+
+def _holds(place: Path, volume: Path) -> bool:
+    """Whether the volume is at `place` or in it, by whatever names."""
+    return place.exists() and (place.samefile(volume) or place.samefile(volume.parent))
+
+
+def _is_empty(place: Path) -> bool:
+    """Whether no volume is at `place` or in it."""
+    return not (any(place.glob(f"*{SUFFIX}")) if place.is_dir() else place.exists())

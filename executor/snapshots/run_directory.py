@@ -1,0 +1,322 @@
+"""A run's directory: what lies in it, whose it is at the moment, and how it changes so that no crash leaves it unclear.
+
+Owns run.json, the plans and config.yaml beside it, and the order in which the former are written around the making of
+a store. Before a store is made its identity is in run.json and its plan is in the directory, so whatever store is found
+later is known.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Document, Name
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.errors import DiskFullError, UsageError
+from ssdplan.plans.files import Folder, make_folder
+from ssdplan.plans.room import no_room
+
+from ..metrics.metrics import METRICS
+from ..store import Locks
+from .claims import Claims
+
+SCHEMA: Literal["ssdplan.run/1"] = "ssdplan.run/1"
+OptionValue = bool | str | tuple[str, ...]
+
+RUN, PLAN, MODEL = "run.json", "plan.json", "model"
+CONFIGURATION = "config.yaml"
+"""The run's options for people, who may start another by it; a run never reads its own."""
+_NEXT = "plan.next.json"
+"""The plan of a store that the run is moving to."""
+_DOCUMENTS = (RUN, PLAN, "plan-*.json", _NEXT, CONFIGURATION)
+"""What is written here whole or not at all, as patterns."""
+
+
+Identity = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""Of a store, in hex."""
+
+
+class Run(Document):
+    """run.json: what a run was started with, or went on with last."""
+
+    schema_: Literal["ssdplan.run/1"] = Field(alias="schema")
+    identity: Identity | None = None
+    """Of the run, by which its user's claims know it (`claims.py`)."""
+    options: dict[Name, OptionValue] = Field(default_factory=dict)
+    """Of `ssdplan run`, by name, resolved: paths are absolute, and what was not given has its default."""
+    volumes: tuple[str, ...] = ()
+    """Where the store was to lie, absolute; none: in the run's directory."""
+    snapshots: bool = False
+    """Whether it keeps any."""
+    left: tuple[str, ...] = ()
+    """Volumes that it is moving away from, on which a crash leaves what must be cleared."""
+    stores: tuple[Identity, ...] = ()
+    """The identities of the stores that it may have made, the latest last: others on a volume are not its own."""
+    wandb: str | None = None
+    """Which run it is at Weights & Biases; None as long as it is none."""
+    dropped: int | None = None
+    """After how many steps its states were when its store was dropped; None: it was not."""
+    rendered_at: datetime | None = None
+    """When it is, by the clock on the wall, for chat templates that write the time; None of a version that did not keep
+    it."""
+
+
+def require_new(path: Path) -> None:
+    """Raise UsageError where no new run's directory can be made, because something lies there."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(
+            f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
+            + (f", or go on with it: ssdplan run --resume {path}" if _could_go_on(path) else "")
+        )
+
+
+def _could_go_on(path: Path) -> bool:
+    """Whether something there is a run that keeps snapshots, and has not lost its store."""
+    try:
+        run = Run.load(path / RUN)
+    except UsageError:  # none, or none that can be read
+        return False
+    return run.snapshots and run.dropped is None
+
+
+def require_run(path: Path) -> None:
+    """Raise UsageError where no run is."""
+    if not (path / RUN).is_file():
+        raise UsageError(f"{path}: no run that could go on: it has no {RUN}")
+
+
+def on_planned_drives(plan: Plan, places: Sequence[Path]) -> bool:
+    """Whether a store at `places` lies on the drives that the plan's profile measured, as many and in their order."""
+    return [_drive(path) for path in places] == [_drive(Path(volume.path)) for volume in plan.machine.volumes]
+
+
+def _drive(path: Path) -> int | None:
+    """The file system of a directory, or of the nearest one above that exists."""
+    for folder in (path.absolute(), *path.absolute().parents):
+        if folder.exists():
+            return folder.stat().st_dev
+    return None
+
+
+class RunDirectory:
+    """A run's directory, locked for as long as it is open."""
+
+    def __init__(self, folder: Folder, run: Run, *, known: bool) -> None:
+        self.folder, self.run = folder, run
+        self.known = known
+        """Whether this user began the run here, so that what its run.json says of places outside of it is believed."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: Path, run: Run, plan: Plan) -> Iterator[Self]:
+        """A new one; when the run ends before its first step, what it wrote goes again, and of others' only what
+        is an empty directory. Raises UsageError where it cannot be made or is not empty, StoreError when another run
+        has it.
+        """
+        require_new(path)
+        try:
+            made = not path.exists()
+            make_folder(path)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot make this directory: {error.strerror}") from error
+        with _locked(path) as folder:
+            folder.require_own()
+            _make_private(folder)
+            opened = cls(folder, run.model_copy(update={"identity": secrets.token_hex(16)}), known=True)
+            try:
+                opened._save(plan, PLAN)
+                opened._save(opened.run, RUN)
+                opened._claim()
+                yield opened
+            except BaseException:
+                if not folder.has_file(METRICS):
+                    opened._remove_own(directory=made)
+                raise
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path) -> Iterator[Self]:
+        """That of a run that ended or was stopped. Raises UsageError for what is none or belongs to another user,
+        StoreError when it goes on."""
+        require_run(path)
+        with _locked(path) as folder:
+            folder.require_own()
+            run = Run.parse(folder.read(RUN, MAX_DOCUMENT_BYTES, "run"), path / RUN)
+            known = run.identity is not None and Claims.of_user().knows(run.identity, path)
+            opened = cls(folder, run, known=known)
+            _remove_unfinished(folder)
+            yield opened
+
+    def adopt(self) -> None:
+        """The user says that this directory is theirs, though the run was begun elsewhere: from now on it is known. Of
+        places that were left, which nobody named, nothing is believed."""
+        self.run = self.run.model_copy(update={"identity": self.run.identity or secrets.token_hex(16), "left": ()})
+        self._save(self.run, RUN)
+        self._claim()
+        self.known = True
+
+    def _claim(self) -> None:
+        assert self.run.identity is not None
+        Claims.of_user().note(self.run.identity, self.path)
+
+    @property
+    def volumes(self) -> list[Path]:
+        """Where its stores are made."""
+        return [Path(place) for place in self.run.volumes] or [self.path]
+
+    @property
+    def left(self) -> list[Path]:
+        return [Path(place) for place in self.run.left]
+
+    def plan(self, sha256: str) -> Plan | None:
+        """Its plan of that hash, if it is here: of the file as it was written, which a version of ours with more fields
+        would write otherwise."""
+        for name in self.folder.names("plan*.json"):
+            data = self._read(name)
+            plan = Plan.parse(data, self.path / name)
+            if sha256 in (plan.sha256(), hashlib.sha256(data).hexdigest()):
+                return plan
+        return None
+
+    def current_plan(self) -> Plan:
+        """plan.json. Raises UsageError."""
+        return Plan.parse(self._read(PLAN), self.path / PLAN)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self.folder.read(name, MAX_DOCUMENT_BYTES, "plan")
+        except OSError as error:
+            raise UsageError(f"{self.path / name}: cannot read this plan: {error.strerror}") from error
+
+    def change(
+        self,
+        *,
+        options: Mapping[str, OptionValue] | None = None,
+        volumes: Sequence[Path] | None = None,
+        left: Sequence[Path] | None = None,
+        stores: Sequence[str] | None = None,
+        wandb: str | None = None,
+        dropped: int | None = None,
+        rendered_at: datetime | None = None,
+    ) -> None:
+        """Write run.json with other values of these fields."""
+        changed: dict[str, object] = {}
+        if options is not None:
+            changed["options"] = dict(options)
+        if volumes is not None:
+            # Its own directory goes without a name, so that it may move.
+            own = len(volumes) == 1 and volumes[0].exists() and volumes[0].samefile(self.path)
+            changed["volumes"] = () if own else tuple(str(place.absolute()) for place in volumes)
+        if left is not None:
+            changed["left"] = tuple(str(place.absolute()) for place in left)
+        if stores is not None:
+            changed["stores"] = tuple(stores)
+        if wandb is not None:
+            changed["wandb"] = wandb
+        if dropped is not None:
+            changed["dropped"] = dropped
+        if rendered_at is not None:
+            changed["rendered_at"] = rendered_at
+        self.run = self.run.model_copy(update=changed)
+        self._save(self.run, RUN)
+
+    def keep_store(self) -> None:
+        """The run goes on with its store, should a drop of that have been cut off."""
+        if self.run.dropped is not None:
+            self.run = self.run.model_copy(update={"dropped": None})
+            self._save(self.run, RUN)
+
+    def keep_configuration(self, text: str) -> None:
+        """Let config.yaml be `text`. Raises DiskFullError, UsageError where it cannot be written otherwise."""
+        self._write(CONFIGURATION, text)
+
+    def next_store(self) -> bytes:
+        """The identity of a store that is to be made."""
+        identity = secrets.token_bytes(16)
+        self.change(stores=(*self.run.stores, identity.hex()))
+        return identity
+
+    def plan_ahead(self, plan: Plan) -> None:
+        """Keep the plan of a store that the run is to move to."""
+        self._save(plan, _NEXT)
+
+    def forget_ahead(self) -> None:
+        self.folder.remove(_NEXT)
+
+    def moved(self, plan: Plan) -> str:
+        """The run is at `plan` now, whatever a crash left of the move: that is plan.json, and the one that it was is
+        under a name of its own (plan-0.json, then plan-1.json), which is returned."""
+        there, earlier = self.folder.has_file(PLAN), ""
+        if there and (before := self.current_plan()).sha256() != plan.sha256():
+            earlier = next(name for n in itertools.count() if self.folder.mode(name := f"plan-{n}.json") is None)
+            self._save(before, earlier)
+        if earlier or not there:
+            self._save(plan, PLAN)
+        self.forget_ahead()
+        return earlier
+
+    def _save(self, document: Document, name: str) -> None:
+        self._write(name, document.text())
+
+    def _write(self, name: str, text: str) -> None:
+        """Whole and durably. Raises DiskFullError, UsageError where it cannot be written otherwise."""
+        try:
+            self.folder.write(name, text, durable=True)
+        except OSError as error:
+            kind = DiskFullError if no_room(error) else UsageError
+            raise kind(f"{self.path / name}: cannot write: {no_room(error) or error.strerror}") from error
+
+    def _remove_own(self, *, directory: bool) -> None:
+        """What a run leaves here before its first step, and with `directory` that, if nothing else is in it. Its store
+        and its other records have removed themselves."""
+        _remove_unfinished(self.folder)
+        for name in (RUN, PLAN, CONFIGURATION):
+            self.folder.remove(name)
+        if self.run.wandb:
+            shutil.rmtree(self.path / "wandb", ignore_errors=True)
+        for entry in (*self.path.iterdir(), *([self.path] if directory else [])):
+            with contextlib.suppress(OSError):  # no directory, or somebody's file is in it
+                entry.rmdir()
+
+    def put_model_aside(self, step: int) -> None:
+        """Give the model of a run that ended after `step` steps, and goes on, a name of its own."""
+        if (self.path / MODEL).exists():
+            names = itertools.chain([f"{MODEL}-{step}"], (f"{MODEL}-{step}-{n}" for n in itertools.count(1)))
+            (self.path / MODEL).rename(next(path for name in names if not (path := self.path / name).exists()))
+            self.folder.flush()
+
+
+def _remove_unfinished(folder: Folder) -> None:
+    """What a kill left of a document that was being written."""
+    for pattern in _DOCUMENTS:
+        for name in folder.names(f".{pattern}.*tmp"):
+            folder.remove(name)
+
+
+def _make_private(folder: Folder) -> None:
+    """Nobody else may look into a run, nor lock it, even where its directory was there before. A file system without
+    permissions has them from its mount, and nothing here can change that."""
+    with contextlib.suppress(PermissionError):
+        folder.make_private()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[Folder]:
+    locks = Locks()
+    try:
+        locks.take(path)
+        with Folder(path) as folder:
+            yield folder
+    finally:
+        locks.close()
