@@ -58,8 +58,8 @@ def command() -> Command:
 def call(options: Options) -> int:
     if not options.only or "engine" in options.only:
         of.require_engine()
-    from ssdplan.profiler.bench import GROUPS, bench
-    from ssdplan.profiler.bench_report import describe_bench
+    from ssdplan.profiler.bench.bench import GROUPS, bench
+    from ssdplan.profiler.bench.report import describe_bench
 
     if options.volume and options.only and "engine" not in options.only:
         raise UsageError("--volume is for the engine, which --only leaves out")

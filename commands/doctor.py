@@ -36,9 +36,9 @@ def command() -> Command:
 def call(options: Options) -> int:
     of.settle_process()
     from ssdplan.plans.documents.state_layout import Precision
-    from ssdplan.profiler.doctor import judge
-    from ssdplan.profiler.facts import Gpu, gather
-    from ssdplan.profiler.findings import describe
+    from ssdplan.profiler.doctor.doctor import judge
+    from ssdplan.profiler.doctor.facts import Gpu, gather
+    from ssdplan.profiler.doctor.findings import describe
 
     gpus: tuple[Gpu, ...] = ()
     torch_problem = torch_cuda = ""

@@ -22,7 +22,7 @@ from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, training_bytes
 from ssdplan.plans.errors import UsageError
 
 from .contention import Work, measure_beside_updates, measure_contention
-from .doctor import DEFAULT_PRECISION, slow_precision
+from .doctor.doctor import DEFAULT_PRECISION, slow_precision
 from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model

@@ -16,10 +16,10 @@ from ssdplan import cli
 from ssdplan.native.errors import io_error
 from ssdplan.native.process import Memory
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
-from ssdplan.profiler import bench as module
-from ssdplan.profiler.bench import GROUPS, bench, engine_rows
-from ssdplan.profiler.bench_engine import EngineBench, EngineRow, Fio, FioMissing
-from ssdplan.profiler.bench_report import HEADINGS
+from ssdplan.profiler.bench import bench as module
+from ssdplan.profiler.bench.bench import GROUPS, bench, engine_rows
+from ssdplan.profiler.bench.engine import EngineBench, EngineRow, Fio, FioMissing
+from ssdplan.profiler.bench.report import HEADINGS
 from tests.bounds import HANG_SECONDS
 from tests.profiler.test_measure import silent
 

@@ -8,8 +8,8 @@ import pytest
 
 from ssdplan.native import Engine
 from ssdplan.plans.errors import IoFailure, UsageError
-from ssdplan.profiler import bench_engine
-from ssdplan.profiler.bench_engine import PATTERNS, EngineRow, Fio, FioMissing, measure_engine
+from ssdplan.profiler.bench import engine as bench_engine
+from ssdplan.profiler.bench.engine import PATTERNS, EngineRow, Fio, FioMissing, measure_engine
 
 MIB = 1 << 20
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ssdplan import native
-from ssdplan.profiler import bench_kernels
-from ssdplan.profiler.bench_kernels import AdamStates, Setting, peak_bytes
-from ssdplan.profiler.bench_report import Row
+from ssdplan.profiler.bench import kernels as bench_kernels
+from ssdplan.profiler.bench.kernels import AdamStates, Setting, peak_bytes
+from ssdplan.profiler.bench.report import Row
 from tests.profiler.test_measure import silent
 
 MIB = 1 << 20
@@ -163,7 +163,7 @@ def test_arrays_lie_apart_in_one_arena() -> None:
 
 @pytest.mark.parametrize("group", ["adam", "overflow", "checksum", "page-lock"])
 def test_each_group_measures(group: str) -> None:
-    from ssdplan.profiler.bench import KERNELS
+    from ssdplan.profiler.bench.bench import KERNELS
 
     told: list[float] = []
     rows: list[Row] = KERNELS[group](TINY, lambda done, what: told.append(done))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-from ssdplan.profiler.bench_report import Bench, Row, Surroundings, Target, describe_bench
-from ssdplan.profiler.bench_turns import Ratio
+from ssdplan.profiler.bench.report import Bench, Row, Surroundings, Target, describe_bench
+from ssdplan.profiler.bench.turns import Ratio
 
 GIB = 1 << 30
 ROWS = (

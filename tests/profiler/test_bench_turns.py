@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ssdplan.profiler.bench_turns import ratio_of, spread, take_turns
+from ssdplan.profiler.bench.turns import ratio_of, spread, take_turns
 from tests.profiler.test_measure import Clock, silent
 
 

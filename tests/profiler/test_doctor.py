@@ -8,11 +8,11 @@ import pytest
 
 from ssdplan.commands import profile as profile_command
 from ssdplan.native.process import Memory
-from ssdplan.profiler.doctor import DEFAULT_PRECISION, judge, slow_precision
-from ssdplan.profiler.drives import Drive, Mount
-from ssdplan.profiler.facts import Facts, Gpu, Locking, Package, Pages, Place, Uring, gather
-from ssdplan.profiler.findings import Finding, describe
-from ssdplan.profiler.health import Health
+from ssdplan.profiler.doctor.doctor import DEFAULT_PRECISION, judge, slow_precision
+from ssdplan.profiler.doctor.drives import Drive, Mount
+from ssdplan.profiler.doctor.facts import Facts, Gpu, Locking, Package, Pages, Place, Uring, gather
+from ssdplan.profiler.doctor.findings import Finding, describe
+from ssdplan.profiler.doctor.health import Health
 
 MIB, GIB = 1 << 20, 1 << 30
 DRIVE = Drive("nvme0n1", "Made SSD 1000", 2 * 10**12, virtual=False, usb=False, rotates=False)

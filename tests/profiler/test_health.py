@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.profiler import health
-from ssdplan.profiler.drives import drives_of, mount_of
-from ssdplan.profiler.health import Health, ask, from_nvme, from_smartctl
+from ssdplan.profiler.doctor import health
+from ssdplan.profiler.doctor.drives import drives_of, mount_of
+from ssdplan.profiler.doctor.health import Health, ask, from_nvme, from_smartctl
 
 SMARTCTL = {
     "model_name": "Made SSD",

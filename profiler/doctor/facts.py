@@ -30,9 +30,9 @@ from ssdplan.native.process import (
 )
 from ssdplan.plans.documents.state_layout import Precision
 
+from ..processor import cores, cpu_name
 from .drives import Drive, Mount, drives_of, mount_of
 from .health import Health, ask
-from .processor import cores, cpu_name
 
 MIB = 1 << 20
 TRIED_BYTES = 8 * MIB

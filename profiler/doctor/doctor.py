@@ -12,9 +12,9 @@ from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
 from ssdplan.plans.units import format_bytes
 
-from .doctor_storage import judge_place
 from .facts import Facts
 from .findings import Finding, Report
+from .storage import judge_place
 
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY_BYTES = 512 * MIB

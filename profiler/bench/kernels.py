@@ -21,9 +21,9 @@ import torch
 from ssdplan import native
 from ssdplan.plans.documents.state_layout import GRAIN, optimizer_parts
 
-from .bench_report import Row, Target, Unit
-from .bench_turns import ratio_of, spread, take_turns
-from .measure import Progress, portion
+from ..measure import Progress, portion
+from .report import Row, Target, Unit
+from .turns import ratio_of, spread, take_turns
 
 MIB = 1 << 20
 ALIGNMENT = 2 * MIB

@@ -23,7 +23,7 @@ from ssdplan.native import Arena, Engine, IoError, NoSpaceError
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.units import format_bytes
 
-from .measure import Progress, portion
+from ..measure import Progress, portion
 
 MIB = 1 << 20
 BLOCK = MIB

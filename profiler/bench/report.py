@@ -13,7 +13,7 @@ from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.quantities import number, rate
 from ssdplan.plans.views.tables import facts, page, table, wrapped
 
-from .bench_turns import Ratio
+from .turns import Ratio
 
 SCHEMA = "ssdplan.bench/1"
 HEADINGS = {

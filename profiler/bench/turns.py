@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .measure import Progress
+from ..measure import Progress
 
 SAMPLE_SECONDS = 0.1
 """About how long a sample lasts: what runs quickly is run again and again in it."""

@@ -18,8 +18,11 @@ from ssdplan.native.process import host_memory
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.plans.units import format_bytes
 
-from .bench_engine import EngineBench, EngineRow, Fio, measure_engine
-from .bench_kernels import (
+from ..doctor.facts import transparent_pages
+from ..measure import Progress, portion
+from ..processor import cores, cpu_name
+from .engine import EngineBench, EngineRow, Fio, measure_engine
+from .kernels import (
     Setting,
     measure_adam,
     measure_checksum,
@@ -28,11 +31,8 @@ from .bench_kernels import (
     measure_quantise,
     measure_zeroth_order,
 )
-from .bench_report import Bench, Row, Surroundings, Target
-from .bench_turns import spread
-from .facts import transparent_pages
-from .measure import Progress, portion
-from .processor import cores, cpu_name
+from .report import Bench, Row, Surroundings, Target
+from .turns import spread
 
 KERNELS: dict[str, Callable[[Setting, Progress], list[Row]]] = {
     "adam": measure_adam,
