@@ -15,9 +15,9 @@ from typing import Any, NoReturn, cast
 import click
 
 from ssdplan import __version__
-from ssdplan.commands.command import COMPLETE, Group, Member
+from ssdplan.commands.parsing.command import COMPLETE, Group, Member
+from ssdplan.commands.parsing.words import UnknownWords, spelled
 from ssdplan.commands.streams import is_of_results, settle_streams
-from ssdplan.commands.words import UnknownWords, spelled
 from ssdplan.plans.errors import (
     DiskFullError,
     IoFailure,
@@ -124,7 +124,7 @@ def _refuse(error: click.UsageError) -> int:
     if isinstance(error, click.NoSuchCommand) and error.possibilities:
         told = f"{told}; did you mean {error.possibilities[0]}?"
     if isinstance(error, UnknownWords):
-        from ssdplan.commands.suggestions import hint, long_names
+        from ssdplan.commands.parsing.suggestions import hint, long_names
 
         known = {name: long_names(command) for name, command in all_commands(make_command_line())}
         flags = [word.partition("=")[0].removeprefix("--") for word in error.words if word.startswith("--")]

@@ -9,9 +9,9 @@ import click
 from ssdplan.plans.errors import SsdplanError
 from ssdplan.plans.views.progress_line import ProgressLine
 
-from . import options as of
-from .command import Command, Section
-from .types import COUNT, DIRECTORY, NAMES, PATH, POSITIVE, SIZE, SIZES, Choice
+from .parsing import options as of
+from .parsing.command import Command, Section
+from .parsing.types import COUNT, DIRECTORY, NAMES, PATH, POSITIVE, SIZE, SIZES, Choice
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import click
 
-from .command import COMPLETE, Argument, Command
-from .types import Choice
+from .parsing.command import COMPLETE, Argument, Command
+from .parsing.types import Choice
 
 SHELLS = ("bash", "zsh", "fish")
 _WHERE = """\b

@@ -9,9 +9,9 @@ import click
 
 from ssdplan.plans.views.progress_line import ProgressLine
 
-from . import options as of
-from .command import Command, Group, Member, Section
-from .types import COUNT, MODEL, PATH
+from .parsing import options as of
+from .parsing.command import Command, Group, Member, Section
+from .parsing.types import COUNT, MODEL, PATH
 
 _USUAL_LENGTH = 1024
 """Tokens a row where nothing else is said: as `ssdplan profile` has it."""

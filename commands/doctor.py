@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from . import options as of
-from .command import Argument, Command
-from .types import DIRECTORY
+from .parsing import options as of
+from .parsing.command import Argument, Command
+from .parsing.types import DIRECTORY
 
 
 @dataclass(frozen=True)

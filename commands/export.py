@@ -9,9 +9,9 @@ import click
 
 from ssdplan.plans.views.progress_line import ProgressLine
 
-from . import options as of
-from .command import Argument, Command
-from .types import DIRECTORY, MODEL, PATH
+from .parsing import options as of
+from .parsing.command import Argument, Command
+from .parsing.types import DIRECTORY, MODEL, PATH
 
 
 @dataclass(frozen=True)

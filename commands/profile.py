@@ -9,9 +9,9 @@ import click
 
 from ssdplan.plans.views.progress_line import ProgressLine
 
-from . import options as of
-from .command import Command, Section
-from .types import COUNT, COUNTS, MODEL, PATH, POSITIVE, SIZE, Choice
+from .parsing import options as of
+from .parsing.command import Command, Section
+from .parsing.types import COUNT, COUNTS, MODEL, PATH, POSITIVE, SIZE, Choice
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from ssdplan.plans.units import format_bytes, format_seconds
 from ssdplan.plans.views.live_line import FIRST_STEPS, Pace, live_line
 from ssdplan.plans.views.progress_line import ProgressLine
 
-from . import options as of
-from .command import Command
-from .resolved import OptionValue, as_kept, as_written, over, restored
+from .parsing import options as of
+from .parsing.command import Command
+from .parsing.resolved import OptionValue, as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _started(kept: "Kept", now: Collection[str]) -> dict[str, Any]:
 
 def _said(options: Options) -> dict[str, Any]:
     """The options that the user gave, on the command line or, below that, in a configuration."""
-    from .configuration import is_configuration, read_configuration
+    from .parsing.configuration import is_configuration, read_configuration
 
     said = {name: value for name, value in options.values().items() if name in options.given}
     if options.plan is None or not is_configuration(options.plan):
@@ -145,7 +145,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
         events = options.tensorboard.absolute() if isinstance(options.tensorboard, Path) else Path("tensorboard")
     reports = Reports(events, options.wandb)
     reports.require_packages()
-    from .configuration import configuration
+    from .parsing.configuration import configuration
 
     options = replace(options, model=str(model.absolute()))
     line = ProgressLine("run")

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import click
 
-from . import options as of
-from .command import Argument, Section
-from .types import (
+from .parsing import options as of
+from .parsing.command import Argument, Section
+from .parsing.types import (
     BELOW_ONE,
     COUNT,
     DIRECTORY,

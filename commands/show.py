@@ -14,9 +14,9 @@ from ssdplan.plans.errors import IoFailure, StoreError, UsageError
 from ssdplan.plans.files import Folder, open_regular
 from ssdplan.plans.units import format_bytes
 
-from . import options as of
-from .command import Argument, Command, Section
-from .types import DIRECTORY, PATH
+from .parsing import options as of
+from .parsing.command import Argument, Command, Section
+from .parsing.types import DIRECTORY, PATH
 
 if TYPE_CHECKING:
     from ssdplan.executor.snapshots.run_directory import Run

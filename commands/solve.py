@@ -16,10 +16,22 @@ from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
 
-from . import options as of
-from .command import Argument, Command, Section
+from .parsing import options as of
+from .parsing.command import Argument, Command, Section
+from .parsing.types import (
+    COUNT,
+    COUNTS,
+    DIRECTORY,
+    FIGURE,
+    FRACTION,
+    PATH,
+    POSITIVE,
+    RESIDENCY,
+    SIZE,
+    SIZE_OR_ZERO,
+    Choice,
+)
 from .replaced import require_replaceable, save_plan
-from .types import COUNT, COUNTS, DIRECTORY, FIGURE, FRACTION, PATH, POSITIVE, RESIDENCY, SIZE, SIZE_OR_ZERO, Choice
 
 if TYPE_CHECKING:
     from ssdplan.planner.catalogue.whatif import WhatIf

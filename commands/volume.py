@@ -11,9 +11,9 @@ from ssdplan.plans.errors import StoreError
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
 
-from . import options as of
-from .command import Argument, Command, Group, Member
-from .types import DIRECTORY, PATH, SIZE
+from .parsing import options as of
+from .parsing.command import Argument, Command, Group, Member
+from .parsing.types import DIRECTORY, PATH, SIZE
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.commands import run
-from ssdplan.commands.configuration import configuration, key_of, read_configuration
-from ssdplan.commands.resolved import as_kept, as_written, over, restored
+from ssdplan.commands.parsing.configuration import configuration, key_of, read_configuration
+from ssdplan.commands.parsing.resolved import as_kept, as_written, over, restored
 from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.plans.errors import UsageError
 

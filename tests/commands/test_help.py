@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ssdplan import cli
-from ssdplan.commands.command import Command
+from ssdplan.commands.parsing.command import Command
 from tests.bounds import HANG_SECONDS
 
 HEAVY = {"torch", "transformers", "numpy", "matplotlib", "yaml", "highspy", "pandas", "pulp", "networkx"}

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from ssdplan import cli
-from ssdplan.commands.suggestions import ELSEWHERE, SAME, long_names
+from ssdplan.commands.parsing.suggestions import ELSEWHERE, SAME, long_names
 
 PROFILE = "that is an option of ssdplan profile"
 
