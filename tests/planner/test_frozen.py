@@ -24,7 +24,7 @@ from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.plan_text import describe_plan
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
-from tests.planner.test_program import at, decision_of
+from tests.planner.program.test_program import at, decision_of
 from tests.planner.test_solve import check, least_named
 from tests.plans.decided import decide
 

@@ -16,7 +16,7 @@ from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume, planned
-from tests.planner.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
+from tests.planner.program.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
 from tests.planner.test_solve import QUICK, check, least_named
 
 

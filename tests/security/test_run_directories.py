@@ -16,10 +16,10 @@ from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.executor.store import inspect
 from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.files import LinkError
+from tests.executor.memory.test_migration import SPREAD
 from tests.executor.runs import prepare
-from tests.executor.test_moving import SPREAD
-from tests.executor.test_resume import plan_of, resume, same_run, stopped
-from tests.executor.test_resume import run as train_run
+from tests.executor.snapshots.test_resume import plan_of, resume, same_run, stopped
+from tests.executor.snapshots.test_resume import run as train_run
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,9 @@ from ssdplan.plans.views.page.data import pack
 from ssdplan.plans.views.plan_text import describe_plan
 from ssdplan.plans.views.quantities import duration, number
 from tests.planner.made import made_machine, made_model
-from tests.plans import browser
 from tests.plans.decided import decide
 from tests.plans.planned import planned
+from tests.plans.views import browser
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"> &amp; \u2028'"
 VOID = {"meta", "rect", "line", "path", "circle", "img", "br"}

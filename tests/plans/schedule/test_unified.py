@@ -14,7 +14,7 @@ from ssdplan.plans.schedule.homes import kept_on_device
 from ssdplan.plans.units import PAGE
 from tests.planner.made import made_model
 from tests.plans.decided import decide
-from tests.plans.test_schedule import assert_every_element_is_updated_once, fractions
+from tests.plans.schedule.test_schedule import assert_every_element_is_updated_once, fractions
 
 
 @settings(max_examples=60, deadline=None, print_blob=True)

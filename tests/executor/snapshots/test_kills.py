@@ -18,7 +18,7 @@ STRIDE = int(os.environ.get("SSDPLAN_KILL_STRIDE", "60"))
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     """In a process of its own: it forks, and so must have no threads."""
-    command = [sys.executable, "-m", "tests.executor.killing", str(tmp_path), str(KILLS), str(STRIDE), "1"]
+    command = [sys.executable, "-m", "tests.executor.snapshots.killing", str(tmp_path), str(KILLS), str(STRIDE), "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
     ended = subprocess.run(
         command,

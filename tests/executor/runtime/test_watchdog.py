@@ -28,7 +28,7 @@ from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
-from tests.executor.test_runner import chain
+from tests.executor.runtime.test_runner import chain
 
 MIB = 1 << 20
 TRIES = 50

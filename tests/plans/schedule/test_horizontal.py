@@ -10,7 +10,7 @@ from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
-from tests.plans.test_schedule import assert_every_element_is_updated_once, fractions
+from tests.plans.schedule.test_schedule import assert_every_element_is_updated_once, fractions
 
 ELEMENT = 2
 

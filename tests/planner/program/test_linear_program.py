@@ -31,8 +31,8 @@ from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import UsageError
 from tests.planner.machines import machines, models
 from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume
-from tests.planner.pulp_solver import optimum
-from tests.planner.test_program import scale_of
+from tests.planner.program.pulp_solver import optimum
+from tests.planner.program.test_program import scale_of
 
 FILES = (
     "1-step-seconds.lp",

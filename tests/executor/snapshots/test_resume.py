@@ -1,6 +1,6 @@
 """A run that was stopped and goes on yields the bits of one that never was, under any plan, from whatever it left.
 
-The oracle is always the run that nobody stopped. tests/executor/test_kills.py kills runs at any moment.
+The oracle is always the run that nobody stopped. tests/executor/snapshots/test_kills.py kills runs at any moment.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ from ssdplan.executor.train import Result, train
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
 from tests.bounds import HANG_SECONDS
+from tests.executor.memory.test_migration import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, opened, prepare
-from tests.executor.test_moving import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits
 
 STEPS = 6
 RECIPE: dict[str, Any] = {"steps": STEPS, "optimizer": AdamW(lr=1e-3, weight_decay=0.1), "eval_every": 4}
@@ -367,7 +367,7 @@ def test_what_rounds_otherwise_is_another_run(directory, tmp_path, variable, val
     out = tmp_path / "run"
     stopped(directory, out, plan_of(directory, SPREAD), 3)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom tests.executor.test_resume import resume\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.executor.snapshots.test_resume import resume\n"
         "resume(Path(sys.argv[1]), Path(sys.argv[2]))\n"
     )
     command = [sys.executable, "-c", code, str(directory), str(out)]

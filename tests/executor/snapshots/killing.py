@@ -1,4 +1,4 @@
-"""Campaigns of kills: `python -m tests.executor.killing DIRECTORY KILLS STRIDE SEED`.
+"""Campaigns of kills: `python -m tests.executor.snapshots.killing DIRECTORY KILLS STRIDE SEED`.
 
 `campaign` trains a tiny model that takes a snapshot every step, in a forked child that is killed at a random moment,
 lets it go on, under the same plan or another, and kills it again, until it ends. `boundaries` kills it once before

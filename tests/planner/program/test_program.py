@@ -22,8 +22,8 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, made_machine, made_model, made_volume
-from tests.planner.pulp_solver import solve_by
-from tests.planner.test_drive import seconds_by_turns
+from tests.planner.predict.test_drive import seconds_by_turns
+from tests.planner.program.pulp_solver import solve_by
 
 ELEMENT = {"bf16": 2, "fp32": 4}
 RELAXED = settings(deadline=None, max_examples=60, print_blob=True)

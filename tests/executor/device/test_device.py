@@ -22,7 +22,7 @@ from ssdplan.plans.graph.ops import Resource
 from ssdplan.profiler import model as measuring
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
-from tests.executor.cuda_stub import MIB, Stub, stubbed
+from tests.executor.device.cuda_stub import MIB, Stub, stubbed
 from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 

@@ -23,10 +23,10 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.snapshots.run_directory import RUN
 from ssdplan.plans.errors import MismatchError
+from tests.executor.memory.test_migration import SPREAD
 from tests.executor.planned import make_plan
 from tests.executor.runs import opened, prepare
-from tests.executor.test_moving import SPREAD
-from tests.executor.test_resume import STEPS, resume, run, stopped
+from tests.executor.snapshots.test_resume import STEPS, resume, run, stopped
 from tests.tiny import EOS
 
 TIMED = (

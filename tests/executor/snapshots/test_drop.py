@@ -16,9 +16,9 @@ from ssdplan.plans.analysis.memory_usage import snapshot_store_bytes
 from ssdplan.plans.errors import StoppedWithSnapshot, StoreError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
+from tests.executor.memory.test_migration import ON_HOST, ON_SSD, SPREAD
 from tests.executor.runs import prepare
-from tests.executor.test_moving import ON_HOST, ON_SSD, SPREAD
-from tests.executor.test_resume import plan_of, resume, run, stopped
+from tests.executor.snapshots.test_resume import plan_of, resume, run, stopped
 
 TABLES = 3 << 20
 """What superblocks, tables and the rest of a stripe take at most of the stores here."""

@@ -22,7 +22,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
-from tests.planner.test_drive import seconds_by_turns
+from tests.planner.predict.test_drive import seconds_by_turns
 from tests.plans.decided import decide
 
 RELAXED = settings(deadline=None, max_examples=40, print_blob=True)
