@@ -25,7 +25,7 @@ venv: $(VENV)/.stamp
 # torch is several gigabytes without the pin in constraints.txt: every installation names it. A new __init__.py is a new
 # part, which an editable installation learns of only by installing again. Of the libraries' modules those are compiled
 # that ssdplan imports: to compile all of them took two fifths of the time.
-$(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/src/*) $(wildcard $(PARTS:%=%/__init__.py) executor/*/__init__.py)
+$(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/src/*) $(shell find $(PARTS) -name __init__.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[test,demo]'
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import ssdplan.cli, ssdplan.executor.train, ssdplan.profiler.profile'

@@ -234,8 +234,8 @@ class Bench:
         self.model, self.data = self.folder / "model", self.folder / "data.txt"
         self.profiled, self.stolen = self.folder / "profile.json", 0.0
         shape = self.shape
-        python("ssdplan.executor.model.directory.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
-               "--out", self.model)  # fmt: skip
+        python("ssdplan.executor.model.directory.random_model", "--hidden", shape.hidden, "--layers", shape.layers,
+               "--untied", "--out", self.model)  # fmt: skip
         nbytes = VOLUME_BYTES * sum(file.stat().st_size for file in self.model.glob("*.safetensors"))
         command("volume", "init", self.folder, "--size", f"{nbytes}B")
         write_text(self.data)

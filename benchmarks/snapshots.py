@@ -115,8 +115,8 @@ def main() -> None:
 
 def prepared(folder: Path, shape: Shape) -> None:
     """A model and a text in `folder`."""
-    python("ssdplan.executor.model.directory.random_model", "--hidden", shape.hidden, "--layers", shape.layers, "--untied",
-           "--out", folder / "model")  # fmt: skip
+    python("ssdplan.executor.model.directory.random_model", "--hidden", shape.hidden, "--layers", shape.layers,
+           "--untied", "--out", folder / "model")  # fmt: skip
     write_text(folder / "data.txt")
 
 

@@ -1,4 +1,4 @@
-"""Solve again: `python -m ssdplan.planner.solve_again` reads a plan and a profile and writes what solve would now choose.
+"""Solve again: `python -m ssdplan.planner.solve_again` reads a plan and a profile, and writes what solve chooses now.
 
 Owns the request that a plan answers, recovered from it: its budgets, schedule and batch, and what the user fixed. All
 else is free, since it changes no result.

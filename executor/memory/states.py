@@ -1,8 +1,8 @@
 """States in and out: fills a schedule's homes from model files, and reads parameters back from them.
 
 Owns what a home's bytes become at loading and at export: masters, zero moments and the low-precision copy beside, which
-is all that a frozen home has. Where each lies within a home is `plans/documents/state_layout.py`'s. It moves one home at a time,
-which is no longer than one update takes, and never holds a whole state.
+is all that a frozen home has. Where each lies within a home is `plans/documents/state_layout.py`'s. It moves one home
+at a time, which is no longer than one update takes, and never holds a whole state.
 """
 
 from collections.abc import Callable, Collection, Iterator

@@ -1,1 +1,1 @@
-"""."""
+"""The runtime: what each operation of a graph does, and the runners that walk the graph."""

@@ -109,8 +109,8 @@ def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
 
 
 class State(Part):
-    """A flat vector of parameters that streams as one (`plans/documents/state_layout.py`): its elements, and the class that
-    shares a placement."""
+    """A flat vector of parameters that streams as one (`state_layout.py`): its elements, and the class that shares a
+    placement."""
 
     name: Name
     state_class: Name

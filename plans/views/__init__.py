@@ -1,1 +1,1 @@
-"""."""
+"""What a person sees: text, tables, plots, traces and pages."""

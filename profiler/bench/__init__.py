@@ -1,1 +1,1 @@
-"""."""
+"""Comparisons of our parts with their rivals on this machine."""

@@ -165,7 +165,7 @@ def rows() -> dict[str, list[tuple[str, ...]]]:
 
 
 def test_the_document_lists_what_there_is() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "catalogue.md").read_text(encoding="utf-8")
     for table in rows().values():
         assert "\n".join("| " + " | ".join(row) + " |" for row in table) in text
     for link in LINKS:

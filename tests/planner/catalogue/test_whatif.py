@@ -512,7 +512,7 @@ def test_no_run_takes_a_what_if(
 
 
 def test_the_document_explains_a_sweep() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "catalogue.md").read_text(encoding="utf-8")
     part = text.split("## A sweep as JSON")[1]
     for model in (Sweep, SweepPoint, SweepResult):
         for name, field in model.model_fields.items():

@@ -16,7 +16,7 @@ from ssdplan.plans.schedule.build import ORDERS, build_schedule
 from tests.planner.made import made_model
 from tests.plans.decided import decide
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OF_LAYERS = {Content.HIDDEN_STATE, Content.ACTIVATION_CHECKPOINT, Content.ACTIVATION_GRADIENT}
 HELD = {
     Content.PARAMETERS: {Role.PARAMETERS, Role.PARAMETERS_IN_TRANSIT},

@@ -119,7 +119,7 @@ def test_the_json_is_this() -> None:
 
 def test_the_fields_are_explained() -> None:
     """docs/benchmarks.md has a row for each field, in the order of the document."""
-    text = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     text = text[text.index("## `ssdplan bench`") : text.index("## Figures")]
     tables = re.findall(r"^\| field \|.*\n\|[-| ]+\n((?:\|.*\n)*)", text, re.MULTILINE)
     named = [re.findall(r"^\| `(\w+)`", body, re.MULTILINE) for body in tables]
