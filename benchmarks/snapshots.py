@@ -24,8 +24,8 @@ from pathlib import Path
 
 from commands import command, end_on_sigterm, output, python, write_text
 from ssdplan.executor.device.device import open_device
+from ssdplan.executor.memory.arenas import Memory
 from ssdplan.executor.memory.store_records import Records
-from ssdplan.executor.runtime.operations import Memory
 from ssdplan.executor.store import Store
 from ssdplan.native import Engine
 from ssdplan.plans.documents.plan import Plan

@@ -120,8 +120,8 @@ def command() -> Command:
 def call(options: Options) -> int:
     of.require_engine()
     of.settle_process()
-    from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.device.device import open_device
+    from ssdplan.executor.device.tensors import DTYPES
     from ssdplan.executor.model.directory.hub import find_model
     from ssdplan.executor.model.layers import Layers, MicroBatch
     from ssdplan.executor.model.model import open_model

@@ -14,12 +14,12 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Command
-from .parsing.resolved import OptionValue, as_kept, as_written, over, restored
+from .resolved import OptionValue, as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
 if TYPE_CHECKING:
-    from ssdplan.executor.metrics.metrics import SnapshotCost, StepMetrics
     from ssdplan.executor.snapshots.resume import Kept
+    from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 
 
 def command() -> Command:
@@ -65,7 +65,7 @@ def _started(kept: "Kept", now: Collection[str]) -> dict[str, Any]:
     Raises UsageError for one that no run keeps, and where the run was begun elsewhere and they choose a place outside
     of it to write to, or an account to report to: only the user does.
     """
-    from ssdplan.executor.snapshots.run_directory import RUN
+    from ssdplan.plans.documents.run import RUN
 
     directory, source = kept.directory, kept.directory.path / RUN
     if strange := sorted(directory.run.options.keys() & _NOT_KEPT):
@@ -126,18 +126,19 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
     model = _looked_for(options, plan, out, kept, named="model" in now)
-    from ssdplan.executor.checks import DTYPES
     from ssdplan.executor.data.text_data import HoldOut
     from ssdplan.executor.device.device import open_device
+    from ssdplan.executor.device.tensors import DTYPES
     from ssdplan.executor.metrics.reporting import Reports
     from ssdplan.executor.model.model import open_model
     from ssdplan.executor.optimizer.adamw import AdamW
     from ssdplan.executor.optimizer.learning_rate import DECAY_SHARE, LearningRate, steps_of
     from ssdplan.executor.optimizer.loss_scale import LossScale
     from ssdplan.executor.recipe import Recipe, Watch
-    from ssdplan.executor.snapshots.run_directory import PLAN, on_planned_drives
+    from ssdplan.executor.snapshots.run_directory import on_planned_drives
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
+    from ssdplan.plans.documents.run import PLAN
     from ssdplan.plans.views.report_text import describe_report
 
     events: Path | None = None
@@ -260,7 +261,8 @@ def _looked_for(options: Options, plan: Plan, out: Path, kept: "Kept | None", *,
     data or the place of a new run is not as it must be, before torch is loaded, which takes seconds."""
     from ssdplan.executor.data.reading.files import find_files
     from ssdplan.executor.model.directory.hub import find_model, told_model
-    from ssdplan.executor.snapshots.run_directory import PLAN, RUN, require_new
+    from ssdplan.executor.snapshots.run_directory import require_new
+    from ssdplan.plans.documents.run import PLAN, RUN
 
     if kept is None:
         require_new(out)

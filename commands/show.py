@@ -19,9 +19,9 @@ from .parsing.command import Argument, Command, Section
 from .parsing.types import DIRECTORY, PATH
 
 if TYPE_CHECKING:
-    from ssdplan.executor.snapshots.run_directory import Run
     from ssdplan.plans.analysis.curves import Curves
     from ssdplan.plans.analysis.overlay import Overlay
+    from ssdplan.plans.documents.run import Run
     from ssdplan.plans.graph.ops import Graph, Schedule
     from ssdplan.plans.graph.timeline import Timeline
     from ssdplan.plans.views.curves_text import Standing
@@ -53,9 +53,9 @@ _FILES_OF_A_RUN = ("plan.json", "run.json", "metrics.jsonl", "report.json", "tra
 
 
 def call(options: Options) -> int:
-    from ssdplan.plans.analysis.overlay import describe_overlay
     from ssdplan.plans.schedule.build import build_schedule
     from ssdplan.plans.views.curves_text import describe_curves
+    from ssdplan.plans.views.overlay_text import describe_overlay
     from ssdplan.plans.views.plan_text import describe_plan
     from ssdplan.plans.views.profile_text import describe_profile
     from ssdplan.plans.views.report_text import describe_report, report_json
@@ -94,7 +94,8 @@ def _curves(run: Path, plan: Plan) -> "Curves | None":
 
     if not (run / "run.json").exists():
         return None
-    from ssdplan.executor.snapshots.run_directory import METRICS, RUN, Run, on_planned_drives
+    from ssdplan.executor.snapshots.run_directory import METRICS, on_planned_drives
+    from ssdplan.plans.documents.run import RUN, Run
 
     metrics = run / METRICS
     curves = read_curves(metrics) if metrics.exists() else Curves()
@@ -103,8 +104,8 @@ def _curves(run: Path, plan: Plan) -> "Curves | None":
 
 
 def _standing(run: Path, curves: "Curves") -> "Standing":
-    from ssdplan.executor.snapshots.run_directory import MODEL, RUN, Run
     from ssdplan.executor.store import is_locked
+    from ssdplan.plans.documents.run import MODEL, RUN, Run
     from ssdplan.plans.views.curves_text import Standing
 
     kept = Run.load(run / RUN)

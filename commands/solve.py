@@ -341,7 +341,7 @@ def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest", asked: str) -> int:
     from ssdplan.planner.sweep import parse_range, sweep
-    from ssdplan.plans.documents.sweep import describe_sweep
+    from ssdplan.plans.views.sweep_text import describe_sweep
 
     values = parse_range(asked)
     line = ProgressLine("solve")

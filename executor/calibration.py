@@ -7,10 +7,11 @@ from an advisor that is given in, since the executor does not know the planner.
 from collections.abc import Callable
 
 from ssdplan.native import process
-from ssdplan.plans.analysis.drift import Advisor, describe_change, describe_drift, find_drift
+from ssdplan.plans.analysis.drift import Advisor, find_drift
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.views.drift_text import describe_change, describe_drift
 from ssdplan.plans.views.quantities import duration
 
 STEPS = 3

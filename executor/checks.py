@@ -8,8 +8,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from ssdplan.native import process
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import DiskFullError, MemoryBudgetError, MismatchError
@@ -20,12 +18,11 @@ from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 
 from .device.device import Device
+from .device.tensors import DTYPES
 from .model.directory.export import MAX_SHARD_BYTES
 from .model.model import StreamedModel
 from .recipe import Watch
 from .snapshots.run_directory import on_planned_drives
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:

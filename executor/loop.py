@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ssdplan.native import process
+from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import NumericalError, StoppedWithSnapshot
 from ssdplan.plans.graph.timeline import Timeline
@@ -19,11 +20,12 @@ from ssdplan.plans.units import format_seconds
 from .batches import Texts
 from .calibration import Calibrator
 from .data.text_data import Batch
-from .metrics.metrics import History, MetricsFile, SnapshotCost, StepMetrics
+from .metrics.metrics import History, MetricsFile
 from .optimizer.loss_scale import LossScale
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
-from .sessions import Session, Sessions
+from .runtime.session import Session
+from .sessions import Sessions
 from .snapshots.keeper import Keeper
 
 

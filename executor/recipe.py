@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
+
 from .data.text_data import HoldOut
-from .metrics.metrics import SnapshotCost, StepMetrics
 from .optimizer.adamw import AdamW
 from .optimizer.learning_rate import LearningRate
 from .optimizer.loss_scale import LossScale

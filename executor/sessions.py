@@ -1,124 +1,41 @@
-"""A session: the memory, store, states and layers of one plan, from its first step to its last.
+"""Sessions: the session that is open, and how that of another plan takes its place.
 
-Owns what they are made and closed in, and how the session of another plan takes the place of one that runs. What a step
-is, the plan's graphs say; which batch it takes, the caller.
+Owns the order in which a session's memory, store, states and layers are made and closed. What a step is,
+`runtime/session.py` says; which batch it takes, the caller.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
+from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.stripe_shares import bandwidths
 from ssdplan.plans.errors import SsdplanError, StallError
-from ssdplan.plans.graph.ops import Graph, Schedule, Tier
-from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
-from ssdplan.plans.schedule.homes import device_tier
 from ssdplan.plans.units import format_bytes
 
-from .checks import DTYPES, compact, schedule_of
-from .data.text_data import Batch
+from .checks import compact, schedule_of
 from .device.device import Device
+from .device.tensors import DTYPES
+from .memory.arenas import Memory
 from .memory.migration import Snapshotted, Source, carry_over, settle
 from .memory.states import Holding, States
 from .memory.store_records import Records
-from .metrics.metrics import METRICS, SnapshotCost
-from .model.layers import Layers, MicroBatch
+from .model.layers import Layers
 from .model.model import StreamedModel
 from .model.weights import Weights
-from .optimizer.adamw import AdamW
-from .optimizer.loss_scale import LossScale
 from .recipe import Recipe, Watch
-from .runtime.operations import Memory, Operations
-from .runtime.runner import IN_FLIGHT, Action, OverlappedRunner, Runner, SerialRunner
+from .runtime.operations import Operations
+from .runtime.runner import IN_FLIGHT, OverlappedRunner, Runner, SerialRunner
+from .runtime.session import Session
 from .runtime.watchdog import Patience, Watchdog, Words
 from .snapshots.resume import Kept
 from .snapshots.run_directory import RunDirectory
 from .store import SUFFIX, Store
-
-
-@dataclass
-class Session:
-    """What lives from the first step to the last."""
-
-    schedule: Schedule
-    memory: Memory
-    store: Store | None
-    records: Records
-    layers: Layers
-    operations: Operations
-    states: States
-    runner: Runner
-    device: Device
-    actions: dict[str, list[Action]]
-    pending: bool = False
-
-    def run(self, graph: Graph) -> Timeline:
-        return self.runner.run(graph, self.actions[graph.name])
-
-    def train_step(
-        self, step: int, batches: list[Batch], optimizer: AdamW, scaling: LossScale | None = None
-    ) -> tuple[float, int, Timeline]:
-        """One step (from 0): loss, valid tokens, when each op ran. With `scaling` it is skipped if it overflows
-        (`operations.overflow`): all its updates are delayed, and none is pending then."""
-        scale, skipped = (scaling.scale, scaling.skipped) if scaling else (None, 0)
-        with self.device.lane("compute"):  # what it makes is there when compute begins
-            tokens = self.layers.begin_step(step, _on_torch(batches), loss_scale=scale or 1.0)
-        self.operations.begin(optimizer, step + 1 - skipped, scale)
-        timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
-        self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
-        return self.layers.end_step(), tokens, timeline
-
-    def flush(self) -> None:
-        """Finish the delayed updates, so that all parameters are those of the last step."""
-        if self.pending:
-            self.operations.finish()
-            self.run(self.schedule.flush)
-            self.pending = False
-
-    def snapshot(self, metadata: dict[str, Any]) -> SnapshotCost:
-        """Make the states as they are durable, delayed updates included, with what `metadata` says of them."""
-        assert self.store is not None
-        began = time.perf_counter()
-        self.flush()
-        flushed, before = time.perf_counter(), self.store.bytes_written
-        self.records.snapshot(self.store, self.memory, metadata)
-        return SnapshotCost(time.perf_counter() - flushed, self.store.bytes_written - before, flushed - began)
-
-    def evaluate(self, passes: Iterator[list[Batch]]) -> float:
-        """Mean loss over all valid tokens of the held-out text."""
-        self.flush()
-        total, count = 0.0, 0
-        for number, batches in enumerate(passes):
-            with self.device.lane("compute"):
-                tokens = self.layers.begin_step(number, _on_torch(batches), training=False)
-            self.run(self.schedule.evaluate)
-            total += self.layers.end_step() * tokens
-            count += tokens
-        return total / count
-
-    def traffic(self) -> tuple[int, int]:
-        """Bytes that the store has read and written so far."""
-        return (self.store.bytes_read, self.store.bytes_written) if self.store else (0, 0)
-
-    def peak_bytes(self, tier: Tier, plan: Plan) -> int:
-        """The tier's arena as far as it is used, and on the one that compute works on what compute takes besides; of a
-        GPU what its allocator held at most."""
-        if tier == "device" and (taken := self.device.taken()):
-            return taken.reserved
-        decision, arena = plan.decision, self.memory.touched[tier]
-        if tier != device_tier(decision):
-            return arena
-        context = decision.micro_batches * plan.model.context_bytes[decision.micro_batch_size]
-        return arena + self.operations.workspace_bytes + context
-
 
 Describe = Callable[[tuple[bool, ...]], dict[str, Any]]
 """`Store.made` -> the metadata of a snapshot in that store."""
@@ -401,15 +318,3 @@ def store_bytes_of(records: Records, recipe: Recipe) -> int:
 def _bandwidths(plan: Plan, volumes: int) -> list[float] | None:
     """The shares of the store's volumes, when they are as many as the plan was made for."""
     return bandwidths(plan.machine.volumes) if volumes == len(plan.machine.volumes) else None
-
-
-def _on_torch(batches: list[Batch]) -> list[MicroBatch]:
-    return [
-        MicroBatch(
-            torch.from_numpy(batch.input_ids),
-            torch.from_numpy(batch.labels),
-            None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
-            None if batch.position_ids is None else torch.from_numpy(batch.position_ids),
-        )
-        for batch in batches
-    ]

@@ -15,7 +15,9 @@ import torch
 
 from ssdplan.native import process
 from ssdplan.plans.analysis.drift import Advisor
+from ssdplan.plans.analysis.report import Compared, compare, stolen_share
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.run import MODEL, SCHEMA, OptionValue, Run
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.units import format_bytes
@@ -28,7 +30,7 @@ from .data.tokens import load_tokenizer
 from .device.device import Device
 from .loop import Loop
 from .memory.store_records import Records
-from .metrics.metrics import Compared, History, MetricsFile, compare, cut_back, stolen_share, write_report
+from .metrics.metrics import History, MetricsFile, cut_back, write_report
 from .metrics.reporting import Reports
 from .model.directory.export import export_model, require_copyable
 from .model.model import StreamedModel
@@ -38,7 +40,7 @@ from .runtime.interruption import Interruption
 from .sessions import Sessions, store_bytes_of
 from .snapshots.keeper import Keeper
 from .snapshots.resume import Kept
-from .snapshots.run_directory import MODEL, SCHEMA, OptionValue, Run, RunDirectory
+from .snapshots.run_directory import RunDirectory
 from .snapshots.snapshots import Origin
 
 
@@ -125,7 +127,14 @@ def train(
             history = cut_back(run.folder, resume.step)
             resume.tidy(watch.note)
         reporting = stack.enter_context(
-            (reports or Reports()).open(run, len(history.losses), resumed=resume is not None, note=watch.note)
+            (reports or Reports()).open(
+                run.folder,
+                len(history.losses),
+                resumed=resume is not None,
+                identity=run.wandb_identity,
+                settings=run.run.options,
+                note=watch.note,
+            )
         )
         sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
         if resume and resume.snapshot:

@@ -26,3 +26,8 @@ def cores(root: Path = Path("/")) -> int:
         if len(words) == 2 and words[0] not in ("max", "-1"):
             count = min(count, int(words[0]) // int(words[1]))
     return max(count, 1)
+
+
+def transparent_pages(root: Path = Path("/")) -> str:
+    words = read_words(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    return next((word.strip("[]") for word in words if word.startswith("[")), "")

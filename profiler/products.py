@@ -4,13 +4,18 @@ library takes many times as long, and tells nobody.
 Owns the shapes and the turns. A model's own layers `model` measures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from ssdplan.plans.documents.state_layout import Precision
 
 from .clock import REAL
+
+SLOW_PRODUCTS = 2.0
+"""Times fp32's. A format of half the bytes is meant to be the quicker one."""
+DEFAULT_PRECISION: Precision = "bf16"
+"""What `ssdplan profile` computes in unless told otherwise."""
 
 TOKENS, FEATURES = 64, 768
 ROUNDS = 2
@@ -52,3 +57,25 @@ class _Linear:
         started = clock()
         torch.autograd.grad(torch.nn.functional.linear(self.x, self.weight), (self.x, self.weight), self.grad)
         return clock() - started
+
+
+def faster_precision(precision: Precision, costs: Mapping[Precision, float]) -> Precision | None:
+    """What to compute in instead of `precision`, whose products of matrices are slow on this processor: the faster one
+    of bf16 and fp32. None where `precision` is not slow, or no cost of it is known. `costs` are multiples of fp32's."""
+    if costs.get(precision, 0.0) < SLOW_PRODUCTS:
+        return None
+    return "bf16" if precision != "bf16" and costs.get("bf16", SLOW_PRODUCTS) <= 1.0 else "fp32"
+
+
+def slow_precision(precision: Precision, costs: Mapping[Precision, float]) -> list[str]:
+    """What a profile in `precision` says of it: a note where it is slow on this processor, and what is faster."""
+    better = faster_precision(precision, costs)
+    if better is None:
+        return []
+    note = f"{precision} is slow on this processor: products of matrices take {times_of_fp32(costs[precision])} as long"
+    return [f"{note} as in fp32; --precision {better} is faster here"]
+
+
+def times_of_fp32(cost: float) -> str:
+    """What a format's products take, beside fp32's."""
+    return f"{cost:.0f} times" if cost >= 10 else f"{cost:.2g} times"

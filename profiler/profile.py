@@ -22,13 +22,12 @@ from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, training_bytes
 from ssdplan.plans.errors import UsageError
 
 from .contention import Work, measure_beside_updates, measure_contention
-from .doctor.doctor import DEFAULT_PRECISION, slow_precision
 from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
 from .parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Weights
 from .processor import cores, cpu_name
-from .products import FORMATS, product_costs
+from .products import DEFAULT_PRECISION, FORMATS, product_costs, slow_precision
 from .storage import MOST_WRITTEN, measure_volume
 
 DTYPES = {dtype: precision for precision, dtype in FORMATS.items()}

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from ssdplan import cli, native
-from ssdplan.executor.metrics.metrics import SnapshotCost, StepMetrics
 from ssdplan.executor.snapshots import run_directory, snapshots
 from ssdplan.executor.store import Record, Store
 from ssdplan.plans import errors
 from ssdplan.plans.analysis.wear import lifetime, wear
 from ssdplan.plans.documents import plan, profile
 from ssdplan.plans.documents.base import Document, Part
+from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 from ssdplan.plans.views import quantities
 
 ROOT = Path(__file__).parents[1]

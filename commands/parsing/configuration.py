@@ -15,8 +15,8 @@ import yaml
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import read_bounded
 
+from ..resolved import OptionValue, checked, flag_of, seen_from
 from .command import Command
-from .resolved import OptionValue, checked, flag_of, seen_from
 
 SUFFIXES = (".yaml", ".yml")
 MOST_BYTES = 1 << 16

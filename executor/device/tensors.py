@@ -1,6 +1,6 @@
-"""Finds the tensors in what a function is called with.
+"""Tensors: which of torch's formats are whose here, and the tensors in what a function is called with.
 
-Owns that, for those who watch every call that a model makes.
+Owns both. The second is for those who watch every call that a model makes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
+
+DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.Size))
 

@@ -17,8 +17,8 @@ from ssdplan.plans.graph.ops import Home, Region, Schedule
 from ..model.directory.export import TensorEntry
 from ..model.model import StateSpec, StreamedModel
 from ..model.weights import Weights
-from ..runtime.operations import Memory
 from ..store import Store
+from .arenas import Memory
 
 Progress = Callable[[float, str], None]
 

@@ -12,8 +12,8 @@ from typing import Any
 from ssdplan.plans.graph.contents import ROLES
 from ssdplan.plans.graph.ops import Graph, Region, Schedule
 
-from ..runtime.operations import Memory
 from ..store import Record, Store
+from .arenas import Memory
 
 _AT_ONCE = 2
 

@@ -7,69 +7,21 @@ import contextlib
 import json
 import math
 import os
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.analysis.report import Compared
+from ssdplan.plans.documents.metrics import KIND, METRICS, REPORT, SnapshotCost, StepMetrics
 from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
 from ssdplan.plans.files import Folder
 from ssdplan.plans.room import no_room
 
-METRICS = "metrics.jsonl"
-REPORT = "report.json"
-KIND = "file of metrics"
 _LINE_BYTES = 1 << 20
 Line = Mapping[str, Any]
 """A line of metrics.jsonl: `step`, and numbers by name; None is a number that is not finite."""
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """One line of metrics.jsonl: a step. Bytes of ssd are this step's; peaks are of the arenas, on the device of what
-    compute takes besides (of a GPU, what torch's allocator held of it), and of all that the process had resident, as
-    the kernel counts it, since loading ended."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    """Those that are learnt: what the loss is the mean of."""
-    computed_tokens: int
-    """All positions of the step's rows, prompts and padding too. `tokens_per_second` is of these, as a plan's is."""
-    step_seconds: float
-    tokens_per_second: float
-    learnt_tokens_per_second: float
-    ssd_read_bytes: int
-    ssd_write_bytes: int
-    host_peak_bytes: int
-    device_peak_bytes: int
-    process_peak_bytes: int
-    loss_scale: float = 1.0
-    """Of fp16; the gradient norm is without it."""
-    skipped: bool = False
-    """The gradients overflowed in fp16, so nothing was updated."""
-    ssd_written_bytes: int = 0
-    """Of states, by the whole run until now: when they were loaded, in steps and between them. What a kill undid is
-    not in it, nor is the filling of a new store."""
-    stolen_seconds: float = 0.0
-    """Processor time, of all cores, that the host of a virtual machine gave to others meanwhile."""
-
-
-@dataclass(frozen=True)
-class SnapshotCost:
-    """What a snapshot took."""
-
-    snapshot_seconds: float
-    """To write what lives on host, and to commit."""
-    snapshot_bytes: int
-    """Of states, written."""
-    flush_seconds: float
-    """Before that, to finish delayed updates, which the next step then need not."""
 
 
 class MetricsFile:
@@ -218,60 +170,6 @@ def _told(path: Path) -> Iterator[None]:
         if room := no_room(error):
             raise DiskFullError(f"{path}: cannot take another line: {room}") from error
         raise IoFailure(f"{path}: {error.strerror}") from error
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A prediction beside its measurement; the error is (measured - predicted) / predicted."""
-
-    quantity: str
-    unit: str
-    predicted: float
-    measured: float
-
-    @property
-    def relative_error(self) -> float:
-        if self.predicted == self.measured:
-            return 0.0
-        return (self.measured - self.predicted) / self.predicted if self.predicted else float("inf")
-
-
-def compare(plan: Plan, steady: list[StepMetrics], arenas: dict[str, int], *, full_rows: bool) -> list[Compared]:
-    """Each predicted figure beside the median of the steady steps; `arenas` are the bytes in use, by tier. What the
-    plan predicts of the process is for rows of any length; where all are full (`full_rows`), it is less."""
-    prediction = plan.prediction
-    if not steady:
-        return []
-    seconds = statistics.median(metrics.step_seconds for metrics in steady)
-    process = max(m.process_peak_bytes for m in steady)
-    in_process = prediction.peak_process_bytes
-    if in_process is not None and full_rows:
-        model, size = plan.model, plan.decision.micro_batch_size
-        in_process -= model.kernel_bytes(size) - model.kernel_bytes(size, full_rows=True)
-    return [
-        Compared("step_seconds", "s", prediction.step_seconds, seconds),
-        Compared(
-            "tokens_per_second",
-            "tokens/s",
-            prediction.tokens_per_second,
-            statistics.median(metrics.tokens_per_second for metrics in steady),
-        ),
-        Compared("host_arena_bytes", "B", prediction.host_arena_bytes, arenas["host"]),
-        Compared("device_arena_bytes", "B", prediction.device_arena_bytes, arenas["device"]),
-        Compared("peak_host_bytes", "B", prediction.peak_host_bytes, max(m.host_peak_bytes for m in steady)),
-        Compared("peak_device_bytes", "B", prediction.peak_device_bytes, max(m.device_peak_bytes for m in steady)),
-        *([Compared("peak_process_bytes", "B", in_process, process)] if in_process is not None else []),
-        Compared("ssd_read_bytes", "B", prediction.ssd_read_bytes, statistics.median(m.ssd_read_bytes for m in steady)),
-        Compared(
-            "ssd_write_bytes", "B", prediction.ssd_write_bytes, statistics.median(m.ssd_write_bytes for m in steady)
-        ),
-    ]
-
-
-def stolen_share(measured: list[StepMetrics], cores: int) -> float:
-    """Of the processors' time, what the host of a virtual machine gave to others during these steps."""
-    seconds = sum(metrics.step_seconds for metrics in measured)
-    return sum(metrics.stolen_seconds for metrics in measured) / (cores * seconds) if seconds else 0.0
 
 
 def write_report(folder: Folder, compared: list[Compared], more: dict[str, object]) -> None:

@@ -4,18 +4,19 @@ Owns which were asked for, and that none of them ends a run or changes it: each 
 one that fails is told of and left. metrics.jsonl itself is not optional.
 """
 
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from ssdplan.plans.documents.metrics import METRICS
+from ssdplan.plans.documents.run import OptionValue
 from ssdplan.plans.errors import first_line
+from ssdplan.plans.files import Folder
 
-from ..snapshots.run_directory import RunDirectory
 from .event_file import EventFile
-from .metrics import METRICS, Line, lines
+from .metrics import Line, lines
 from .wandb_run import WandbRun, require_wandb
 
 
@@ -45,31 +46,38 @@ class Reports:
         if self.wandb:
             require_wandb()
 
-    def open(self, run: RunDirectory, step: int, *, resumed: bool, note: Callable[[str], None]) -> "Reporting":
-        """`step`: how many steps the run has behind it, whose lines are in its metrics.jsonl. Raises UsageError where
-        one cannot begin."""
+    def open(
+        self,
+        folder: Folder,
+        step: int,
+        *,
+        resumed: bool,
+        identity: Callable[[], str],
+        settings: Mapping[str, OptionValue],
+        note: Callable[[str], None],
+    ) -> "Reporting":
+        """Begin, for the run whose directory is `folder`, with `step` steps behind it, whose lines are in its
+        metrics.jsonl. `identity` gives the run's name at Weights & Biases, `settings` are its options. Raises
+        UsageError where one cannot begin."""
         sinks: list[Sink] = []
         try:
             if self.tensorboard:
                 if len(self.tensorboard.parts) == 1 and not self.tensorboard.is_absolute():
-                    run.folder.require_no_link(self.tensorboard.name)
-                events = EventFile(run.path / self.tensorboard, step=step, resumed=resumed)
+                    folder.require_no_link(self.tensorboard.name)
+                events = EventFile(folder.path / self.tensorboard, step=step, resumed=resumed)
                 sinks.append(events)
                 if step and events.is_first:
-                    for line in lines(run.folder):
+                    for line in lines(folder):
                         events.write(line)
             if self.wandb:
-                run.folder.require_no_link("wandb")  # where the package writes
-                identity = run.run.wandb
-                if identity is None:
-                    run.change(wandb=(identity := secrets.token_hex(8)))
+                folder.require_no_link("wandb")  # where the package writes
                 sinks.append(
                     WandbRun(
                         self.wandb,
-                        directory=run.path,
-                        identity=identity,
+                        directory=folder.path,
+                        identity=identity(),
                         resumed=resumed,
-                        settings=run.run.options,
+                        settings=settings,
                     )
                 )
         except BaseException:

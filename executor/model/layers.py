@@ -23,7 +23,7 @@ from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError
 
 from ..device.device import generators
-from ..optimizer.adamw import DTYPE_NAMES
+from ..device.tensors import DTYPE_NAMES
 from .finiteness import Finiteness
 from .head import Head
 from .inspection.standins import LayerCall, split_call, stand_ins

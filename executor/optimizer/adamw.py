@@ -15,9 +15,8 @@ import torch
 from ssdplan import native
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, optimizer_bytes, optimizer_parts
 
+from ..device.tensors import DTYPE_NAMES
 from .weight_decay import Piece, Window
-
-DTYPE_NAMES: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 _SUMMED = 256
 """Bytes: what is summed in passing begins and ends at multiples of it."""

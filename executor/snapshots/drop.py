@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssdplan.plans.documents.run import MODEL
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 
 from ..store import Lying, inspect
 from .resume import clear, files_of, stores_of
-from .run_directory import MODEL, RunDirectory
+from .run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

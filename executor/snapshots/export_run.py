@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
+from ssdplan.plans.documents.run import MODEL, RUN
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 
-from ..checks import DTYPES
+from ..device.tensors import DTYPES
 from ..memory.migration import Snapshotted
 from ..memory.states import saved_entries
 from ..memory.store_records import Records
@@ -19,7 +20,7 @@ from ..model.directory.export import copy_model, export_model
 from ..model.model import open_model
 from ..store import Store
 from .resume import Kept, reopened
-from .run_directory import MODEL, RUN, RunDirectory
+from .run_directory import RunDirectory
 from .snapshots import weights_fingerprint
 
 Progress = Callable[[float, str], None]

@@ -7,12 +7,13 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from ssdplan.plans.documents.metrics import SnapshotCost
 from ssdplan.plans.documents.plan import Plan
 
-from ..metrics.metrics import MetricsFile, SnapshotCost
+from ..metrics.metrics import MetricsFile
 from ..optimizer.loss_scale import LossScale
 from ..recipe import Recipe, Watch
-from ..sessions import Session
+from ..runtime.session import Session
 from .snapshots import SCHEMA, Origin, Scaling, Snapshot
 
 

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.run import MODEL, RUN
 from ssdplan.plans.errors import MismatchError, StoreError, UsageError
 from ssdplan.plans.files import Folder
 
-from ..metrics.metrics import METRICS, lines, tells_of_snapshot
+from ..metrics.metrics import lines, tells_of_snapshot
 from ..recipe import Recipe
 from ..store import SUFFIX, Lying, discard, survey, sweep
-from .run_directory import MODEL, RUN, RunDirectory
+from .run_directory import RunDirectory
 from .snapshots import Origin, Snapshot
 
 

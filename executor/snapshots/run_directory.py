@@ -13,59 +13,25 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self
 
-from pydantic import Field
-
-from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Document, Name
+from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Document
+from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.run import MODEL, PLAN, RUN, OptionValue, Run
 from ssdplan.plans.errors import DiskFullError, UsageError
 from ssdplan.plans.files import Folder, make_folder
 from ssdplan.plans.room import no_room
 
-from ..metrics.metrics import METRICS
 from ..store import Locks
 from .claims import Claims
 
-SCHEMA: Literal["ssdplan.run/1"] = "ssdplan.run/1"
-OptionValue = bool | str | tuple[str, ...]
-
-RUN, PLAN, MODEL = "run.json", "plan.json", "model"
 CONFIGURATION = "config.yaml"
 """The run's options for people, who may start another by it; a run never reads its own."""
 _NEXT = "plan.next.json"
 """The plan of a store that the run is moving to."""
 _DOCUMENTS = (RUN, PLAN, "plan-*.json", _NEXT, CONFIGURATION)
 """What is written here whole or not at all, as patterns."""
-
-
-Identity = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-"""Of a store, in hex."""
-
-
-class Run(Document):
-    """run.json: what a run was started with, or went on with last."""
-
-    schema_: Literal["ssdplan.run/1"] = Field(alias="schema")
-    identity: Identity | None = None
-    """Of the run, by which its user's claims know it (`claims.py`)."""
-    options: dict[Name, OptionValue] = Field(default_factory=dict)
-    """Of `ssdplan run`, by name, resolved: paths are absolute, and what was not given has its default."""
-    volumes: tuple[str, ...] = ()
-    """Where the store was to lie, absolute; none: in the run's directory."""
-    snapshots: bool = False
-    """Whether it keeps any."""
-    left: tuple[str, ...] = ()
-    """Volumes that it is moving away from, on which a crash leaves what must be cleared."""
-    stores: tuple[Identity, ...] = ()
-    """The identities of the stores that it may have made, the latest last: others on a volume are not its own."""
-    wandb: str | None = None
-    """Which run it is at Weights & Biases; None as long as it is none."""
-    dropped: int | None = None
-    """After how many steps its states were when its store was dropped; None: it was not."""
-    rendered_at: datetime | None = None
-    """When it is, by the clock on the wall, for chat templates that write the time; None of a version that did not keep
-    it."""
 
 
 def require_new(path: Path) -> None:
@@ -198,6 +164,13 @@ class RunDirectory:
             return self.folder.read(name, MAX_DOCUMENT_BYTES, "plan")
         except OSError as error:
             raise UsageError(f"{self.path / name}: cannot read this plan: {error.strerror}") from error
+
+    def wandb_identity(self) -> str:
+        """The run's name at Weights & Biases, made and kept the first time that it is asked for."""
+        if self.run.wandb is None:
+            self.change(wandb=secrets.token_hex(8))
+        assert self.run.wandb is not None
+        return self.run.wandb
 
     def change(
         self,

@@ -7,15 +7,14 @@ the cores are slow by the model and not by drift. It measures nothing and plans 
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..documents.plan import Plan
-from ..documents.profile import Machine, MixedBandwidth, Model, Timing, Volume, update_rate
+from ..documents.profile import Machine, MixedBandwidth, Model, Timing, Volume
 from ..graph.ops import RESOURCES, Backward, Forward, Graph, Op
 from ..graph.timeline import Timeline
-from ..views.quantities import duration, number, rate
 
 THRESHOLD = 0.15
 """A figure has drifted when its operations take more than so much longer than they should, or shorter."""
@@ -144,25 +143,6 @@ def find_drift(plan: Plan, timelines: Sequence[Timeline], advisor: Advisor) -> D
     return Drift(
         {figure: drifted[figure] for figure in named}, machine, model, advisor.step_seconds(graph, machine, model)
     )
-
-
-def describe_drift(plan: Plan, drift: Drift) -> str:
-    """Which figures, and by how much, in a sentence."""
-    each = "; ".join(_describe(plan, figure, times) for figure, times in drift.slowdowns.items())
-    return (
-        f"the machine is not as its profile says: {each}. With what was measured a step of this plan takes "
-        f"{duration(drift.step_seconds)}, not {duration(plan.prediction.step_seconds)}"
-    )
-
-
-def describe_change(old: Plan, new: Plan) -> str:
-    """What another plan of the same batch does otherwise, in a few words."""
-    changes = [
-        f"{name} {100 * before:.1f}% -> {100 * after:.1f}%"
-        for (name, before), (_, after) in zip(_choices(old), _choices(new), strict=True)
-        if abs(before - after) >= 0.005
-    ]
-    return ", ".join(changes) or "the same"
 
 
 # Figures and operations.
@@ -303,48 +283,3 @@ def _longer(timing: Timing, forward: float, backward: float) -> Timing:
 
 
 # Words.
-
-
-def _describe(plan: Plan, figure: Figure, times: float) -> str:
-    machine, size = plan.machine, plan.decision.micro_batch_size
-    speeds: dict[FigureKind, tuple[str, float, Callable[[float], str]]] = {
-        "read": ("ssd read", sum(volume.frontier[0].read for volume in machine.volumes), rate),
-        "write": ("ssd write", sum(volume.frontier[-1].write for volume in machine.volumes), rate),
-        "h2d": ("copies to the device", machine.h2d_bandwidth, rate),
-        "d2h": ("copies from the device", machine.d2h_bandwidth, rate),
-        "update": (
-            "optimizer updates",
-            update_rate(machine, plan.decision.optimizer_states),
-            lambda value: f"{number(value)} elements/s",
-        ),
-    }
-    if figure.kind in ("read beside writes", "write beside reads"):
-        return f"ssd {figure.kind} {number(1 / times)} times its bandwidth"
-    if figure.kind in speeds:
-        name, planned, words = speeds[figure.kind]
-        return f"{name} {words(planned / times)} instead of {words(planned)}"
-    timing = plan.model.timing(figure.layer_class, size)
-    seconds = timing.forward_seconds if figure.kind == "forward" else timing.backward_seconds
-    return f"{figure.kind} of {figure.layer_class} {duration(seconds * times)} instead of {duration(seconds)}"
-
-
-def _choices(plan: Plan) -> list[tuple[str, float]]:
-    """The fractions that a solve decides, over all elements."""
-    decision = plan.decision
-
-    def share(parts: Iterable[str], *, of_updates: bool = False) -> float:
-        states = [state for state in plan.model.states if not (of_updates and state.frozen)]
-        return sum(
-            state.elements * sum(getattr(decision.placement[state.state_class], part) for part in parts)
-            for state in states
-        ) / sum(state.elements for state in states)
-
-    return [
-        ("delay ratio", decision.delay_ratio),
-        ("optimizer states on host", share(("optimizer_prompt_host", "optimizer_delayed_host"), of_updates=True)),
-        ("parameters on host", share(("parameters_prompt_host", "parameters_delayed_host"))),
-        ("parameters kept for compute", share(("parameters_device",))),
-        ("parameters kept across the turn", share(("parameters_turn",))),
-        ("delayed gradients on host", share(("delayed_gradient_host",), of_updates=True)),
-        ("checkpoints on host", decision.checkpoint_host),
-    ]

@@ -1,7 +1,7 @@
 """Overlay: a measured step laid over the predicted one, operation by operation, and what compute waited for.
 
-Owns the comparison and its words. Both timelines are of one graph, so an operation is the same in both; it predicts and
-measures nothing itself.
+Owns the comparison. Both timelines are of one graph, so an operation is the same in both. It predicts and measures
+nothing itself; `views/overlay_text.py` has the words.
 """
 
 from collections import Counter, defaultdict
@@ -14,20 +14,12 @@ from ..documents.profile import Model
 from ..errors import MismatchError
 from ..graph.ops import RESOURCES, Backward, Forward, Op, Resource, Schedule, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline
-from ..views.quantities import RESOURCE_LABELS, duration, percent
-from ..views.tables import hanging, page, table
-from .work import work_of
+from .work import RESOURCE_LABELS, work_of
 
 LONGEST = 5
 """Stalls that are told one by one."""
-NEGLIGIBLE = 0.001
-"""Of a step: causes of stalls that together cost less are one row of the text; JSON has all."""
 STARTING = "starting operations"
 """What compute waits for when nothing that it needs is running: threads that wake up, work that is handed on."""
-STEPS = {
-    "first": "a step without delayed updates of the one before it",
-    "steady": "a step that finishes the delayed updates of the one before it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,29 +161,6 @@ def stalls(timeline: Timeline) -> tuple[Stall, ...]:
     return tuple(found)
 
 
-def describe_overlay(overlay: Overlay) -> str:
-    """The comparison as text of at most 100 columns."""
-    measured, predicted = overlay.measured.seconds, overlay.predicted.seconds
-    name = overlay.measured.graph.name
-    both = f"{duration(measured)} measured, {duration(predicted)} predicted ({measured / predicted - 1:+.1%})"
-    opening = [f"{both}; {STEPS.get(name, name)}.", difference_in_words(overlay)]
-    when = [(duration(stall.seconds), f"at {duration(stall.start_seconds)}") for stall in overlay.longest]
-    heads = table([], when, left=()) if when else []
-    longest = [
-        line
-        for head, stall in zip(heads, overlay.longest, strict=True)
-        for line in hanging(f"{head}  ", f"{stall.waiting}: {stall.cause}")
-    ]
-    return page(
-        "The last step as measured, laid over its prediction",
-        opening,
-        ("Operations by kind: seconds in all, and measured over predicted", _kinds_table(overlay.kinds)),
-        ("Resources: how long each works, and of the step", _resources_table(overlay)),
-        ("What compute waited for: what ran meanwhile, without which it could not go on", _causes_table(overlay)),
-        ("The longest of these waits", longest),
-    )
-
-
 # Stalls.
 
 
@@ -326,59 +295,3 @@ def _longest(ops: Sequence[Op], pieces: Sequence[Stall]) -> tuple[LongStall, ...
 
 
 # Words.
-
-
-def difference_in_words(overlay: Overlay) -> str:
-    """Where the difference of the two steps comes from: compute's own time and its waiting, which sum to it."""
-    compute = next(row for row in overlay.resources if row.resource == "compute")
-    own = compute.measured_busy_seconds - compute.predicted_busy_seconds
-    waiting = compute.measured_idle_seconds - compute.predicted_idle_seconds
-    sides = [f"{duration(abs(value))} {'longer' if value >= 0 else 'shorter'}" for value in (own, waiting)]
-    return f"Compute itself took {sides[0]} than predicted, and it waited {sides[1]}."
-
-
-def _duration(seconds: float) -> str:
-    return duration(seconds) if seconds else "-"
-
-
-def _kinds_table(rows: Sequence[KindRow]) -> list[str]:
-    cells = []
-    named: Resource | None = None
-    for row in rows:
-        resource = "" if row.resource == named else RESOURCE_LABELS.get(row.resource, row.resource)
-        named = row.resource
-        work = row.work.replace("hidden states, checkpoints, their gradients", "hidden states and such")
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
-        times = (_duration(row.predicted_seconds), _duration(row.measured_seconds))
-        cells.append((resource, work, row.layer_class, f"{row.count:,}", *times, ratio))
-    return table([("", "", "", "count", "predicted", "measured", "")], cells, left=(0, 1, 2))
-
-
-def _resources_table(overlay: Overlay) -> list[str]:
-    cells = []
-    for row in overlay.resources:
-        sides = (
-            (row.predicted_busy_seconds, overlay.predicted.seconds),
-            (row.measured_busy_seconds, overlay.measured.seconds),
-        )
-        shares = [(_duration(busy), percent(busy / whole if whole else 0.0)) for busy, whole in sides]
-        cells.append((RESOURCE_LABELS.get(row.resource, row.resource), *shares[0], *shares[1]))
-    return table([("", "predicted", "", "measured", "")], cells, left=(0,))
-
-
-def _causes_table(overlay: Overlay) -> list[str]:
-    floor = NEGLIGIBLE * overlay.measured.seconds
-    shown = [row for row in overlay.causes if max(row.measured_seconds, row.predicted_seconds) >= floor]
-    rest = [row for row in overlay.causes if row not in shown]
-    sums = [(row.words, row.predicted_seconds, row.measured_seconds) for row in shown]
-    for words, rows in ((f"{len(rest)} other causes", rest), ("all of it", overlay.causes)):
-        if rows:
-            sums.append((words, sum(row.predicted_seconds for row in rows), sum(row.measured_seconds for row in rows)))
-    if not sums:
-        return ["  nothing: it works from the first moment to the last"]
-    whole = overlay.measured.seconds
-    cells = [
-        (words, _duration(predicted), _duration(measured), percent(measured / whole if whole else 0.0))
-        for words, predicted, measured in sums
-    ]
-    return table([("", "predicted", "measured", "of the step")], cells, left=(0,))

@@ -9,6 +9,15 @@ from collections.abc import Collection
 from ..graph.contents import BETWEEN_LAYERS, CONTENTS, Role
 from ..graph.ops import Backward, Forward, Op, Transfer, Update
 
+RESOURCE_LABELS = {
+    "read": "ssd read",
+    "write": "ssd write",
+    "h2d": "host to device",
+    "d2h": "device to host",
+    "compute": "compute",
+    "cpu": "cpu updates",
+}
+
 # Paul Tol's muted colours, and lighter ones for what is only passing through.
 WORK_COLOURS = {
     "parameters": "#332288",

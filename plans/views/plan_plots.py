@@ -20,14 +20,22 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ..analysis.memory_usage import Usage, label, memories, memory_usage
-from ..analysis.work import OTHER_COLOUR, ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, roles_in_order, work_of
+from ..analysis.work import (
+    OTHER_COLOUR,
+    RESOURCE_LABELS,
+    ROLE_COLOURS,
+    SIZE_COLOURS,
+    WORK_COLOURS,
+    roles_in_order,
+    work_of,
+)
 from ..documents.plan import Alternative, Plan
 from ..files import writing
 from ..graph.contents import Role
 from ..graph.ops import RESOURCES, Backward, Resource, Schedule
 from ..graph.timeline import Timeline
 from ..units import format_bytes
-from .quantities import RESOURCE_LABELS, duration, number
+from .quantities import duration, number
 
 DPI = 100
 SIZE_INCHES = (15.0, 8.0)

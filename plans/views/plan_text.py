@@ -13,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from ..analysis.allocators import Blocks, blocks, by_class, needs, page_lock_waste, saved
 from ..analysis.memory_usage import label, reserved, snapshot_store_bytes
 from ..analysis.wear import Wear, drive_name, lifetime, wear
+from ..analysis.work import RESOURCE_LABELS
 from ..documents.plan import (
     Alternative,
     Compared,
@@ -30,20 +31,7 @@ from ..graph.contents import Role
 from ..graph.ops import RESOURCES, Buffer, Region, Schedule, Tier
 from ..schedule.homes import device_tier
 from ..units import format_bytes, format_enough
-from .quantities import (
-    RESOURCE_LABELS,
-    amount,
-    bar,
-    count,
-    decimal,
-    duration,
-    estimated,
-    exact_percent,
-    number,
-    percent,
-    signed,
-    times,
-)
+from .quantities import amount, bar, count, decimal, duration, estimated, exact_percent, number, percent, signed, times
 from .tables import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 
 LIVES: tuple[Tier, Tier] = ("host", "ssd")

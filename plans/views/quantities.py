@@ -7,14 +7,6 @@ from ..documents.profile import Machine, Model
 from ..units import format_bytes, format_seconds
 
 BAR_COLUMNS = 30
-RESOURCE_LABELS = {
-    "read": "ssd read",
-    "write": "ssd write",
-    "h2d": "host to device",
-    "d2h": "device to host",
-    "compute": "compute",
-    "cpu": "cpu updates",
-}
 
 
 def estimated(machine: Machine, model: Model) -> list[str]:

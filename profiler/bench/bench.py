@@ -18,9 +18,8 @@ from ssdplan.native.process import host_memory
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, UsageError
 from ssdplan.plans.units import format_bytes
 
-from ..doctor.facts import transparent_pages
 from ..measure import Progress, portion
-from ..processor import cores, cpu_name
+from ..processor import cores, cpu_name, transparent_pages
 from .engine import EngineBench, EngineRow, Fio, measure_engine
 from .kernels import (
     Setting,

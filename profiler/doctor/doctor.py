@@ -5,13 +5,13 @@ Owns these judgements and their words. It asks nothing of the machine: facts in,
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ssdplan.native.engines import ENGINE_VARIABLE, ENGINES
-from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
 from ssdplan.plans.units import format_bytes
 
+from ..products import DEFAULT_PRECISION, SLOW_PRODUCTS, faster_precision, times_of_fp32
 from .facts import Facts
 from .findings import Finding, Report
 from .storage import judge_place
@@ -24,10 +24,6 @@ MUCH_STOLEN = 0.02
 """Of the processor time that was wanted."""
 OLD_KERNEL, URING_KERNEL = (5, 13), (5, 6)
 """From the one on io_uring keeps buffers and files registered; from the other it has the reads that are used."""
-SLOW_PRODUCTS = 2.0
-"""Times fp32's. A format of half the bytes is meant to be the quicker one."""
-DEFAULT_PRECISION: Precision = "bf16"
-"""What `ssdplan profile` computes in unless told otherwise."""
 NATIVE_BF16 = (8, 0)
 """The compute capability from which an NVIDIA GPU computes in bf16 itself."""
 
@@ -198,28 +194,6 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
         yield Finding("GPU", "warn", found, means, "unset CUDA_VISIBLE_DEVICES; nvidia-smi")
     else:
         yield Finding("GPU", "ok", f"none. {unused}")
-
-
-def faster_precision(precision: Precision, costs: Mapping[Precision, float]) -> Precision | None:
-    """What to compute in instead of `precision`, whose products of matrices are slow on this processor: the faster one
-    of bf16 and fp32. None where `precision` is not slow, or no cost of it is known. `costs` are multiples of fp32's."""
-    if costs.get(precision, 0.0) < SLOW_PRODUCTS:
-        return None
-    return "bf16" if precision != "bf16" and costs.get("bf16", SLOW_PRODUCTS) <= 1.0 else "fp32"
-
-
-def slow_precision(precision: Precision, costs: Mapping[Precision, float]) -> list[str]:
-    """What a profile in `precision` says of it: a note where it is slow on this processor, and what is faster."""
-    better = faster_precision(precision, costs)
-    if better is None:
-        return []
-    note = f"{precision} is slow on this processor: products of matrices take {times_of_fp32(costs[precision])} as long"
-    return [f"{note} as in fp32; --precision {better} is faster here"]
-
-
-def times_of_fp32(cost: float) -> str:
-    """What a format's products take, beside fp32's."""
-    return f"{cost:.0f} times" if cost >= 10 else f"{cost:.2g} times"
 
 
 def _products(facts: Facts) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from ssdplan.native.process import (
 )
 from ssdplan.plans.documents.state_layout import Precision
 
-from ..processor import cores, cpu_name
+from ..processor import cores, cpu_name, transparent_pages
 from .drives import Drive, Mount, drives_of, mount_of
 from .health import Health, ask
 
@@ -207,11 +207,6 @@ def nvidia_driver(root: Path = Path("/")) -> str:
     """The version in the first line of the driver's own file."""
     words = read_words(root / "proc/driver/nvidia/version")
     return next((word for word in words if word[:1].isdigit() and "." in word), "")
-
-
-def transparent_pages(root: Path = Path("/")) -> str:
-    words = read_words(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    return next((word.strip("[]") for word in words if word.startswith("[")), "")
 
 
 def _pages(meminfo: dict[str, str]) -> Pages:

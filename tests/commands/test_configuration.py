@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ssdplan.commands import run
 from ssdplan.commands.parsing.configuration import configuration, key_of, read_configuration
-from ssdplan.commands.parsing.resolved import as_kept, as_written, over, restored
-from ssdplan.executor.snapshots.run_directory import Run
+from ssdplan.commands.resolved import as_kept, as_written, over, restored
+from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError
 
 RUN = run.command()

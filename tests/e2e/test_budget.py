@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.executor.checks import DTYPES
+from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.model.directory.random_model import Shape, write_random_model
 from tests.bounds import HANG_SECONDS
 from tests.processor import PRECISION

@@ -43,13 +43,13 @@ from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.snapshots.resume import reopened
-from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.executor.store import Store, inspect
 from ssdplan.executor.train import train
 from ssdplan.native.process import read_fields
 from ssdplan.plans.analysis.curves import read_curves
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import MemoryBudgetError, SsdplanError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.report_text import describe_report

@@ -12,8 +12,8 @@ from ssdplan.cli import main
 from ssdplan.executor.snapshots.claims import Claims
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.resume import reopened
-from ssdplan.executor.snapshots.run_directory import Run
 from ssdplan.executor.store import inspect
+from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.files import LinkError
 from tests.executor.memory.test_migration import SPREAD

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from ...analysis.overlay import NEGLIGIBLE, CauseRow, Overlay, difference_in_words
-from ...analysis.work import OTHER_COLOUR, WORK_COLOURS
-from ..quantities import RESOURCE_LABELS, duration, percent
+from ...analysis.overlay import CauseRow, Overlay
+from ...analysis.work import OTHER_COLOUR, RESOURCE_LABELS, WORK_COLOURS
+from ..overlay_text import NEGLIGIBLE, difference_in_words
+from ..quantities import duration, percent
 from .charts import both_ways, swatch
 from .html import Markup, element, joined, section, table
 

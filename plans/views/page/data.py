@@ -12,11 +12,10 @@ import numpy as np
 
 from ...analysis.memory_usage import Usage, label, memories, memory_usage
 from ...analysis.overlay import STARTING, stalls
-from ...analysis.work import OTHER_COLOUR, ROLE_COLOURS, WORK_COLOURS, roles_in_order, work_of
+from ...analysis.work import OTHER_COLOUR, RESOURCE_LABELS, ROLE_COLOURS, WORK_COLOURS, roles_in_order, work_of
 from ...documents.plan import Plan
 from ...graph.ops import RESOURCES, Graph, Schedule, Tier
 from ...graph.timeline import Timeline
-from ..quantities import RESOURCE_LABELS
 from ..trace import amount
 from .colours import colour_class
 

@@ -11,15 +11,16 @@ from pydantic import BaseModel
 
 from ...analysis.allocators import blocks
 from ...analysis.memory_usage import label, memories
-from ...analysis.overlay import STEPS, Overlay
-from ...analysis.work import OTHER_COLOUR
+from ...analysis.overlay import Overlay
+from ...analysis.work import OTHER_COLOUR, RESOURCE_LABELS
 from ...documents.plan import Alternative, Plan
 from ...documents.stripe_shares import room
 from ...graph.ops import RESOURCES, Schedule
 from ...graph.timeline import Timeline
 from ...units import format_bytes
+from ..overlay_text import STEPS
 from ..plan_text import is_chosen
-from ..quantities import RESOURCE_LABELS, count, duration, exact_percent, number, percent
+from ..quantities import count, duration, exact_percent, number, percent
 from .charts import bar, swatch, throughput_chart
 from .html import Markup, element, facts, joined, section, table
 

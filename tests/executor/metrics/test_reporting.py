@@ -16,13 +16,15 @@ import torch
 
 from ssdplan.executor.device.device import EmulatedDevice
 from ssdplan.executor.metrics.event_file import EventFile
-from ssdplan.executor.metrics.metrics import Compared, MetricsFile, StepMetrics, cut_back, tagged, write_report
+from ssdplan.executor.metrics.metrics import MetricsFile, cut_back, tagged, write_report
 from ssdplan.executor.metrics.reporting import Reporting, Reports
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.train import train
+from ssdplan.plans.analysis.report import Compared
+from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import Folder
 from ssdplan.plans.views.report_text import describe_report

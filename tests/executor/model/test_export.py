@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssdplan.executor.model.directory import export
 from ssdplan.executor.model.directory.export import TensorEntry, copy_model, export_model
 from ssdplan.executor.snapshots.export_run import export_run
-from ssdplan.executor.snapshots.run_directory import Run
+from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from tests.tiny import make_model, make_tokenizer
 

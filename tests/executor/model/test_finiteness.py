@@ -12,7 +12,7 @@ from ssdplan.executor.model.layers import Layers
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.sessions import Session
+from ssdplan.executor.runtime.session import Session
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import NumericalError
 from tests.executor.planned import make_plan

@@ -18,7 +18,6 @@ import torch
 
 from ssdplan import native
 from ssdplan.executor.device.device import EmulatedDevice
-from ssdplan.executor.metrics.metrics import StepMetrics
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
@@ -26,6 +25,7 @@ from ssdplan.executor.snapshots.resume import Kept, reopened
 from ssdplan.executor.store import Store
 from ssdplan.executor.store.volumes import Staging
 from ssdplan.executor.train import train
+from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError
 from tests.bounds import HANG_SECONDS
 from tests.executor.planned import make_plan

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from ssdplan.executor.checks import DTYPES
+from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.runtime.runner import IN_FLIGHT, OverlappedRunner, SerialRunner
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Region
 from ssdplan.plans.schedule.build import build_schedule

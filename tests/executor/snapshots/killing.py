@@ -31,7 +31,7 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.runtime.operations import Operations
 from ssdplan.executor.runtime.runner import Action
-from ssdplan.executor.sessions import Session
+from ssdplan.executor.runtime.session import Session
 from ssdplan.executor.snapshots.keeper import Keeper
 from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.snapshots.run_directory import RunDirectory

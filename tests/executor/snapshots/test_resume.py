@@ -19,22 +19,23 @@ import torch
 from safetensors.torch import load_file
 
 from ssdplan.executor import sessions as session
-from ssdplan.executor.checks import DTYPES
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.device.device import EmulatedDevice
-from ssdplan.executor.metrics.metrics import StepMetrics
+from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.optimizer.learning_rate import LearningRate
 from ssdplan.executor.optimizer.loss_scale import LossScale
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.resume import Kept, reopened
-from ssdplan.executor.snapshots.run_directory import Run, RunDirectory
+from ssdplan.executor.snapshots.run_directory import RunDirectory
 from ssdplan.executor.snapshots.snapshots import Origin
 from ssdplan.executor.store import Locks, check, initialise, inspect
 from ssdplan.executor.train import Result, train
+from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
 from tests.bounds import HANG_SECONDS
 from tests.executor.memory.test_migration import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits

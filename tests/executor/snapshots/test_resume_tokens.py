@@ -21,7 +21,7 @@ from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from ssdplan.executor.snapshots.run_directory import RUN
+from ssdplan.plans.documents.run import RUN
 from ssdplan.plans.errors import MismatchError
 from tests.executor.memory.test_migration import SPREAD
 from tests.executor.planned import make_plan

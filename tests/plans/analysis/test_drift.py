@@ -13,13 +13,14 @@ from ssdplan.planner.replan import Replanner
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.solve_again import request_of
-from ssdplan.plans.analysis.drift import Figure, describe_change, describe_drift, find_drift, slowdowns
+from ssdplan.plans.analysis.drift import Figure, find_drift, slowdowns
 from ssdplan.plans.documents.plan import Asked, Plan
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.ops import Forward, Graph
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.drift_text import describe_change, describe_drift
 from tests.planner.made import MIB, made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.planned import planned

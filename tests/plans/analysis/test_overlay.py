@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.predict.simulator import simulate
-from ssdplan.plans.analysis.overlay import Stall, describe_overlay, lay_over, stalls
+from ssdplan.plans.analysis.overlay import Stall, lay_over, stalls
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.graph.ops import RESOURCES, Forward, Graph, Op, Region, Schedule, Transfer
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.overlay_text import describe_overlay
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.hand_made import made_forward, made_transfer

@@ -8,11 +8,12 @@ import pytest
 
 from ssdplan.commands import profile as profile_command
 from ssdplan.native.process import Memory
-from ssdplan.profiler.doctor.doctor import DEFAULT_PRECISION, judge, slow_precision
+from ssdplan.profiler.doctor.doctor import judge
 from ssdplan.profiler.doctor.drives import Drive, Mount
 from ssdplan.profiler.doctor.facts import Facts, Gpu, Locking, Package, Pages, Place, Uring, gather
 from ssdplan.profiler.doctor.findings import Finding, describe
 from ssdplan.profiler.doctor.health import Health
+from ssdplan.profiler.products import DEFAULT_PRECISION, slow_precision
 
 MIB, GIB = 1 << 20, 1 << 30
 DRIVE = Drive("nvme0n1", "Made SSD 1000", 2 * 10**12, virtual=False, usb=False, rotates=False)

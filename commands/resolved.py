@@ -17,9 +17,9 @@ import click
 
 from ssdplan.plans.errors import UsageError
 
-from .command import Command
-from .suggestions import hint, long_names
-from .words import may_stand_alone
+from .parsing.command import Command
+from .parsing.suggestions import hint, long_names
+from .parsing.words import may_stand_alone
 
 OptionValue = bool | str | tuple[str, ...]
 
@@ -120,7 +120,7 @@ def checked(
 
 def _meant(name: str, keys: Collection[str]) -> str:
     """What to say of a key that is not among `keys`, which are the options of `ssdplan run`."""
-    from .. import profile, solve
+    from . import profile, solve
 
     written = {key.replace("_", "-"): key for key in keys}
     options = {"run": list(written), "solve": long_names(solve.command()), "profile": long_names(profile.command())}

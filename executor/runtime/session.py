@@ -1,0 +1,118 @@
+"""A session: the memory, store, states and layers of one plan, from its first step to its last.
+
+Owns a step, a flush, a snapshot and an evaluation in terms of the plan's graphs. `executor/sessions.py` opens and
+closes it.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.graph.ops import Graph, Schedule, Tier
+from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.homes import device_tier
+
+from ..data.text_data import Batch
+from ..device.device import Device
+from ..memory.arenas import Memory
+from ..memory.states import States
+from ..memory.store_records import Records
+from ..metrics.metrics import SnapshotCost
+from ..model.layers import Layers, MicroBatch
+from ..optimizer.adamw import AdamW
+from ..optimizer.loss_scale import LossScale
+from ..store import Store
+from .operations import Operations
+from .runner import Action, Runner
+
+
+@dataclass
+class Session:
+    """What lives from the first step to the last."""
+
+    schedule: Schedule
+    memory: Memory
+    store: Store | None
+    records: Records
+    layers: Layers
+    operations: Operations
+    states: States
+    runner: Runner
+    device: Device
+    actions: dict[str, list[Action]]
+    pending: bool = False
+
+    def run(self, graph: Graph) -> Timeline:
+        return self.runner.run(graph, self.actions[graph.name])
+
+    def train_step(
+        self, step: int, batches: list[Batch], optimizer: AdamW, scaling: LossScale | None = None
+    ) -> tuple[float, int, Timeline]:
+        """One step (from 0): loss, valid tokens, when each op ran. With `scaling` it is skipped if it overflows
+        (`operations.overflow`): all its updates are delayed, and none is pending then."""
+        scale, skipped = (scaling.scale, scaling.skipped) if scaling else (None, 0)
+        with self.device.lane("compute"):  # what it makes is there when compute begins
+            tokens = self.layers.begin_step(step, _on_torch(batches), loss_scale=scale or 1.0)
+        self.operations.begin(optimizer, step + 1 - skipped, scale)
+        timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
+        self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
+        return self.layers.end_step(), tokens, timeline
+
+    def flush(self) -> None:
+        """Finish the delayed updates, so that all parameters are those of the last step."""
+        if self.pending:
+            self.operations.finish()
+            self.run(self.schedule.flush)
+            self.pending = False
+
+    def snapshot(self, metadata: dict[str, Any]) -> SnapshotCost:
+        """Make the states as they are durable, delayed updates included, with what `metadata` says of them."""
+        assert self.store is not None
+        began = time.perf_counter()
+        self.flush()
+        flushed, before = time.perf_counter(), self.store.bytes_written
+        self.records.snapshot(self.store, self.memory, metadata)
+        return SnapshotCost(time.perf_counter() - flushed, self.store.bytes_written - before, flushed - began)
+
+    def evaluate(self, passes: Iterator[list[Batch]]) -> float:
+        """Mean loss over all valid tokens of the held-out text."""
+        self.flush()
+        total, count = 0.0, 0
+        for number, batches in enumerate(passes):
+            with self.device.lane("compute"):
+                tokens = self.layers.begin_step(number, _on_torch(batches), training=False)
+            self.run(self.schedule.evaluate)
+            total += self.layers.end_step() * tokens
+            count += tokens
+        return total / count
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that the store has read and written so far."""
+        return (self.store.bytes_read, self.store.bytes_written) if self.store else (0, 0)
+
+    def peak_bytes(self, tier: Tier, plan: Plan) -> int:
+        """The tier's arena as far as it is used, and on the one that compute works on what compute takes besides; of a
+        GPU what its allocator held at most."""
+        if tier == "device" and (taken := self.device.taken()):
+            return taken.reserved
+        decision, arena = plan.decision, self.memory.touched[tier]
+        if tier != device_tier(decision):
+            return arena
+        context = decision.micro_batches * plan.model.context_bytes[decision.micro_batch_size]
+        return arena + self.operations.workspace_bytes + context
+
+
+def _on_torch(batches: list[Batch]) -> list[MicroBatch]:
+    return [
+        MicroBatch(
+            torch.from_numpy(batch.input_ids),
+            torch.from_numpy(batch.labels),
+            None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask),
+            None if batch.position_ids is None else torch.from_numpy(batch.position_ids),
+        )
+        for batch in batches
+    ]
