@@ -15,13 +15,12 @@ from typing import Any
 
 import click
 
+from ssdplan.plans.documents.run import OptionValue
 from ssdplan.plans.errors import UsageError
 
 from .parsing.command import Command
 from .parsing.suggestions import hint, long_names
 from .parsing.words import may_stand_alone
-
-OptionValue = bool | str | tuple[str, ...]
 
 LINE_COLUMNS = 100
 _PATTERNS = ("data", "eval_data")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.run import OptionValue
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes, format_seconds
 from ssdplan.plans.views.live_line import FIRST_STEPS, Pace, live_line
@@ -14,7 +15,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Command
-from .resolved import OptionValue, as_kept, as_written, over, restored
+from .resolved import as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _started(kept: "Kept", now: Collection[str]) -> dict[str, Any]:
 
 def _said(options: Options) -> dict[str, Any]:
     """The options that the user gave, on the command line or, below that, in a configuration."""
-    from .parsing.configuration import is_configuration, read_configuration
+    from .configuration import is_configuration, read_configuration
 
     said = {name: value for name, value in options.values().items() if name in options.given}
     if options.plan is None or not is_configuration(options.plan):
@@ -146,7 +147,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
         events = options.tensorboard.absolute() if isinstance(options.tensorboard, Path) else Path("tensorboard")
     reports = Reports(events, options.wandb)
     reports.require_packages()
-    from .parsing.configuration import configuration
+    from .configuration import configuration
 
     options = replace(options, model=str(model.absolute()))
     line = ProgressLine("run")

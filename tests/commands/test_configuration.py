@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.commands import run
-from ssdplan.commands.parsing.configuration import configuration, key_of, read_configuration
+from ssdplan.commands.configuration import configuration, key_of, read_configuration
 from ssdplan.commands.resolved import as_kept, as_written, over, restored
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError

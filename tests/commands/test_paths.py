@@ -7,7 +7,7 @@ import click
 import pytest
 
 from ssdplan.commands import run
-from ssdplan.commands.parsing.configuration import read_configuration
+from ssdplan.commands.configuration import read_configuration
 from ssdplan.commands.resolved import as_kept, restored
 from ssdplan.executor.data.reading.files import find_files
 from tests.commands.test_help import CONTEXTS, params

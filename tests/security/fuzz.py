@@ -33,7 +33,7 @@ from pyarrow import ipc, parquet
 
 from ssdplan import cli
 from ssdplan.commands import run as run_command
-from ssdplan.commands.parsing.configuration import read_configuration
+from ssdplan.commands.configuration import read_configuration
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import end_tokens, load_tokenizer, vocabulary_of
 from ssdplan.executor.device.device import EmulatedDevice

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssdplan.commands import run
-from ssdplan.commands.parsing import configuration
+from ssdplan.commands import configuration, run
 from ssdplan.executor.data.reading.model_config import read_config
 from ssdplan.executor.data.tokens import vocabulary_of
 from ssdplan.executor.model.directory.export import TensorEntry, export_model

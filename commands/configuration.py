@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import click
 import yaml
 
+from ssdplan.plans.documents.run import OptionValue
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import read_bounded
 
-from ..resolved import OptionValue, checked, flag_of, seen_from
-from .command import Command
+from .parsing.command import Command
+from .resolved import checked, flag_of, seen_from
 
 SUFFIXES = (".yaml", ".yml")
 MOST_BYTES = 1 << 16
