@@ -24,6 +24,7 @@ from .parsing.types import (
     DIRECTORY,
     FIGURE,
     FRACTION,
+    NEW_DIRECTORY,
     PATH,
     POSITIVE,
     RESIDENCY,
@@ -61,6 +62,8 @@ class Options:
     sequence_length: int | None
     micro_batch_sizes: tuple[int, ...] | None
     precision: Precision | None
+    solver: str | None
+    write_lp: Path | None
     sweep: str | None
     plots: Path | None
     json: bool
@@ -84,6 +87,7 @@ def command() -> Command:
             Section("What changes the numbers that are computed", _numbers()),
             Section("Decisions, each fixed by an option", _decisions()),
             Section("What-if: without a profile, from the catalogue", _what_if_options()),
+            Section("The linear program", _linear_program()),
             Section("Output", _output()),
         ],
     )
@@ -185,6 +189,23 @@ def _what_if_options() -> tuple[click.Option, ...]:
     )
 
 
+def _linear_program() -> tuple[click.Option, ...]:
+    return (
+        click.Option(
+            ["--solver"],
+            metavar="NAME",
+            help="have another of PuLP's solvers, such as PULP_CBC_CMD, confirm the programs that decide the plan; it "
+            "stays the same [HiGHS alone]",
+        ),
+        click.Option(
+            ["--write-lp"],
+            type=NEW_DIRECTORY,
+            metavar="DIR",
+            help="write the programs that decide the plan here, a .lp file for each objective in turn [none]",
+        ),
+    )
+
+
 def _output() -> tuple[click.Option, ...]:
     return (
         click.Option(
@@ -212,6 +233,10 @@ def call(options: Options) -> int:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
     if options.sweep is not None and options.output is not None:
         raise UsageError("-o: a sweep writes no plan; leave it out")
+    if options.sweep is not None and options.write_lp is not None:
+        raise UsageError(
+            "--write-lp: a sweep has the programs of many plans; solve for the one whose programs you want"
+        )
     output = options.output or (None if options.profile is None or options.sweep else Path("plan.json"))
     if output is not None:
         of.require_writable(output)
@@ -231,6 +256,7 @@ def call(options: Options) -> int:
         optimizer_states=options.optimizer_states,
         clip_grad_norm=options.clip_grad_norm,
         unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
+        solver=options.solver,
     )
     if options.sweep is not None:
         return _sweep(options, source, request, options.sweep)
@@ -242,10 +268,13 @@ def _one_plan(
     options: Options, output: Path | None, measured: Profile, request: "SolveRequest", *, what_if: bool
 ) -> int:
     from ssdplan.planner.catalogue.whatif import describe_notes
+    from ssdplan.planner.program.lp_files import LpFiles
     from ssdplan.planner.solve import solve_and_build
     from ssdplan.plans.views.plan_text import describe_plan
 
-    plan, schedule = solve_and_build(measured, request)
+    title = f"{measured.model.name} on {measured.machine.name}"
+    programs = LpFiles(options.write_lp, title) if options.write_lp is not None else None
+    plan, schedule = solve_and_build(measured, request, watch=programs)
     replaced = save_plan(plan, output) if output else ""
     text = describe_plan(plan, schedule)
     of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
@@ -254,7 +283,11 @@ def _one_plan(
     for note in (too_large, replaced):
         if note:
             line.note(note)
-    if output is None:
+    if programs is not None:
+        line.note(f"wrote the {len(programs.names)} linear programs that decided the plan to {options.write_lp}")
+    if output is None and programs is not None:
+        line.note("no plan was written: it is an estimate; -o FILE keeps it for ssdplan show")
+    elif output is None:
         line.note("nothing was written: it is an estimate; -o FILE keeps it for ssdplan show")
     elif what_if:
         line.note(f"written to {output}: an estimate, which ssdplan show explains and no run takes")

@@ -147,3 +147,22 @@ def test_the_first_budget_that_a_profile_names_fits_model_and_machine() -> None:
     assert suggested(made_profile(model=frozen)) < 0.7 * wanted
     assert suggested(made_profile()) == 64 * MIB, "the least that is named"
     assert suggested_host_memory(made_profile(model=model, machine=small)) == "4GiB"
+
+
+def test_the_programs_that_decided_a_plan_are_written_and_confirmed(profile: Path) -> None:
+    solve("--host-memory", "64MiB", "--global-batch", 8)
+    before = Path("plan.json").read_bytes()
+    told = solve("--host-memory", "64MiB", "--global-batch", 8, "--write-lp", "programs", "--solver", "HiGHS")
+    assert "solve: wrote the 5 linear programs that decided the plan to programs\n" in told
+    assert "written to plan.json" in told and Path("plan.json").read_bytes() == before
+    assert [path.name[:2] for path in sorted(Path("programs").iterdir())] == ["1-", "2-", "3-", "4-", "5-"]
+
+
+def test_programs_are_of_one_plan_and_solvers_of_this_machine(profile: Path) -> None:
+    told = solve("--solver", "guess", "--host-memory", "64MiB", "--write-lp", "programs", code=UsageError.exit_code)
+    assert re.search(r"--solver guess: PuLP finds no such solver here; it finds HiGHS", told)
+    told = solve("--sweep", "host-memory=64MiB..128MiB", "--write-lp", "programs", code=UsageError.exit_code)
+    assert "--write-lp: a sweep has the programs of many plans" in told
+    told = solve("--host-memory", "64MiB", "--write-lp", "profile.json", code=UsageError.exit_code)
+    assert "is a file, not a directory" in told
+    assert not Path("plan.json").exists() and not Path("programs").exists()

@@ -350,7 +350,8 @@ def test_the_command_line_is_this():
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--optimizer-states --clip-grad-norm "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
-        "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots",
+        "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots "
+        "--solver --write-lp",
         "show": "--plots --html --trace --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --replan --stall-after --stall-abort --json "
