@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from ssdplan import cli, native
-from ssdplan.executor.snapshots import run_directory, snapshots
+from ssdplan.executor.snapshots import snapshots
 from ssdplan.executor.store import Record, Store
 from ssdplan.plans import errors
 from ssdplan.plans.analysis.wear import lifetime, wear
-from ssdplan.plans.documents import plan, profile
+from ssdplan.plans.documents import plan, profile, run
 from ssdplan.plans.documents.base import Document, Part
 from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 from ssdplan.plans.views import quantities
@@ -84,11 +84,11 @@ def test_every_field_is_explained_under_its_model(name: str) -> None:
 def test_what_a_run_keeps_is_explained() -> None:
     found = tables(read(ROOT / "docs" / "snapshots.md"))
     listed = [[row[0] for row in rows] for rows in found]
-    for model in (run_directory.Run, snapshots.Snapshot, snapshots.Origin):
+    for model in (run.Run, snapshots.Snapshot, snapshots.Origin):
         assert field_names(model) in listed, model.__name__
     assert ["step", *SnapshotCost.__dataclass_fields__] in listed
     text = read(ROOT / "docs" / "snapshots.md")
-    assert f"`{run_directory.SCHEMA}`" in text and f"`{snapshots.SCHEMA}`" in text
+    assert f"`{run.SCHEMA}`" in text and f"`{snapshots.SCHEMA}`" in text
 
 
 def test_what_a_line_of_the_metrics_has_is_explained() -> None:

@@ -38,8 +38,8 @@ Progress = Callable[[int, int], None]
 _PROGRESS_SECONDS = 0.1
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "jinja2")
 _OWN = (
-    *("clock", "columns", "conversations", "documents", "formats", "notes", "rendering", "token_cache", "tokenising"),
-    "tokens",
+    *("reading/columns.py", "reading/documents.py", "samples/clock.py", "samples/conversations.py"),
+    *("samples/formats.py", "samples/notes.py", "rendering.py", "token_cache.py", "tokenising.py", "tokens.py"),
 )
 """The modules here that decide which tokens are made. Their text is their version: a number could be forgotten."""
 
@@ -98,7 +98,7 @@ def times_of(tokenizer: Any, format: str, instant: datetime) -> str:
 @functools.cache
 def made_by() -> str:
     """The versions of all that makes tokens besides the tokenizer's own files: libraries, and our own code."""
-    ours = hashlib.sha256(b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _OWN)).hexdigest()
+    ours = hashlib.sha256(b"".join((Path(__file__).parent / name).read_bytes() for name in _OWN)).hexdigest()
     found = []
     for name in _LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
