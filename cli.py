@@ -1,6 +1,7 @@
-"""The command line: which commands there are, and what becomes of their errors. What each does is in `commands/`.
+"""The command line: the list of commands, and how their errors reach the user. The commands are in `commands/`.
 
-Results go to standard output, progress to standard error; an error is one line and the exit code of README.md.
+Results go to standard output, progress to standard error. An error is one line, with an exit code of
+`plans/errors.py`.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The commands, a module each: `add_options` says what it takes, and `call` calls the parts that it needs.
+"""The commands, a module each: `command` declares its options, and `call` runs it.
 
-Each imports these parts when it runs, so that planning starts without torch.
+A module imports the parts that it needs when it is called, so that planning starts without torch.
 """

@@ -1,4 +1,4 @@
-"""`ssdplan bench`: the parts of ssdplan beside their rivals on this machine."""
+"""`ssdplan bench`: compares the parts of ssdplan with their rivals on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`ssdplan doctor`: whether this machine and a directory are fit for training, and what mends the rest."""
+"""`ssdplan doctor`: checks whether this machine and a directory are fit, and prints how to fix each problem."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The plan in whose place another is written: it is kept beside it under a number, and named.
+"""Keeps an old plan when a new one is written to the same file: beside it, under a number, and says so.
 
 Owns what may be replaced, and where it goes. What is written is the command's business.
 """

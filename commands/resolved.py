@@ -1,8 +1,8 @@
-"""Options in files: how they are kept, and read back.
+"""Options in files: how they are written to run.json, and read back.
 
 Owns the form of options in a run's run.json, so that a run that goes on needs none repeated, and the checks of files of
-options, this one and configurations (`configuration`): each value is checked as if it were written on the command line.
-What the options mean is the command's business.
+options, this one and configurations (`configuration.py`): each value is checked as if it were written on the command
+line. What the options mean is the command's business.
 """
 
 import glob

@@ -1,6 +1,6 @@
 """The options of `ssdplan run`.
 
-Owns what there is to give, under which heading, and what it is when nobody gives it. What becomes of it, `run` says.
+Owns each option's name, heading, type and default. `run.py` says what a run does with them.
 """
 
 from collections.abc import Sequence

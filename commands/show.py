@@ -1,4 +1,4 @@
-"""`ssdplan show`: a plan, a profile or a run told and drawn."""
+"""`ssdplan show`: describes and draws a plan, a profile or a run."""
 
 import sys
 import time

@@ -1,8 +1,8 @@
-"""The standard streams of a command: standard error that ends none, and standard output whose errors are known.
+"""The standard streams of a command: progress that cannot be written ends no command, results that cannot are an error.
 
 Owns what becomes of a command where its progress cannot be written: a full disk, a terminal that was closed, a reader
 that is gone. It goes on. Results, on standard output, are another matter: what cannot be written of them is an error.
-Owns too that nothing printed steers the terminal, wherever its text came from.
+Owns too that no printed text steers the terminal, wherever the text came from.
 """
 
 import io

@@ -1,1 +1,1 @@
-"""The executor: trains a model by a plan. It starts in `train`; each room below owns one thing that a run needs."""
+"""The executor: trains a model by a plan. It starts in `train.py`; each folder owns one thing that a run needs."""

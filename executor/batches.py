@@ -1,6 +1,6 @@
-"""Texts: what a run trains on and what it is evaluated on, as batches of its plan's size.
+"""Batches: the texts that a run trains on and is evaluated on, in batches of its plan's size.
 
-Owns what the recipe and the model say of reading data. What a sample is, and which row comes when, `data` knows.
+Owns how recipe and model decide the reading of data. `data/` knows what a sample is, and which row comes when.
 """
 
 from collections.abc import Iterator

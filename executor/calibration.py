@@ -1,7 +1,8 @@
-"""Calibration of a run: looks at its first steady steps, tells what of the machine drifted, and what to do about it.
+"""Calibration of a run: compares its first steady steps with the profile; says what drifted, and what to do then.
 
-Owns when it looks and what is worth a move. Figures and words are `plans.calibration`'s; what solve would choose comes
-from an advisor that is given in, since the executor does not know the planner.
+Owns when it looks and which gain is worth a move. The figures are from `plans/analysis/drift.py`, the words from
+`plans/views/drift_text.py`. What solve would choose comes from an advisor that is handed in, since the executor does
+not know the planner.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is checked before a run begins: plan, model and device belong together, memory and space are there.
+"""Checks before a run begins: plan, model and device belong together; memory and disk space suffice.
 
 Owns these refusals. It changes nothing but the process's own heap.
 """

@@ -1,4 +1,4 @@
-"""What the user decides about training itself, and whom a run tells what it does.
+"""The recipe: what the user decides about training itself; and the listeners that a run tells what it does.
 
 Owns these two records, and which of these decisions change numbers.
 """

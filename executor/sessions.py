@@ -1,4 +1,4 @@
-"""Sessions: the session that is open, and how that of another plan takes its place.
+"""Sessions: opens and closes a plan's session, and replaces it by that of another plan.
 
 Owns the order in which a session's memory, store, states and layers are made and closed. What a step is,
 `runtime/session.py` says; which batch it takes, the caller.

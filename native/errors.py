@@ -1,4 +1,4 @@
-"""The errors that native I/O raises. They stand alone so that the extension module can import them."""
+"""The errors that native I/O raises, in a module of their own so that the extension module can import them."""
 
 import errno
 

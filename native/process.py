@@ -1,5 +1,5 @@
-"""The process's memory as the kernel counts it: what it takes, what it may still take, and what malloc keeps of it;
-and what of the processors it does not get.
+"""The process's memory as the kernel counts it: in use, still to be had, and kept by malloc. Also the processor time
+that the host of a virtual machine gives to others.
 
 Owns the reading of /proc, of control groups and of resource limits, where they bear on that (in a container the limits
 count, not the hardware), and glibc's settings. On another C library, the settings do nothing.

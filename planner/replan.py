@@ -1,4 +1,4 @@
-"""Replan: what a plan would do on a machine that is not as its profile says, and what solve would then choose.
+"""Replan: predicts a plan's step on a machine that is not as its profile says, and asks what solve would choose there.
 
 Owns a plan's own advisor, and that solving happens in a process of its own: a run that solved would keep its memory
 tens of MiB larger to its end, and nothing that goes wrong in a solver may end a week of training.
@@ -24,7 +24,7 @@ SECONDS = 600.0
 
 
 class Replanner:
-    """A plan's own advisor (`plans.calibration.Advisor`)."""
+    """A plan's own advisor (`Advisor` of `plans/analysis/drift.py`)."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

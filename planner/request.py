@@ -1,4 +1,4 @@
-"""What the user asks of a search, checked: what is fixed by it, and the candidates that it leaves.
+"""Requests: checks what the user asks of a search; says what that fixes, and which candidates it leaves.
 
 Owns the words in which a request that cannot be meant is refused. It searches nothing.
 """

@@ -1,7 +1,8 @@
-"""solve: from a profile and what the user wants to the best plan that fits.
+"""Solve: finds the best plan that fits, from a profile and what the user wants.
 
 Owns the outer search over micro-batch sizes and numbers of micro-batches (GreedySnake, Algorithm 1) and the words in
-which a plan is justified or refused. The program finds placements, `fit` makes them exact, the simulator predicts.
+which a plan is justified or refused. The program finds placements, `fit/fit.py` makes them exact, the simulator
+predicts.
 """
 
 from collections.abc import Mapping, Sequence

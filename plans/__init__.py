@@ -1,1 +1,1 @@
-"""What the other parts speak: profiles, plans, schedules, buffer assignment, traces and plots."""
+"""The language of all parts: profiles, plans, schedules, places in memory; and their text, plots and traces."""

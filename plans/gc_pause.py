@@ -1,4 +1,4 @@
-"""Collector: Python's cycle collector held off while many objects that form no cycle are made.
+"""Pauses Python's cycle collector while many objects that form no cycle are made.
 
 A schedule is hundreds of thousands of small objects; looking through all of them each time that their number has grown
 by a quarter would take as long as a third of making them.

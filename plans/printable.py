@@ -1,4 +1,4 @@
-"""Text that came from somebody else, as it may be printed: nothing in it steers a terminal or turns its reading order.
+"""Makes text that came from somebody else safe to print: nothing in it steers a terminal or turns its reading order.
 
 Owns which characters do. Names of files and tensors, keys, templates' errors and samples may hold any.
 """

@@ -1,4 +1,4 @@
-"""Why a file could not be written for want of room: a full disk, a quota, or a limit on the size of files.
+"""Why a file could not be written for lack of space: a full disk, a quota, or a limit on the size of files.
 
 Owns which errors of the operating system mean that, and their words.
 """

@@ -1,7 +1,7 @@
-"""The time in which things are measured beside each other: a clock, sleep and threads.
+"""The clock of measurements: time, sleep and threads, which a test can replace.
 
-Owns what of them is real. Whoever measures takes them as an argument, so that a test can make a time of its own: in it,
-what is said to last a while lasts exactly so long, however busy the machine is. Processor time is never of it.
+Owns the real ones. Whoever measures takes a clock as an argument, so that a test can make a time of its own: there,
+what is said to last a while lasts exactly so long, however busy the machine is. Processor time is not part of it.
 """
 
 import time

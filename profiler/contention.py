@@ -1,4 +1,4 @@
-"""Measures what computing, a drive and updates take from each other where all want the processor.
+"""Measures how much computing, a drive and updates slow each other down where all want the processor.
 
 Owns the figures of each way: how much slower a layer runs while the drive reads or writes as a store does, with
 checksums and without, and how much of its bandwidth the drive keeps meanwhile; and what a layer and updates keep of

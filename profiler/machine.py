@@ -1,7 +1,7 @@
 """Measures what this machine does: its link to the device and the rate of the optimizer.
 
-It measures with the executor's device and the native kernels and knows nothing of models. What the machine is, and may
-be used of it, `processor` and the memory of `native.process` say.
+It measures with the executor's device and the native kernels and knows nothing of models. What the machine is,
+and how much of it may be used, `processor.py` and `native/process.py` say.
 """
 
 from collections.abc import Callable

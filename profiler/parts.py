@@ -17,14 +17,14 @@ Result = TypeVar("Result")
 
 
 class TensorSpec(Protocol):
-    """executor.model.TensorSpec"""
+    """`TensorSpec` of `executor/model/model.py`"""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 class StateSpec(Protocol):
-    """executor.model.StateSpec"""
+    """`StateSpec` of `executor/model/model.py`"""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class StateSpec(Protocol):
 
 
 class LayerSpec(Protocol):
-    """executor.model.LayerSpec"""
+    """`LayerSpec` of `executor/model/model.py`"""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ class LayerSpec(Protocol):
 
 
 class Model(Protocol):
-    """executor.model.StreamedModel: `layers` are the embedding, the blocks and the head."""
+    """`StreamedModel` of `executor/model/model.py`: `layers` are the embedding, the blocks and the head."""
 
     @property
     def path(self) -> Path: ...
@@ -83,7 +83,7 @@ class Model(Protocol):
 
 
 class Layers(Protocol):
-    """executor.layers.Layers"""
+    """`Layers` of `executor/model/layers.py`"""
 
     def begin_step(self, step: int, micro_batches: Sequence[Any], /) -> int: ...
     def context_bytes(self) -> int: ...
@@ -111,7 +111,7 @@ class Layers(Protocol):
 
 
 class Weights(Protocol):
-    """executor.weights.Weights"""
+    """`Weights` of `executor/model/weights.py`"""
 
     @property
     def notes(self) -> Sequence[str]: ...
@@ -119,22 +119,23 @@ class Weights(Protocol):
 
 
 MakeLayers = Callable[[int | None], Layers]
-"""executor.layers.Layers of the profiled model: from `head_chunk_tokens`."""
+"""`Layers` of `executor/model/layers.py` of the profiled model: from `head_chunk_tokens`."""
 
 MakeMicroBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], Any]
-"""executor.layers.MicroBatch: from input_ids, labels (int64 [b, s]), attention_mask and position_ids (each the same, or
-None)."""
+"""`MicroBatch` of `executor/model/template.py`: from input_ids, labels (int64 [b, s]), attention_mask and position_ids
+(each the same, or None)."""
 
 
 class HostArena(Protocol):
-    """executor.device.HostArena: `bytes` is a uint8 tensor; `note` says why it is not page-locked, if it is not."""
+    """`HostArena` of `executor/device/device.py`: `bytes` is a uint8 tensor; `note` says why it is not page-locked, if
+    it is not."""
 
     bytes: torch.Tensor
     note: str
 
 
 class Device(Protocol):
-    """executor.device.Device"""
+    """`Device` of `executor/device/device.py`"""
 
     @property
     def kind(self) -> str: ...
@@ -154,7 +155,7 @@ class Device(Protocol):
 
 
 class Blank(Protocol):
-    """executor.store.volumes.Blank"""
+    """`Blank` of `executor/store/volumes.py`"""
 
     @property
     def path(self) -> Path: ...

@@ -1,1 +1,1 @@
-"""How commands are made of click's parts: types of values, configurations, and what misspelt names mean."""
+"""What all commands are made of, on top of click: words, types of values, shared options, help, suggestions."""

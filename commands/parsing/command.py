@@ -1,7 +1,7 @@
-"""The commands as click has them: their options in titled sections, and the object that each command is called with.
+"""A command on top of click: options in titled sections, and the record of options that the command is called with.
 
-Owns what all commands have in common: how they take their words, refuse wrong ones and print their help. Which options
-there are, each command's module says; how an error reads, `cli` says.
+Owns what all commands share: how they take their words, refuse wrong ones and print their help. Each command's module
+declares its options; `cli.py` says how an error reads.
 """
 
 from collections.abc import Callable, Mapping, Sequence

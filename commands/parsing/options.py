@@ -1,6 +1,6 @@
-"""What several commands have in common: options, what they do before the engine is loaded, and how they print.
+"""What several commands share: options, what they do before the engine is loaded, and how they print.
 
-Owns no command. What the values of options mean, `types` says.
+Owns no command. `types.py` says what the values of options mean.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What was meant by the name of an option that a command does not have.
+"""Suggestions: the option that was probably meant by a name that a command does not know.
 
 Owns the names that users of TRL and transformers know, and how near a misspelt name must be. It suggests only what
 means the same: a name that merely looks alike would be believed.

@@ -1,9 +1,9 @@
-"""Content of others in a process of its own, which this one watches: what a row, a chat template or a tokenizer may
-cost in seconds and in memory is bounded, whatever library works on it.
+"""Works on untrusted data in a process of its own, and watches that process: it bounds the seconds and memory that a
+row, a chat template or a tokenizer may cost, whatever library works on it.
 
-Owns the bounds (`Limits`), how both processes speak, and what is said of one that is ended. The process that is watched
-writes on a page of memory that both have what it does and to which row (`At`), before it begins: once it is ended, that
-is the row it was at.
+Owns the bounds (`Limits`), how both processes speak, and the error about one that was ended. Before it begins with a
+row, the watched process writes what it does and to which row (`At`) on a page of memory that both share. Once it is
+ended, that page names the row.
 """
 
 import contextlib

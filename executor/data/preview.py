@@ -1,6 +1,6 @@
-"""A look at the samples that a run would train on: how they are rendered, what of them is learnt, how long they are.
+"""A preview of the samples that a run would train on: their text, the part of it that is learnt, their lengths.
 
-Owns what is counted and how it reads. It trains nothing and needs no torch.
+Owns the counts and their words. It trains nothing and needs no torch.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Previewing: a look at data and a model of others, in a process of its own that is watched (`apart`).
+"""Previewing: makes a preview of untrusted data and models in a process of its own that is watched (`apart.py`).
 
-Owns what is asked of that process, `python -m ssdplan.executor.data.previewing`, and how the preview comes back. What a
-preview is, `preview` knows.
+Owns what is asked of that process, `python -m ssdplan.executor.data.previewing`, and how the preview comes back.
+`preview.py` makes the preview.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 Owns which of a sample's tokens count towards the loss, and proves it: where a part that is learnt begins and ends, the
 tokens of the text up to there must be the first of the whole text's tokens. Where a token reaches into what is learnt,
 the two sides are tokenised apart, as a model sees them that is asked. A sample for which neither holds is refused by
-name. What a conversation's text is, `conversations` knows.
+name. `samples/conversations.py` makes a conversation's text.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -101,11 +101,11 @@ class TextData:
     """The samples of a data set, tokenised once.
 
     Without `pack` each sample is one row, cut at `sequence_length` and padded on the right to the least of a few
-    lengths (`plans.rows`) that its micro-batch needs. With it samples share rows: texts are laid end to end, each
-    followed by the end-of-sequence token, and cut into rows of exactly `sequence_length` tokens, and what is left over
-    at the end is dropped; samples of which only a part is learnt (`format` other than `text`) are laid into rows whole,
-    which are padded as those without `pack`. Those that share a row do not attend to each other, and none's first token
-    is predicted, unless `attend_across`.
+    lengths (`plans/documents/rows.py`) that its micro-batch needs. With it samples share rows: texts are laid end to
+    end, each followed by the end-of-sequence token, and cut into rows of exactly `sequence_length` tokens, and what is
+    left over at the end is dropped; samples of which only a part is learnt (`format` other than `text`) are laid into
+    rows whole, which are padded as those without `pack`. Those that share a row do not attend to each other, and none's
+    first token is predicted, unless `attend_across`.
 
     `samples` counts rows an epoch; `documents` and `tokens` what was read (end-of-sequence tokens included, before
     cutting); `cut` samples that are longer than a row (no text, when packed), and `cut_off` the tokens that those lose;

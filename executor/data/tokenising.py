@@ -1,7 +1,8 @@
 """Tokenising: the files of a data set become a token cache.
 
-Owns that a run does so in a process of its own (`apart`), `python -m ssdplan.executor.data.tokenising`: a tokenizer's
-threads keep tens of MiB to the end of theirs, which a run's memory, predicted to a few, would carry through every step.
+Owns that a run does so in a process of its own (`apart.py`), `python -m ssdplan.executor.data.tokenising`: a
+tokenizer's threads keep tens of MiB to the end of theirs, which a run's memory, predicted to a few, would carry through
+every step.
 """
 
 import contextlib

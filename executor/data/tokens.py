@@ -1,6 +1,6 @@
 """Tokens: documents through the model's own tokenizer, piece by piece.
 
-Owns the tokenizer and how plain text is tokenised; samples of which a part is learnt are in `rendering`. A long
+Owns the tokenizer and how plain text is tokenised; samples of which a part is learnt are in `rendering.py`. A long
 document is cut only where that cannot change a token; where that is not known of a tokenizer, its documents are
 tokenised whole.
 """

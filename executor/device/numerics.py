@@ -1,4 +1,4 @@
-"""Numerics: what of this machine and its libraries decides how sums are rounded, whatever a plan says.
+"""Numerics: the facts of this machine and its libraries that decide how sums are rounded, whatever a plan says.
 
 Owns the list. The same plan, model and data give the same bits only where all of it is the same.
 """

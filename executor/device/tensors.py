@@ -1,6 +1,6 @@
-"""Tensors: which of torch's formats are whose here, and the tensors in what a function is called with.
+"""Tensors: our names of torch's dtypes, and the search for tensors in the arguments of a call.
 
-Owns both. The second is for those who watch every call that a model makes.
+Owns both. The search is for the inspection, which watches every call that a model makes.
 """
 
 from __future__ import annotations

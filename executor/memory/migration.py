@@ -1,4 +1,4 @@
-"""Moving: a run's states from where one plan keeps them to where another does, without changing a bit of them.
+"""Migration: moves a run's states from the places of one plan to those of another, without changing a bit of them.
 
 Owns the way: all of them go through the other plan's store, made beside the first, so that the host arena of the one is
 gone before the other's is made. Only masters and moments travel. Parameters are the masters rounded, which is how every

@@ -1,8 +1,8 @@
 """Records: a schedule's states as the records of a tensor store.
 
-Owns which states a crash must not lose (the optimizer states, from which everything else follows, but what is frozen,
-which is durable in the model's own files), where those that
-stay on host go in a snapshot, and where reads and writes begin and end, which is where the store may cut.
+Owns which states a crash must not lose: the optimizer states, from which everything else follows, except what is
+frozen, which is durable in the model's own files. Owns too where states that stay on host go in a snapshot, and where
+reads and writes begin and end, which is where the store may cut.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -1,1 +1,1 @@
-"""What a run says of itself: metrics.jsonl, report.json, TensorBoard and Weights & Biases."""
+"""A run's metrics: metrics.jsonl, report.json, TensorBoard and Weights & Biases."""

@@ -1,6 +1,7 @@
-"""What a run says of itself: metrics.jsonl while it runs, report.json when it ends.
+"""Metrics: writes metrics.jsonl while a run goes on, and report.json when it ends.
 
-Owns the two formats. Every prediction of the plan stands beside its measurement.
+Owns how both are written; `plans/documents/metrics.py` has the fields of a line. In the report every prediction of the
+plan stands beside its measurement.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Where else a run's metrics go: TensorBoard, Weights & Biases.
+"""Reporting: sends a run's metrics to TensorBoard and Weights & Biases too.
 
-Owns which were asked for, and that none of them ends a run or changes it: each gets every line of metrics.jsonl, and
-one that fails is told of and left. metrics.jsonl itself is not optional.
+Owns which of them were asked for, and that none of them ends a run or changes it. Each gets every line of
+metrics.jsonl; one that fails is reported and left. metrics.jsonl itself is not optional.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Finiteness: which layer first made something that is not finite, in a step that went wrong.
+"""Finiteness: finds the layer whose output first was not finite, in a step that went wrong.
 
 Owns two numbers for each layer and micro-batch, the least and the largest of what its forward, or its backward, handed
 on. They are taken on the device, which nobody waits for, and read when a gradient has turned out not to be finite.

@@ -1,7 +1,7 @@
 """The model's own code around its layers, run as a stateless template, and what it is run on.
 
 Owns the call of a Hugging Face model with parameters that someone else brings, and the form of a micro-batch. What the
-model's layers answer is not decided here (`standins.py`).
+model's layers answer is not decided here (`inspection/standins.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loss scale: what fp16 multiplies a step's loss by, so that small gradients are numbers at all.
+"""The loss scale: the factor by which fp16 multiplies a step's loss, so that small gradients do not become zero.
 
 Owns how the scale follows from which steps overflowed, as torch.amp.GradScaler has it. A step that overflows is
 skipped: no state, moment or count of the optimizer changes. The record is all that a run needs to go on.

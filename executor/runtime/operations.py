@@ -1,7 +1,7 @@
 """Operations: what each op of a schedule does with this run's memory, store, layers and optimizer.
 
-Owns the arenas and the binding of a graph's regions to tensors, made once before the first step, so that a step
-allocates and computes no addresses. It decides no order; the runners do not know what it does.
+Owns the binding of a graph's regions to tensors in the arenas, made once before the first step, so that a step
+allocates nothing and computes no addresses. It decides no order; the runners do not know what an op does.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The watchdog: tells what a step that does not go on waits for, instead of letting it hang in silence.
+"""The watchdog: says what a stalled step waits for, instead of letting it hang in silence.
 
 Owns the clock of a stall and its words. It looks at a runner from a thread of its own, now and then; it touches no
 operation, and ends a run only where it was told to.

@@ -1,1 +1,1 @@
-"""What a run leaves and goes on from: its directory, its snapshots, its claims and its exported model."""
+"""What a stopped run leaves, and goes on from: its directory, snapshots, claims and exported model."""

@@ -1,4 +1,4 @@
-"""A run's store, dropped: its snapshots, and the disk that they take, once nobody wants to go on with them.
+"""Removes a run's store and the snapshots in it, once nobody wants to go on with the run.
 
 Owns what is refused, and the order: run.json says that the store is gone before it goes.
 """

@@ -1,4 +1,4 @@
-"""A run's model out: from its last snapshot, or the one that it finished with.
+"""Exports a run's model: from its last snapshot, or as the run finished with it.
 
 Owns the choice. Weights stream, a home of them at a time; the store is only read, and nothing else of the run changes.
 """

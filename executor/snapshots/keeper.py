@@ -1,6 +1,6 @@
 """The keeper of a run's snapshots: when one is due, what it says, and what it cost.
 
-Owns their times. What a snapshot says is `snapshots.Snapshot`; the store makes it durable.
+Owns their times. `snapshots.py` has the document of a snapshot; the store makes it durable.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What a run left behind: its last snapshot, found again wherever its volumes are, and what a crash left besides.
+"""Resume: finds a stopped run's last snapshot, wherever its volumes are, and whatever else a crash left.
 
 Owns the choice of a store among those that a stopped run may have, and the clearing of the others. It reads no states.
 """

@@ -1,4 +1,4 @@
-"""A run's directory: what lies in it, whose it is at the moment, and how it changes so that no crash leaves it unclear.
+"""A run's directory: its files, its lock, and an order of writing in which no crash leaves it unclear.
 
 Owns run.json, the plans and config.yaml beside it, and the order in which the former are written around the making of
 a store. Before a store is made its identity is in run.json and its plan is in the directory, so whatever store is found

@@ -1,4 +1,4 @@
-"""Snapshots: what one says beside the states.
+"""Snapshots: the document that a snapshot carries beside the states.
 
 Owns the document that a generation of the store carries, and what in a run's origin decides its losses, so that a run
 which goes on is known to be the one that was stopped. The states themselves are the store's.
@@ -114,7 +114,7 @@ _WHY = {
 
 
 class Scaling(Part):
-    """The loss scale of the next step in fp16, as `scaling.LossScale` has it."""
+    """The loss scale of the next step in fp16, as `LossScale` of `executor/optimizer/loss_scale.py` has it."""
 
     scale: float = Field(gt=0.0, allow_inf_nan=False)
     growth_interval: int = Field(ge=1, lt=1 << 40)

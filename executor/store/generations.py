@@ -1,4 +1,4 @@
-"""Which place of each extent holds what: now, and in the last durable generations.
+"""Generations: what each place of each extent holds, now and in the last durable generations.
 
 Owns the bookkeeping of copy-on-write (docs/store-format.md): which of an extent's places holds it, which ones a durable
 generation holds, so that nothing overwrites them, and the checksum that belongs to it; and the table that says all that

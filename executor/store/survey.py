@@ -1,4 +1,4 @@
-"""Survey: which stores lie on some volumes, after a crash, or several; and clearing away those of no use.
+"""Survey: finds the stores that lie on some volumes (after a crash, several), and clears away those of no use.
 
 Owns no format. Looking changes nothing, and what it tells is enough to choose a store.
 """

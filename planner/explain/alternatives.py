@@ -1,7 +1,7 @@
-"""Compared: the chosen batch trained in other ways on the same machine, and what each idea brings on the way here.
+"""Alternatives: trains the chosen batch in other ways on the same machine, and says what each idea of the plan brings.
 
-Owns which ways there are and how each is estimated; it decides nothing. Another schedule is placed by the program and
-sketched, its step is simulated on two shortened models and drawn on from there. A rung of ideas is the program's step
+Owns which ways there are and how each is estimated; it decides nothing. The program places another schedule, and its
+step is extrapolated from simulated steps of two shortened models. A rung of ideas is the program's step
 for one rule of placement, with the fill and drain that a simulated step of the same schedule has.
 """
 

@@ -1,4 +1,4 @@
-"""The baseline: what host memory, traffic and time ZeRO-Infinity's way of training takes, and each habit replaced.
+"""ZeRO-Infinity as the baseline: the host memory, traffic and time of its way of training, and of each habit replaced.
 
 Owns that model, from MemAscend (sections III to V, which take its host memory apart) and GreedySnake (sections 1 and 3,
 which count what its schedule moves). It plans nothing and nothing runs it: it is what our plans are compared with.

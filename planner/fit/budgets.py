@@ -1,6 +1,6 @@
-"""What a candidate takes, or may take, of everything that has a budget.
+"""Budgets: the bytes that a candidate takes, or may take, of everything that has a budget.
 
-Owns these words of the search; it computes none of the figures.
+Owns these records of the search; it computes none of the figures.
 """
 
 from dataclasses import dataclass, replace

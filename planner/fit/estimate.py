@@ -1,4 +1,4 @@
-"""Building: a decision's schedule and what it takes, exactly; and about what it takes, from a few layers of it.
+"""Builds a decision's schedule and counts exactly what it takes; or estimates that from a few of its layers.
 
 Owns the estimate, and the last schedules that were built. It decides nothing.
 """

@@ -1,4 +1,4 @@
-"""The pipeline's buffers: what passes through slots, as a function of what the program decides.
+"""Transit: estimates the bytes of the pipeline's buffers as a function of what the program decides.
 
 Owns that estimate, from a few small schedules that are really built. It only leads the program to a good placement;
 whether a decision keeps its budgets is read from its own schedule.

@@ -1,4 +1,4 @@
-"""Causes: why a simulated step takes as long as it does, and why each resource idles while it does.
+"""The critical path: why a simulated step takes as long as it does, and why each resource idles meanwhile.
 
 Owns the critical path (the chain of operations, each held up by the one before it, that makes the step as long as it
 is) and the split of every resource's idle seconds by what it waited for. It reads a timeline and times nothing itself.

@@ -1,4 +1,4 @@
-"""Peaks: how much of each tier a schedule takes, exactly, and the process that runs it, closely.
+"""Peaks: the bytes that a schedule takes of each tier, exactly, and those of the process that runs it, closely.
 
 Owns the sum of what buffer assignment and the profile know; it assigns nothing.
 """

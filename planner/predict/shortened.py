@@ -1,4 +1,4 @@
-"""Shortened models: what a few blocks tell of many.
+"""Shortened models: estimates a step of many blocks from simulated steps of a few.
 
 Owns which blocks stand for all, and how a step's seconds follow from two lengths. It decides nothing.
 """

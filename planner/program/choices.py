@@ -1,4 +1,4 @@
-"""What the linear program is given beside model and machine: what the user has decided, and what a placement may take.
+"""Choices: what the linear program is given besides model and machine: the user's decisions, and the limits.
 
 Owns these records. It states and solves nothing, so that whoever only makes a request loads no solver.
 """

@@ -1,4 +1,4 @@
-"""What a step takes of a machine, as linear forms of everything that may be chosen, scaled for a solver.
+"""Forms: the seconds and bytes of a step, as linear forms of everything that may be chosen, scaled for a solver.
 
 Owns the seconds of a stage on each resource (GreedySnake 4.5). It knows no limits and nothing that is decided, so that
 one set of forms serves every program on the same work.

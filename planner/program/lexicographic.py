@@ -1,4 +1,4 @@
-"""Several objectives in order of importance: each is least among the points that are best by those before it.
+"""Minimises several objectives in order of importance: each among the points that are best by those before it.
 
 Owns that order, how far an objective gives way to the next, and what it means that two solvers agree. It does not know
 what is minimised.

@@ -1,7 +1,7 @@
 """The linear program (GreedySnake 4.5), stated in PuLP's terms.
 
 Owns the variables' ranges, the constraints and the objectives. The coefficients of what a stage moves and how long that
-takes come from `forms`; a solver is somebody else's business. Alpha and all storage ratios x are variables of one
+takes come from `forms.py`; a solver is somebody else's business. Alpha and all storage ratios x are variables of one
 program, so it is never worse than GreedySnake's sweep over alpha.
 """
 

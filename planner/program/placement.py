@@ -1,4 +1,4 @@
-"""From a point of the linear program to a placement: fractions that add up exactly, and what they imply.
+"""Placement: rounds a point of the linear program to fractions that add up exactly, and says what they imply.
 
 Owns the rounding, and the program's own forms at a decision. It states and solves nothing.
 """

@@ -1,7 +1,7 @@
 """The program's answers: the best placement for one micro-batch size and number of micro-batches, or its bound alone.
 
-Owns which objectives are asked for, and what was asked. `linear_program` states the program, `lexicographic` takes its
-objectives in turn, and `placement` reads the point that is found.
+Owns which objectives are asked for, and what was asked. `linear_program.py` states the program, `lexicographic.py`
+takes its objectives in turn, and `placement.py` reads the point that is found.
 """
 
 from dataclasses import dataclass

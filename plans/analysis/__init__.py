@@ -1,1 +1,1 @@
-"""What can be said of a plan or a run: memory by role, wear, drift, and a measured step over the predicted one."""
+"""Analysis: what can be computed from a plan or a run, such as memory by role, wear, drift, and a step's waits."""

@@ -1,7 +1,7 @@
-"""Pools: what host memory is made of, block by block, and what the same plan would take if it were allocated otherwise.
+"""Allocators: what host memory is made of, block by block, and what the same plan would take of other allocators.
 
 Owns the comparison with the two habits that MemAscend finds: buffers of one size (its sections III-A and IV-B) and
-page-locked memory in powers of two (III-B and IV-C). It counts the places that `memory.py` gave, and gives none itself.
+page-locked memory in powers of two (III-B and IV-C). It counts the places that `graph/allocation.py` gave.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Calibration: what a run measures of its machine, beside what its plan counts on, figure by figure.
+"""Drift: what a run measures of its machine, beside what its plan counts on, figure by figure.
 
 Owns how the time of an operation becomes a figure of the profile, and which differences count. Every time is compared
 with what the simulator would give the same operation beside the same others, so that operations which share a drive or

@@ -1,4 +1,4 @@
-"""Usage: what a schedule's memory holds, by role: reserved for the whole run, and alive at each moment of a step.
+"""Usage of memory: what it holds, by role: reserved for the whole run, and alive at each moment of a step.
 
 Owns the accounting that text and plots show. It follows bytes, not buffers, as the waits do: the head of a buffer may
 belong to the next one while its tail is still being read. Plain data; it assigns nothing and draws nothing.

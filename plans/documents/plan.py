@@ -1,7 +1,7 @@
 """Plan: every decision of a run and what it predicts, as plain data. The planner writes it, all others read it.
 
 Owns the fields of plan.json (docs/plan-format.md) and the checks that make an edited plan safe to open. A plan alone is
-enough to build its schedule (`build.build_schedule`).
+enough to build its schedule (`schedule/build.py`).
 """
 
 from typing import Literal, Self
@@ -14,7 +14,7 @@ from .profile import Machine, Model
 from .state_layout import GRAIN, OptimizerStates, Precision
 
 ScheduleName = Literal["vertical", "horizontal"]
-"""The orders of operations (`build.ORDERS`)."""
+"""The orders of operations (`ORDERS` of `schedule/build.py`)."""
 TOLERANCE = 1e-6
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
 """The most micro-batches times layers, and the most updates, of a step: each is a few operations, and a million of them

@@ -24,7 +24,7 @@ class Run(Document):
 
     schema_: Literal["ssdplan.run/1"] = Field(alias="schema")
     identity: Identity | None = None
-    """Of the run, by which its user's claims know it (`claims.py`)."""
+    """Of the run, by which its user's claims know it (`executor/snapshots/claims.py`)."""
     options: dict[Name, OptionValue] = Field(default_factory=dict)
     """Of `ssdplan run`, by name, resolved: paths are absolute, and what was not given has its default."""
     volumes: tuple[str, ...] = ()

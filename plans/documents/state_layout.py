@@ -158,7 +158,7 @@ def optimizer_bytes(elements: int, optimizer_states: OptimizerStates) -> int:
 
 
 class Elements(Protocol):
-    """plans.profile.State, or what a model tells of one."""
+    """`State` of `documents/profile.py`, or what a model tells of one."""
 
     @property
     def elements(self) -> int: ...
@@ -175,7 +175,7 @@ def training_bytes(states: Iterable[Elements], element_bytes: int) -> int:
 
 
 class Hidden(Protocol):
-    """plans.profile.Model: what decides how large a hidden state is."""
+    """`Model` of `documents/profile.py`: what decides how large a hidden state is."""
 
     @property
     def hidden_size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Dealing: how many of a store's stripes each of a machine's volumes gets, once and for all.
+"""Stripe shares: how many of a store's stripes each of a machine's volumes gets, once and for all.
 
 Owns that share and what follows from it for room. The store lays its stripes by it, the planner counts on it: a volume
 that is slow at reads holds up those of all, however quickly it writes.

@@ -1,4 +1,4 @@
-"""Memory: gives every buffer of a schedule its place in its tier's arena, before the first step.
+"""Allocation: gives every buffer of a schedule its place in its tier's arena, before the first step.
 
 Owns offsets. Buffers that stay keep a place of their own. The others follow each other in slots, in pools by size, so
 that no slot is as large as a bigger neighbour needs (MemAscend, adaptive buffer pool). Within a pool the slot that has

@@ -1,8 +1,8 @@
-"""Schedule: the one graph of operations that the simulator times, the executor runs and the plots draw.
+"""Operations: the one graph of a step that the simulator times, the executor runs and the plots draw.
 
 Owns the vocabulary (buffers, regions, operations) and nothing else: `contents.py` lists what buffers hold and
-transfers move, `build.py` has operations emitted, `memory.py` gives buffers their places, `waits.py` derives what waits
-for what, `verify.py` refuses a graph that is wrong.
+transfers move, `schedule/build.py` has operations emitted, `allocation.py` gives buffers their places, `waits.py`
+derives what waits for what, `verify.py` refuses a graph that is wrong.
 """
 
 from __future__ import annotations

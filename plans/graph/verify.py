@@ -1,6 +1,6 @@
 """Verification: refuses a schedule that could read the wrong bytes, in any order that its waits allow.
 
-Owns an independent check of what `build.py` and all that it calls made; it shares no code with them. A
+Owns an independent check of what `schedule/build.py` and all that it calls made; it shares no code with them. A
 failure is a defect of ours, never of the user's, so it is an AssertionError that names the op.
 """
 

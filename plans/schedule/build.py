@@ -1,7 +1,7 @@
 """The one door to a schedule: a decision in, buffers with places and graphs with waits out.
 
 Owns the table of orders, and who does what: `homes.py` says where states live, an `Order` emits the operations,
-`memory.py` gives their buffers places, `waits.py` says what each operation waits for. Decides nothing.
+`graph/allocation.py` gives their buffers places, `graph/waits.py` says what each operation waits for. Decides nothing.
 """
 
 from ..documents.plan import Decision, ScheduleName

@@ -1,7 +1,7 @@
 """Emission: the list of operations of a step while it is being made, and the buffers that they name.
 
 Owns what all verbs of a schedule share: a transfer, an operation and the steps it belongs to, a buffer by name. It
-knows no layer and no order: `streaming.py`, `activations.py`, `compute.py` and `updates.py` are the verbs,
+knows no layer and no order: `parameters.py`, `activations.py`, `compute.py` and `updates.py` are the verbs,
 `vertical.py` and `horizontal.py` the orders in which they are said.
 """
 
@@ -15,7 +15,7 @@ from ..graph.ops import Home, Op, Region, Resource, Tier, Transfer
 from .homes import Buffers, device_tier
 
 NOWHERE = -1
-"""The index of an op that has none yet; `waits.py` numbers them."""
+"""The index of an op that has none yet; `graph/waits.py` numbers them."""
 
 
 class When(Enum):

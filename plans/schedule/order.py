@@ -1,4 +1,4 @@
-"""Order: one order in which a step's operations are said, as a value.
+"""Order: one order of a step's operations, as a value.
 
 Owns the type. `vertical.py` and `horizontal.py` make one value each; `build.py` has the table of them by name. What an
 order moves, the planner states as linear forms, in a table of its own with the same names.

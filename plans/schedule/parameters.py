@@ -1,4 +1,4 @@
-"""Streaming: the verbs that bring a layer's parameters from where they live to the device.
+"""Parameters: the verbs that bring a layer's parameters from where they live to the device.
 
 Owns where parameters lie on their way, and that those which stay on the device are not moved again: a layer's weights
 are asked for stage by stage, and what is there already costs nothing. Where memory is unified the way ends on host.

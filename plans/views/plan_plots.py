@@ -1,7 +1,7 @@
 """Plots of a plan: memory over a step, the step by resource, throughput against the number of micro-batches.
 
-Owns the pictures; their colours are those of work.py. Needs matplotlib: import it when a plot is asked for. It keeps no
-global state (no pyplot).
+Owns the pictures; their colours are those of `analysis/work.py`. Needs matplotlib: import it when a plot is asked for.
+It keeps no global state (no pyplot).
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Quantities in a person's words: seconds, rates, shares, bytes; and what people call resources.
+"""Quantities in words: seconds, rates, shares, bytes; and the names of resources.
 
 Owns how a figure looks. It knows no document but what says whether a figure was measured.
 """

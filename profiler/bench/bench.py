@@ -1,7 +1,7 @@
-"""Compares what is ours with its rivals on this machine, each with the target that we set for it.
+"""Benchmarks: compares our engine and kernels with their rivals on this machine, each with the target that we set.
 
 Owns which comparisons there are, in which order they run, and the check that the machine has the memory for them. How
-each is measured is in `bench_engine.py` and `bench_kernels.py`; what is told of them in `bench_report.py`.
+each is measured is in `engine.py` and `kernels.py`; the document and its text are in `report.py`.
 """
 
 import os

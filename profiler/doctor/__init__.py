@@ -1,1 +1,1 @@
-"""The doctor: whether a machine and a directory are fit for training, and what mends what is not."""
+"""The doctor: checks whether a machine and a directory are fit for training, and names the fix of each problem."""

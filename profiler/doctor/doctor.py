@@ -1,5 +1,5 @@
-"""What the facts of a machine mean for training: what is well, what costs speed or safety, what stands in the way, and
-the command that mends each.
+"""Judges the facts of a machine: what is well, what costs speed or safety, what stands in the way of training, and the
+command that fixes each problem.
 
 Owns these judgements and their words. It asks nothing of the machine: facts in, findings out.
 """

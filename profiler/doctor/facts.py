@@ -1,6 +1,6 @@
 """The facts that decide whether, and how well, ssdplan works here: asked of the kernel, or tried where that is silent.
 
-Owns the gathering. What facts mean is `doctor`'s; how fast things are, the other modules measure. It works without
+Owns the gathering. `doctor.py` judges them; the profiler measures how fast things are. It works without
 torch, and leaves nothing behind.
 """
 

@@ -1,6 +1,6 @@
-"""What a doctor found: findings, what they come to, and how they read.
+"""Findings: what the doctor found, whether training can run, and how that reads.
 
-Owns no judgement (`doctor`, `doctor_storage`).
+Owns no judgement: those are in `doctor.py` and `storage.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What a directory, its file system and its drives mean for a store.
+"""Judges a directory, its file system and its drives: what they mean for a store.
 
-Owns these judgements, as `doctor` owns those of the machine: facts in, findings out.
+Owns these judgements, as `doctor.py` owns those of the machine: facts in, findings out.
 """
 
 import errno

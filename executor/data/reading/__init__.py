@@ -1,1 +1,1 @@
-"""Files of data as documents: which files there are, in which formats, and where in them something stands."""
+"""Reading: finds the files of a data set and yields their documents and rows, each with its place."""

@@ -1,7 +1,7 @@
 """Documents and rows: what the files of a data set hold.
 
 Owns how each kind of file is read, and what is wrong with it: file, line or row, and reason. Which files are read is in
-`files`, what the fields of a row mean in `formats`. It never holds a whole file in memory.
+`files.py`, what the fields of a row mean in `data/samples/formats.py`. It never holds a whole file in memory.
 """
 
 import codecs

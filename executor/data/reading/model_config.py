@@ -1,4 +1,4 @@
-"""What a model's JSON documents may be, and what its config.json may say: checked before a library builds it.
+"""Checks a model's JSON documents, and what its config.json says, before a library builds the model.
 
 Owns the bounds. They lie far above what models have, and far below what a machine could only try to hold: a library
 builds what it is told, layer by layer. What is within them may still be no model; whoever builds it says so.

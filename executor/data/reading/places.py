@@ -1,4 +1,4 @@
-"""Places: which file or row is worked on, for whoever watches that work (`apart`)."""
+"""Places: the file or row that is being worked on, for the process that watches (`data/apart.py`)."""
 
 from collections.abc import Callable
 

@@ -1,1 +1,1 @@
-"""What a document means as a sample: its format, its conversation, and what is to be said of it."""
+"""Samples: the formats of documents, conversations and their chat templates, and notes for the user."""

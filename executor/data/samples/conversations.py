@@ -1,7 +1,7 @@
 """Conversations: messages become text by the model's own chat template, and where in it the assistant's messages are.
 
 Owns what is learnt of a conversation, in characters of its text, and what the template leaves out of it. A conversation
-of which that cannot be told is refused by name. What tokens the text becomes is in `rendering`.
+of which that cannot be told is refused by name. `data/rendering.py` makes tokens of the text.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Formats: what the fields of a row mean, and which format a data set has.
 
 Owns the four formats, how one is recognised by its fields, and what is wrong with a row of it. How a sample becomes
-text and tokens is in `rendering`.
+text and tokens is in `data/rendering.py`.
 """
 
 from collections.abc import Collection, Iterable, Iterator

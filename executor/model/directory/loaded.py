@@ -1,4 +1,4 @@
-"""What transformers' from_pretrained makes of a model beside reading its tensors: buffers, precision, and zeros.
+"""Finds out what transformers' from_pretrained does to a model besides reading tensors: buffers, precision, zeros.
 
 Owns these three questions, and answers them by the library's own means: its rule of which tensors stay in fp32, and its
 own initialisation of whatever was not read, watched for what it writes into parameters that were. It reads no weights.

@@ -1,8 +1,9 @@
-"""Finds out whether a model keeps sequences apart that share a row: none sees another, and positions begin again;
-whether what a row begins with is untouched by what follows, as by padding; and whether a token sees those behind it.
+"""Finds out whether a model keeps sequences apart that share a row.
 
-Owns these questions, and answers them by running the model's own forward and each of its layers on sequences side by
-side and alone, with matrices that stand for trained ones and take no memory.
+Owns three questions: whether no sequence sees another and positions begin again with each; whether the beginning of a
+row is untouched by what follows, such as padding; and whether a token sees those behind it. Answers them by running the
+model's own forward and each of its layers on sequences side by side and alone, with matrices that stand for trained
+ones and take no memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Finds out what a model's head does with positions: whether it acts on each by itself, so that its logits can be made
-in chunks of tokens, or lets one see those behind it.
+"""Finds out whether a model's head acts on each position by itself, so that its logits can be made in chunks of tokens.
 
-Owns these two questions, and answers them by running the model's own forward: a tiny input as a whole and in rows of
-one token, with random weights for a few entries of the vocabulary. It allocates nothing that grows with a vocabulary.
+Owns this question, and whether the head lets a position see those behind it. Answers them by running the model's own
+forward: a tiny input as a whole and in rows of one token, with random weights for a few entries of the vocabulary. It
+allocates nothing that grows with a vocabulary.
 """
 
 from __future__ import annotations

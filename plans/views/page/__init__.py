@@ -1,8 +1,9 @@
 """The page: one HTML file in which a plan, and a run of it, can be read and looked into, offline.
 
-Owns the document: what stands on it, in which order, and that it loads nothing. Its figures are written by text.py's
-functions, its colours are work.py's. Everything in a plan is another's text: it is escaped on its way into HTML and
-into the script's data, and a policy on the page allows no script and no style but those that came with it.
+Owns the document: what stands on it, in which order, and that it loads nothing. The functions of the other views write
+its figures; its colours are those of `analysis/work.py`. Everything in a plan is another's text: it is escaped on its
+way into HTML and into the script's data, and a policy on the page allows no script and no style but those that came
+with it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The colours of work.py as the page's style: in the dark, those that would drown are lighter ones of the same hue."""
+"""The page's colours: those of `analysis/work.py`; in the dark, lighter ones of the same hue where they would drown."""
 
 from ...analysis.work import OTHER_COLOUR, ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS
 

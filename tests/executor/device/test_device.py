@@ -1,5 +1,5 @@
 """The CUDA device itself, run on a processor against a stub of torch.cuda: what it asks of CUDA, and what it makes of
-failures. `test_gpu.py` has what only a GPU can tell."""
+failures. `tests/executor/test_gpu.py` has what only a GPU can tell."""
 
 import os
 from collections.abc import Iterator
