@@ -1,5 +1,6 @@
 """The documents say what the code does: fields, options, exit codes, bytes on ssd; and their links resolve."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -21,6 +22,7 @@ from ssdplan.plans.documents import plan, profile, run
 from ssdplan.plans.documents.base import Document, Part
 from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 from ssdplan.plans.views import quantities
+from tests.test_arrows import PARTS, ROOMS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -201,9 +203,48 @@ def test_the_estimates_in_the_readme_are_the_example_plans() -> None:
     assert sorted([cell.strip("*") for cell in row[2:]] for row in rows) == sorted(found)
 
 
-def test_files_named_in_the_architecture_exist() -> None:
-    for name in re.findall(r"`([\w/]+\.(?:py|cpp))`", read(ROOT / "docs" / "architecture.md")):
-        assert (ROOT / name).is_file(), f"architecture.md names {name}"
+@pytest.mark.parametrize("path", [README, ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.name)
+def test_files_of_code_that_a_document_names_exist(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", read(path), flags=re.MULTILINE | re.DOTALL)
+    for name in re.findall(r"(?<![\w./-])[\w./-]+\.(?:py|cpp)\b", text):
+        assert (ROOT / name).is_file(), f"{path.name} names {name}"
+
+
+def test_files_that_a_docstring_names_exist() -> None:
+    """By their path from the folder of the module, from its part or from the root."""
+    named = 0
+    for part in (*PARTS, "tests"):
+        for module in (ROOT / part).rglob("*.py"):
+            for text in docstrings(module):
+                for name in re.findall(r"`([\w/]+\.(?:py|cpp|hpp))`", text):
+                    named += 1
+                    found = (base / name for base in (module.parent, ROOT / part, ROOT))
+                    assert any(file.is_file() for file in found), f"{module.relative_to(ROOT)} names {name}"
+    assert named, "nothing was looked at"
+
+
+def docstrings(module: Path) -> list[str]:
+    """Of a module, its classes, functions and attributes: all strings that stand alone."""
+    nodes = [node.value for node in ast.walk(ast.parse(read(module))) if isinstance(node, ast.Expr)]
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_the_rooms_are_drawn_as_they_are() -> None:
+    """The drawing in architecture.md has every room of every part on its floor, from top to ground."""
+    (drawing,) = re.findall(r"^```\n(.*?)^```", read(ROOT / "docs" / "architecture.md"), re.MULTILINE | re.DOTALL)
+    drawn = {
+        part: [(int(floor), room) for floor, room in re.findall(r"^  (\d+) +(\S+)", lines, re.MULTILINE)]
+        for part, lines in re.findall(r"^(\w+)/\n((?:  .*\n)+)", drawing, re.MULTILINE)
+    }
+    built = {
+        part: [
+            (len(floors) - 1 - number, room if room.endswith(".py") else f"{room}/")
+            for number, rooms in enumerate(floors)
+            for room in rooms
+        ]
+        for part, floors in ROOMS.items()
+    }
+    assert drawn == built
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

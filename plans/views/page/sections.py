@@ -1,6 +1,6 @@
 """The page's parts: tables, lists and bars of what a plan holds, readable without a script.
 
-Owns words and order within a part. Figures are formatted as in `plan_text.py`, so that text and page agree; fields
+Owns words and order within a part. Figures read as in `views/plan_text.py`, so that text and page agree; fields
 that no part names are shown by `rest`, in their own names, so that nothing in a plan is left out.
 """
 
