@@ -14,7 +14,7 @@ from ..analysis.wear import share_of_rating
 from ..documents.plan import Plan
 from ..units import format_bytes
 from .quantities import decimal, duration, loss_figure, number, percent, times
-from .tables import COLUMNS, facts, page, wrapped
+from .tables import COLUMNS, Whole, facts, page, wrapped
 
 PLOT_COLUMNS = 78
 LOSS_ROWS, SPEED_ROWS = 10, 5
@@ -119,8 +119,7 @@ def _progress(curves: Curves, standing: Standing) -> list[str]:
     words = _how_far(curves, standing)
     if standing.store:  # paths and the command stand alone: to be copied
         once = "This removes it:" if standing.done else "Once the run is done, this removes it:"
-        removes = [once, f"  ssdplan volume drop {standing.directory} --yes"]
-        words += [*standing.store, *removes]
+        words += [*map(Whole, standing.store), once, Whole(f"  ssdplan volume drop {standing.directory} --yes")]
     elif standing.dropped is not None:
         words += wrapped(f"Its store was dropped with the states after step {standing.dropped}; it cannot go on.")
     return words
@@ -136,7 +135,7 @@ def _how_far(curves: Curves, standing: Standing) -> list[str]:
             return [words]
         if not standing.snapshots:
             return [words, "It kept no snapshots, so it cannot go on."]
-        return [words, f"It goes on with: ssdplan run --resume {standing.directory}"]
+        return [words, Whole(f"It goes on with: ssdplan run --resume {standing.directory}")]
     if not len(curves):
         return [f"{far}; none is done yet."]
     silent = max(standing.now - curves.written_at, 0.0)
@@ -149,7 +148,7 @@ def _how_far(curves: Curves, standing: Standing) -> list[str]:
         return [words]
     if not standing.snapshots:
         return [words, "If it was stopped, it kept no snapshot to go on from."]
-    return [words, f"If it was stopped: ssdplan run --resume {standing.directory}"]
+    return [words, Whole(f"If it was stopped: ssdplan run --resume {standing.directory}")]
 
 
 def _of_held_out(curves: Curves) -> str:

@@ -15,13 +15,19 @@ NAME_COLUMNS = 24
 Row = Sequence[str]
 
 
+class Whole(str):
+    """A line that people copy, a path or a command: it is never cut, however long it is."""
+
+
 def page(title: str, opening: list[str], *sections: tuple[str, list[str]]) -> str:
-    """Lines that never exceed COLUMNS, whatever the documents say; sections without lines are left out."""
+    """Lines that never exceed COLUMNS, whatever the documents say, but for those that are `Whole`; sections without
+    lines are left out."""
     lines = [title, "=" * min(cell_len(title), COLUMNS), *opening]
     for heading, body in sections:
         if body:
             lines += ["", heading, *body]
-    return "\n".join(short(line, COLUMNS).rstrip() for line in lines) + "\n"
+    fitting = (clean(line) if isinstance(line, Whole) else short(line, COLUMNS) for line in lines)
+    return "\n".join(line.rstrip() for line in fitting) + "\n"
 
 
 def facts(*pairs: tuple[str, str]) -> list[str]:

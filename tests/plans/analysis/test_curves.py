@@ -17,6 +17,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.curves_plot import draw_curves, write_curves_plot
 from ssdplan.plans.views.curves_text import Standing, describe_curves, figures
+from ssdplan.plans.views.tables import COLUMNS
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.planned import planned
@@ -251,3 +252,13 @@ def test_no_share_of_a_rating_is_told_of_drives_that_were_not_profiled(tmp_path)
     assert dict(figures(curves, plan))["written to ssd"] == "10 kB, 1% of what the drive is rated for"
     curves.rated = False
     assert dict(figures(curves, plan))["written to ssd"] == "10 kB"
+
+
+def test_paths_and_commands_are_never_cut() -> None:
+    """People copy them; any other line ends where the page ends."""
+    path = "/a" * COLUMNS
+    store = ("Its store takes 5 MiB:", f"  {path}/volume-0.ssdplan")
+    standing = Standing(path, 8, False, True, 1e9, store, goes_on=False)
+    lines = describe_curves(Curves(), PLAN, standing).splitlines()
+    assert f"It goes on with: ssdplan run --resume {path}" in lines
+    assert f"  {path}/volume-0.ssdplan" in lines and f"  ssdplan volume drop {path} --yes" in lines
