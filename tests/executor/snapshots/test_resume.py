@@ -554,7 +554,7 @@ def test_a_store_that_is_missing_is_not_begun_again(directory, tmp_path, expecte
         raise Stop
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(session, "stage", killed)
+        patch.setattr(session, "carry_over", killed)
         resume(directory, out, volumes=(other,))
     shutil.copytree(tmp_path / "copy", other, dirs_exist_ok=True)
     drive.rename(tmp_path / "away")
