@@ -50,7 +50,15 @@ def rows(path: Path, *found: object) -> Path:
 
 def preview(model: Path, data: Path, limits: Limits = LIMITS) -> previewing.Preview:
     order = previewing.Order(
-        str(model), str(data), sequence_length=16, pack=False, format=None, append_eos=False, cache=None, samples=1
+        str(model),
+        str(data),
+        sequence_length=16,
+        usual_length=1024,
+        pack=False,
+        format=None,
+        append_eos=False,
+        cache=None,
+        samples=1,
     )
     return look_apart(order, None, limits)
 
@@ -136,7 +144,7 @@ def test_a_preview_is_bounded_too(model, tmp_path):
 def test_a_preview_in_a_process_of_its_own_is_the_same(model, tmp_path):
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     path = rows(tmp_path / "a.jsonl", *[TALK] * 9)
-    order = previewing.Order(str(model), str(path), 16, True, None, True, str(tmp_path / "cache"), 5)
+    order = previewing.Order(str(model), str(path), 16, 1024, True, None, True, str(tmp_path / "cache"), 5)
     told = []
     apart = look_apart(order, lambda done, total: told.append((done, total)))
     assert apart == previewing.look_here(order, None) and len(apart.shown) == 5 and told

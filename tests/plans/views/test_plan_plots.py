@@ -152,10 +152,10 @@ def test_a_roofline_far_above_does_not_flatten_the_curves() -> None:
     assert any("far above" in note.get_text() for note in axes.texts)
 
 
-@pytest.mark.parametrize("module", ["plots", "text", "usage"])
+@pytest.mark.parametrize("module", ["views.plan_plots", "views.plan_text", "analysis.memory_usage"])
 def test_what_importing_costs(module: str) -> None:
     """Nothing here imports the planner, the executor or torch; only plots needs matplotlib, and not its pyplot."""
     code = f"import sys, ssdplan.plans.{module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "matplotlib.pyplot", "ssdplan.planner", "ssdplan.executor", "ssdplan.profiler"} & set(loaded)
-    assert ("matplotlib" in loaded) == (module == "plots")
+    assert ("matplotlib" in loaded) == (module == "views.plan_plots")
