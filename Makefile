@@ -1,5 +1,6 @@
 # make venv         .venv with the package (editable) and all that the tests and the demo need
 # make test         lint, the native programs under sanitisers, then the tests, JOBS=2 at once
+# make quick        the inner loop: lint, types, and the tests that take little time (CONTRIBUTING.md says what is left out)
 # make gpu          five minutes on a GPU, in six steps: WHEELS=DIR, and GPU="--steps tests" and the like
 #                   (CONTRIBUTING.md), with $(PYTHON) as it is: no .venv, no network
 # make demo         a real model: measured, planned, trained from ssd, and asked something
@@ -17,7 +18,7 @@ JOBS ?= 2
 PARTS := plans profiler planner executor native rivals commands
 CXX_SOURCES := $(wildcard native/src/*.cpp native/src/*.hpp tests/native/cpp/*.cpp tests/native/cpp/*.hpp)
 
-.PHONY: venv test lint format native-test gpu demo bench compare headline clean
+.PHONY: venv test quick lint format native-test gpu demo bench compare headline clean
 .DELETE_ON_ERROR:
 
 venv: $(VENV)/.stamp
@@ -57,6 +58,13 @@ native-test: venv
 test: venv
 	$(MAKE) -j2 lint native-test
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# The quick tests of planner and plans, of the command line and of the kernels.
+QUICK := tests/test_arrows.py tests/test_docs.py tests/commands/test_help.py tests/commands/test_solve.py \
+  tests/native/test_adamw.py tests/native/test_checksum.py tests/planner/program tests/planner/predict \
+  tests/plans/analysis tests/plans/documents tests/plans/graph tests/plans/test_files.py
+quick: lint
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(QUICK)
 
 # With $(PYTHON) as it is: what it lacks is taken from a folder of wheels or named, and ssdplan is built into .gpu.
 gpu:

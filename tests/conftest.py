@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -56,3 +57,12 @@ def _little_to_collect() -> None:
     """Every run collects garbage at its beginning; what tests have imported is none, and took it half a second each."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _umask_as_it_was() -> Iterator[None]:
+    """A command makes what its process writes private, and a test may call one in the process of the others."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    yield
+    os.umask(umask)

@@ -642,6 +642,7 @@ def test_a_lock_limit_leaves_memory_unregistered_and_usable() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own cannot be entered by an unprivileged user
         Path(folder).chmod(0o755)
         (Path(folder) / "file").write_bytes(bytes(PAGE))
+        (Path(folder) / "file").chmod(0o644)
         subprocess.run([sys.executable, "-c", script, f"{folder}/file"], check=True, timeout=HANG_SECONDS)
 
 
