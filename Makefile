@@ -59,10 +59,9 @@ test: venv
 	$(MAKE) -j2 lint native-test
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# The quick tests of planner and plans, of the command line and of the kernels.
-QUICK := tests/test_arrows.py tests/test_docs.py tests/commands/test_help.py tests/commands/test_solve.py \
-  tests/native/test_adamw.py tests/native/test_checksum.py tests/planner/program tests/planner/predict \
-  tests/plans/analysis tests/plans/documents tests/plans/graph tests/plans/test_files.py
+# The quick tests of plans, of the linear program, of the command line's help and of a kernel.
+QUICK := tests/test_arrows.py tests/test_docs.py tests/commands/test_help.py tests/native/test_checksum.py \
+  tests/planner/program/test_linear_program.py tests/plans/documents tests/plans/graph tests/plans/test_files.py
 quick: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(QUICK)
 
