@@ -91,11 +91,12 @@ def call(options: Options) -> int:
 def _curves(run: Path, plan: Plan) -> "Curves | None":
     """What the run's metrics say so far; None where it has none, or is none that is known by its run.json."""
     from ssdplan.plans.analysis.curves import Curves, read_curves
-
-    if not (run / "run.json").exists():
-        return None
-    from ssdplan.executor.snapshots.run_directory import METRICS, on_planned_drives
+    from ssdplan.plans.documents.metrics import METRICS
     from ssdplan.plans.documents.run import RUN, Run
+
+    if not (run / RUN).exists():
+        return None
+    from ssdplan.executor.snapshots.run_directory import on_planned_drives
 
     metrics = run / METRICS
     curves = read_curves(metrics) if metrics.exists() else Curves()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ssdplan.plans.documents.plan import ScheduleName
 from ssdplan.plans.documents.state_layout import OptimizerStates
 
 
@@ -25,7 +26,7 @@ class FixedChoices:
     kept: Mapping[str, tuple[float, float]] | None = None
     """State class -> the fractions of its states whose parameters stay on the device, for the whole run and across the
     turn. None leaves both to the program, as fractions of elements; where `Limits.device_bytes` is None, they are 0."""
-    schedule: Literal["vertical", "horizontal"] = "vertical"
+    schedule: ScheduleName = "vertical"
     """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
     unified_memory: bool = False
     """Compute works on host memory: what "the device keeps" is kept there, by whole states, and no parameters are in

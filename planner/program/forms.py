@@ -7,19 +7,17 @@ one set of forms serves every program on the same work.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from ssdplan.plans.documents.plan import ScheduleName
 from ssdplan.plans.documents.profile import Machine, Model, update_rate
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
-from . import horizontal
-from . import traffic as vertical
-from .traffic import LayerGroup, Stage, device_bytes, layer_groups, total_bytes, without_links
+from .horizontal import HORIZONTAL
+from .traffic import VERTICAL, LayerGroup, Stage, Traffic, device_bytes, layer_groups, total_bytes, without_links
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, Linear, Variable, is_constant, seconds_of_stage, variables_of
 
-TRAFFIC = {"vertical": vertical, "horizontal": horizontal}
-"""Schedule -> what its stages move, and what it keeps."""
+TRAFFIC: dict[ScheduleName, Traffic] = {"vertical": VERTICAL, "horizontal": HORIZONTAL}
 REMEMBERED = 16
 """Forms that are kept for the next program on the same work."""
 
@@ -30,7 +28,7 @@ class Work:
 
     micro_batch_size: int
     micro_batches: int
-    schedule: Literal["vertical", "horizontal"]
+    schedule: ScheduleName
     optimizer_states: OptimizerStates
     unified_memory: bool
     keeps: bool

@@ -13,7 +13,7 @@ from ssdplan.plans.documents.state_layout import (
     checkpoint_bytes,
 )
 
-from .traffic import LayerGroup, Stage
+from .traffic import LayerGroup, Stage, Traffic
 from .traffic import host_bytes as vertical_host_bytes
 from .traffic import ssd_bytes as vertical_ssd_bytes
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, Linear, Variable, variables_of
@@ -141,3 +141,6 @@ def _parameters_read(model: Model, group: LayerGroup) -> dict[Variable, float]:
 
 def _checkpoint_on_ssd(nbytes: int) -> dict[Variable, float]:
     return {CONSTANT: float(nbytes), CHECKPOINTS_ON_HOST: -float(nbytes)} if nbytes else {}
+
+
+HORIZONTAL = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)

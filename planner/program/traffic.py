@@ -4,7 +4,7 @@ Owns the traffic of a stage (GreedySnake sections 3 and 4), refined to what the 
 forward stage, states may be tied or frozen, the stack of blocks has ends. It knows no rates.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -145,46 +145,63 @@ def host_bytes(
     model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
 ) -> Linear:
     """What stays on host for the whole run: states, checkpoints, and what of delayed gradients these do not hold."""
-    element = ELEMENT_BYTES[model.precision]
-    total: dict[Variable, float] = {}
-    for group in groups:
-        for use in group.uses:
-            if use.own:
-                fractions = variables_of(use.state_class)
-                size = group.count * use.elements
-                for variable in fractions.parameters.on_host:
-                    _add(total, variable, element * size)
-                if use.frozen:
-                    continue
-                for variable in fractions.optimizer.on_host:
-                    _add(total, variable, OPTIMIZER_BYTES[optimizer_states] * size)
-                _add(total, fractions.gradient_host, GRADIENT_BYTES * size)
-        if group.role == "block" and group.backward:
-            _add(total, CHECKPOINTS_ON_HOST, group.count * n * checkpoint_bytes(model, micro_batch_size))
-    return total
+    return _kept_bytes(model, groups, micro_batch_size, n, optimizer_states, on_host=True)
 
 
 def ssd_bytes(
     model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
 ) -> Linear:
     """The size of the store."""
+    return _kept_bytes(model, groups, micro_batch_size, n, optimizer_states, on_host=False)
+
+
+def _kept_bytes(
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    micro_batch_size: int,
+    n: int,
+    optimizer_states: OptimizerStates,
+    *,
+    on_host: bool,
+) -> Linear:
+    """What a tier, host or ssd, keeps of states, delayed gradients and activation checkpoints."""
     element = ELEMENT_BYTES[model.precision]
     total: dict[Variable, float] = {}
     for group in groups:
         for use in group.uses:
             if use.own:
-                fractions = variables_of(use.state_class)
+                x = variables_of(use.state_class)
                 size = group.count * use.elements
-                for variable in fractions.parameters.on_ssd:
+                for variable in x.parameters.on_host if on_host else x.parameters.on_ssd:
                     _add(total, variable, element * size)
                 if use.frozen:
                     continue
-                for variable in fractions.optimizer.on_ssd:
+                for variable in x.optimizer.on_host if on_host else x.optimizer.on_ssd:
                     _add(total, variable, OPTIMIZER_BYTES[optimizer_states] * size)
-                _add(total, fractions.gradient_ssd, GRADIENT_BYTES * size)
+                _add(total, x.gradient_host if on_host else x.gradient_ssd, GRADIENT_BYTES * size)
         if group.role == "block" and group.backward:
-            _add_checkpoints_on_ssd(total, group.count * n * checkpoint_bytes(model, micro_batch_size))
+            checkpoints = group.count * n * checkpoint_bytes(model, micro_batch_size)
+            if on_host:
+                _add(total, CHECKPOINTS_ON_HOST, checkpoints)
+            else:
+                _add_checkpoints_on_ssd(total, checkpoints)
     return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one order of operations (`plans/schedule/order.py`) moves and keeps, as linear forms."""
+
+    stages: Callable[[Model, tuple[LayerGroup, ...], int, int, OptimizerStates], tuple[Stage, ...]]
+    """Of a model, its groups of layers, rows a micro-batch, micro-batches and format of optimizer states: every kind of
+    stage of a step."""
+    host_bytes: Callable[[Model, tuple[LayerGroup, ...], int, int, OptimizerStates], Linear]
+    """Of the same: what stays on host for the whole run."""
+    ssd_bytes: Callable[[Model, tuple[LayerGroup, ...], int, int, OptimizerStates], Linear]
+    """Of the same: the size of the store."""
+
+
+VERTICAL = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)
 
 
 def device_bytes(model: Model, groups: tuple[LayerGroup, ...]) -> Linear:

@@ -12,6 +12,7 @@ from ssdplan.planner.predict.peaks import predict_peaks
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.program import horizontal
 from ssdplan.planner.program.choices import FixedChoices, Limits
+from ssdplan.planner.program.forms import TRAFFIC
 from ssdplan.planner.program.placement import footprint
 from ssdplan.planner.program.program import program_bound, solve_program
 from ssdplan.planner.program.traffic import layer_groups, total_bytes
@@ -19,7 +20,7 @@ from ssdplan.planner.program.variables import CHECKPOINTS_ON_HOST, CONSTANT, val
 from ssdplan.planner.request import SolveRequest
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.build import ORDERS, build_schedule
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.predict.test_drive import seconds_by_turns
@@ -64,6 +65,10 @@ def test_counts_what_the_graph_moves_to_the_byte(
     assert found.ssd_bytes == schedule.arenas["ssd"]
     assert found.host_bytes == predict_peaks(schedule, model, decision).residents
     assert found.ssd_write_bytes == schedule.traffic("steady")["write"]
+
+
+def test_every_order_of_operations_has_its_traffic() -> None:
+    assert set(TRAFFIC) == set(ORDERS)
 
 
 @RELAXED
