@@ -126,10 +126,14 @@ def _standing(run: Path, curves: "Curves") -> "Standing":
 
 
 def _store(run: Path, kept: "Run") -> tuple[str, ...]:
-    """Lines on what there is of a run's store; none where there is nothing."""
+    """Lines on what there is of a run's store; none where there is nothing. Of a run that was begun elsewhere, its own
+    directory alone is looked at."""
+    from ssdplan.executor.snapshots.run_directory import is_known, lies_in
     from ssdplan.executor.store import inspect
 
     places = [place for place in map(Path, kept.volumes or (run,)) if place.exists()]
+    if not is_known(kept, run):
+        places = [place for place in places if lies_in(run, place)]
     try:
         volumes = [info for info in inspect(places) if info.superblock and info.superblock.store.hex() in kept.stores]
     except (IoFailure, StoreError) as error:

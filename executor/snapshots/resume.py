@@ -19,7 +19,7 @@ from ssdplan.plans.files import Folder
 from ..metrics.metrics import lines, tells_of_snapshot
 from ..recipe import Recipe
 from ..store import SUFFIX, Lying, discard, survey, sweep
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, lies_in
 from .snapshots import Origin, Snapshot
 
 
@@ -147,7 +147,7 @@ def stores_of(directory: RunDirectory, volumes: Sequence[Path], *, confirm: str)
     Raises UsageError for a run that was begun elsewhere, whose places outside of its directory must be named.
     """
     path, told = directory.path, (*directory.volumes, *directory.left)
-    outside = [] if directory.known else [place for place in told if not _in(path, place)]
+    outside = [] if directory.known else [place for place in told if not lies_in(path, place)]
     if outside and not volumes:
         raise UsageError(
             f"{path}: was begun elsewhere or by somebody else, and its {RUN} has its store outside of it, in "
@@ -160,7 +160,7 @@ def stores_of(directory: RunDirectory, volumes: Sequence[Path], *, confirm: str)
     own = tuple(
         lying
         for lying in stores
-        if directory.known or all(_in(path, each) and each.lstat().st_nlink == 1 for each in lying.paths)
+        if directory.known or all(lies_in(path, each) and each.lstat().st_nlink == 1 for each in lying.paths)
     )
     return Found(places, stores, own)
 
@@ -184,7 +184,7 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
         found = stores_of(directory, volumes, confirm="" if reading else "--adopt")
         ours, places = found.stores, found.places
         if not directory.known and not reading:
-            foreign = [str(place) for lying in ours for place in lying.paths if not _in(path, place)]
+            foreign = [str(place) for lying in ours for place in lying.paths if not lies_in(path, place)]
             if foreign and not adopt:
                 raise UsageError(
                     f"{path}: was begun elsewhere or by somebody else; going on with it writes to {' '.join(foreign)}, "
@@ -249,12 +249,6 @@ def _last_told(folder: Folder) -> int:
             for line in lines(folder):
                 told = operator.index(line["step"]) if "snapshot_seconds" in line else told
     return told
-
-
-def _in(directory: Path, place: Path) -> bool:
-    """Whether `place` is the directory, or an entry of it, links resolved."""
-    here, there = directory.resolve(), place.resolve()
-    return here in (there, there.parent)
 
 
 def _holds(place: Path, volume: Path) -> bool:

@@ -58,6 +58,18 @@ def require_run(path: Path) -> None:
         raise UsageError(f"{path}: no run that could go on: it has no {RUN}")
 
 
+def is_known(run: Run, path: Path) -> bool:
+    """Whether this user began the run of that run.json in the directory `path`. What it says of places outside of the
+    directory is believed only then."""
+    return run.identity is not None and Claims.of_user().knows(run.identity, path)
+
+
+def lies_in(directory: Path, place: Path) -> bool:
+    """Whether `place` is the directory, or an entry of it, links resolved."""
+    here, there = directory.resolve(), place.resolve()
+    return here in (there, there.parent)
+
+
 def on_planned_drives(plan: Plan, places: Sequence[Path]) -> bool:
     """Whether a store at `places` lies on the drives that the plan's profile measured, as many and in their order."""
     return [_drive(path) for path in places] == [_drive(Path(volume.path)) for volume in plan.machine.volumes]
@@ -119,8 +131,7 @@ class RunDirectory:
         with _locked(path) as folder:
             folder.require_own()
             run = Run.parse(folder.read(RUN, MAX_DOCUMENT_BYTES, "run"), path / RUN)
-            known = run.identity is not None and Claims.of_user().knows(run.identity, path)
-            opened = cls(folder, run, known=known)
+            opened = cls(folder, run, known=is_known(run, path))
             _remove_unfinished(folder)
             yield opened
 

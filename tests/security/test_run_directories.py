@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from ssdplan.cli import main
+from ssdplan.commands import show
 from ssdplan.executor.snapshots.claims import Claims
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.store import inspect
-from ssdplan.plans.documents.run import Run
+from ssdplan.plans.documents.run import SCHEMA, Run
 from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.files import LinkError
 from tests.executor.memory.test_migration import SPREAD
@@ -218,3 +219,18 @@ def test_to_go_on_is_offered_where_it_can_be(directory, tmp_path, snapshots, off
     with pytest.raises(UsageError, match="exists already") as caught:
         train_run(directory, out, plan_of(directory, SPREAD))
     assert ("--resume" in str(caught.value)) == offered
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_shown_run_that_came_from_elsewhere_names_no_place_outside_of_it(known, tmp_path, monkeypatch):
+    """Its run.json may name any directory; `show` would advise to remove what lies there."""
+    run, outside = tmp_path / "run", tmp_path / "drive"
+    run.mkdir()
+    outside.mkdir()
+    kept = Run.model_validate({"schema": SCHEMA, "identity": "0" * 32, "volumes": [str(outside)]}, strict=False)
+    if known:
+        Claims.of_user().note("0" * 32, run)
+    looked_at = []
+    monkeypatch.setattr("ssdplan.executor.store.inspect", lambda places: looked_at.extend(places) or [])
+    assert show._store(run, kept) == ()
+    assert looked_at == ([outside] if known else [])
