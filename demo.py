@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 SEQUENCE_LENGTH = 256
 MICRO_BATCH_SIZES = "1,2,4"
-PRECISION = "bf16"
+PRECISION: Literal["bf16"] = "bf16"
 HOST_MEMORY = "512MiB"
 GLOBAL_BATCH = 8
 STEPS = 20
@@ -176,7 +176,7 @@ def train_and_use(directory: Path) -> None:
     if not profile.exists():
         ssdplan(
             *("profile", "--model", directory / "model", "--volume", directory, "--sequence-length", SEQUENCE_LENGTH),
-            *("--micro-batch-sizes", MICRO_BATCH_SIZES, "--precision", PRECISION, "-o", profile),
+            *("--micro-batch-sizes", MICRO_BATCH_SIZES, "--precision", precision(), "-o", profile),
         )
     else:
         say(f"profile: {profile} is there (remove it to measure again)")
@@ -194,6 +194,16 @@ def train_and_use(directory: Path) -> None:
     from ssdplan.plans.views.report_text import describe_report
 
     print(f"\nPredicted before the run, and measured: {describe_report(out / 'report.json')}")
+
+
+def precision() -> str:
+    """What to compute in: PRECISION, or what is faster where this processor multiplies slowly in that."""
+    from ssdplan.profiler.products import faster_precision, product_costs
+
+    faster = faster_precision(PRECISION, product_costs((PRECISION,)))
+    if faster:
+        say(f"precision: {faster}, since this processor is slow in {PRECISION}")
+    return faster or PRECISION
 
 
 def ssdplan(*arguments: object) -> None:

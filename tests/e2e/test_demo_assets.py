@@ -266,9 +266,16 @@ def test_archives_cannot_reach_outside(demo: ModuleType, tmp_path: Path) -> None
 # The commands
 
 
+@pytest.mark.parametrize(("cost", "precision"), [(0.5, "bf16"), (9.6, "fp32")])
 def test_the_demo_types_what_a_user_types(
-    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cost: float,
+    precision: str,
 ) -> None:
+    """In the precision that is fast here: `cost` is what products in bf16 take, beside fp32."""
     made: list[list[str]] = []
     report = {
         "model": "model",
@@ -295,6 +302,7 @@ def test_the_demo_types_what_a_user_types(
     program.touch()
     monkeypatch.setattr(demo.sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr("ssdplan.profiler.products.product_costs", lambda precisions: {"bf16": cost})
     monkeypatch.setattr(demo, "prepare_assets", lambda directory: None)
     monkeypatch.setattr(demo, "generated", lambda model_dir, prompt, new_tokens: f"from {model_dir}")
     (tmp_path / "demo" / "run").mkdir(parents=True)
@@ -304,8 +312,8 @@ def test_the_demo_types_what_a_user_types(
     shown = capsys.readouterr().out
     typed = [line.removeprefix("$ ssdplan ") for line in shown.splitlines() if line.startswith("$ ")]
     assert typed == [
-        "profile --model demo/model --volume demo --sequence-length 256 --micro-batch-sizes 1,2,4 --precision bf16 "
-        "-o demo/profile.json",
+        "profile --model demo/model --volume demo --sequence-length 256 --micro-batch-sizes 1,2,4 "
+        f"--precision {precision} -o demo/profile.json",
         "solve demo/profile.json --host-memory 512MiB --global-batch 8 -o demo/plan.json",
         "show demo/plan.json --plots demo/plots",
         "run demo/plan.json --data demo/train --eval-data demo/heldout.txt --eval-every 10 --steps 20 --lr 5e-5 "
