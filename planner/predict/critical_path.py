@@ -2,6 +2,10 @@
 
 Owns the critical path (the chain of operations, each held up by the one before it, that makes the step as long as it
 is) and the split of every resource's idle seconds by what it waited for. It reads a timeline and times nothing itself.
+
+The chains are plain arrays. A networkx graph of the waits and the lanes takes 3.4 times as long to make as all of this
+(1.3 s beside 0.39 s of processor time, medians of 5 in turns, for 78,000 operations with 706,000 waits), before a path
+is looked for in it.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Overlay: a measured step laid over the predicted one, operation by operation, and what compute waited for.
 
 Owns the comparison. Both timelines are of one graph, so an operation is the same in both. It predicts and measures
-nothing itself; `views/overlay_text.py` has the words.
+nothing itself; `views/overlay_text.py` has the words. Chains are walked in plain arrays, for the reason that
+`planner/predict/critical_path.py` gives.
 """
 
 from collections import Counter, defaultdict

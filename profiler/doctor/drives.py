@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import networkx
+
 from ssdplan.native.process import read_lines, read_words
 
 _NOT_REAL = ("QEMU", "VBOX", "VMware", "Virtual", "Amazon Elastic Block", "PersistentDisk", "Msft")
@@ -67,17 +69,24 @@ def drives_of(directory: Path, mount: Mount | None, root: Path = Path("/")) -> t
     for number in numbers:
         block = root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
         if block.exists():
-            return tuple(_drive(each) for each in _below(block.resolve()))
+            return tuple(_drive(each) for each in _below(block.resolve(), root))
     return ()
 
 
-def _below(block: Path) -> list[Path]:
-    """The drives that a block device is made of."""
-    if (block / "partition").exists():
-        block = block.parent
-    parts = sorted((block / "slaves").glob("*"))
-    found = [drive for part in parts for drive in _below(part.resolve())] or [block]
-    return list(dict.fromkeys(found))
+def _below(block: Path, root: Path) -> list[Path]:
+    """The drives that a block device is made of: of all that it lies on, what lies on nothing."""
+    below = _block_devices(root)
+    below.add_node(block)
+    return [each for each in networkx.dfs_preorder_nodes(below, block) if not below[each]]
+
+
+def _block_devices(root: Path) -> "networkx.DiGraph[Path]":
+    """Each block device -> what it lies on: a partition on its drive, a mapping or an array on its parts, by name."""
+    below: networkx.DiGraph[Path] = networkx.DiGraph()
+    for block in {link.resolve() for link in (root / "sys/dev/block").glob("*")}:
+        parts = [block.parent] if (block / "partition").exists() else sorted((block / "slaves").glob("*"))
+        below.add_edges_from((block, part.resolve()) for part in parts)
+    return below
 
 
 def _drive(block: Path) -> Drive:

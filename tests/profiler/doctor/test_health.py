@@ -138,6 +138,44 @@ def test_an_array_is_on_all_its_drives_and_a_virtual_one_on_none_that_is_known(t
     assert (other.name, other.usb, other.virtual, other.model, other.nbytes) == ("vdb", False, True, "", 0)
 
 
+def plainly_below(block: Path) -> list[Path]:
+    """The drives of a block device, by going down each way."""
+    if (block / "partition").exists():
+        block = block.parent
+    parts = sorted((block / "slaves").glob("*"))
+    found = [drive for part in parts for drive in plainly_below(part.resolve())] or [block]
+    return list(dict.fromkeys(found))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_drives_are_found_through_any_stack(tmp_path_factory, data) -> None:
+    """Partitions, mappings and arrays on each other, at random, each shown in /sys as the kernel does."""
+    root = tmp_path_factory.mktemp("root")
+    devices = root / "sys/devices/block"
+    blocks = [devices / f"d{number}" for number in range(data.draw(st.integers(1, 6)))]
+    blocks += [block / f"{block.name}p{number}" for block in blocks for number in range(data.draw(st.integers(0, 2)))]
+    for block in blocks:
+        block.mkdir(parents=True)
+        if block.parent != devices:
+            (block / "partition").write_text("1")
+    for number in range(data.draw(st.integers(0, 6))):
+        mapped = devices / data.draw(st.sampled_from([f"m{number}", f"a{number}"]))
+        (mapped / "slaves").mkdir(parents=True)
+        for part in data.draw(st.lists(st.sampled_from(blocks), unique=True, max_size=4)):
+            (mapped / "slaves" / part.name).symlink_to(part)
+        blocks.append(mapped)
+    (root / "sys/dev/block").mkdir(parents=True)
+    for number, block in enumerate(data.draw(st.permutations(blocks))):
+        (root / f"sys/dev/block/9:{number}").symlink_to(block)
+    for block in blocks:
+        number = os.stat(root).st_dev
+        link = root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(block)
+        assert [drive.name for drive in drives_of(root, None, root)] == [one.name for one in plainly_below(block)]
+
+
 def test_a_real_drive_may_stand_among_the_virtual_ones(tmp_path) -> None:
     """Kernels that know several paths to an NVMe drive show it there."""
     way = "virtual/nvme-subsystem/nvme-subsys0/nvme0n1"
