@@ -32,6 +32,9 @@ NEEDED = {
     "typing_inspection": "typing-inspection",
     "highspy": "highspy",
     "pulp": "pulp",
+    "networkx": "networkx",
+    "pandas": "pandas",
+    "dateutil": "python-dateutil",
 }
 """Module -> package: what ssdplan cannot be without, and an installation of PyTorch and transformers may lack."""
 OLDEST_CLICK = (8, 5)

@@ -20,6 +20,7 @@ class Options:
     volume: Sequence[Path]
     pairs: int
     size: int
+    csv: Path | None
     json: bool
 
 
@@ -43,7 +44,10 @@ def command() -> Command:
         click.Option(["--pairs"], type=COUNT, default=10, metavar="N", help="runs of each side, in turns"),
         click.Option(["--size"], type=SIZE, default="1GiB", metavar="SIZE", help="size of the files, and of memory"),
     )
-    output = (click.Option(["--json"], is_flag=True, help="print the figures as JSON"),)
+    output = (
+        of.csv_option("also write the rows here"),
+        click.Option(["--json"], is_flag=True, help="print the figures as JSON"),
+    )
     return Command(
         Options,
         call,
@@ -58,8 +62,9 @@ def command() -> Command:
 def call(options: Options) -> int:
     if not options.only or "engine" in options.only:
         of.require_engine()
+    of.require_writable(options.csv, "--csv")
     from ssdplan.profiler.bench.bench import GROUPS, bench
-    from ssdplan.profiler.bench.report import describe_bench
+    from ssdplan.profiler.bench.report import describe_bench, rows_frame
 
     if options.volume and options.only and "engine" not in options.only:
         raise UsageError("--volume is for the engine, which --only leaves out")
@@ -75,4 +80,6 @@ def call(options: Options) -> int:
     finally:
         line.done()
     print(found.json() if options.json else describe_bench(found), end="")
+    if options.csv:
+        of.write_table(rows_frame(found.rows), options.csv)
     return 0

@@ -33,6 +33,7 @@ class Options:
     volume: Path
     work: Path | None
     plots: Path | None
+    csv: Path | None
     json: bool
 
 
@@ -109,6 +110,7 @@ def command() -> Command:
     )
     output = (
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="also draw it here (PNG) [none]"),
+        of.csv_option("also write the figures of each arm here"),
         click.Option(["--json"], is_flag=True, help="print the figures as JSON"),
     )
     return Command(
@@ -125,9 +127,9 @@ def command() -> Command:
 
 def call(options: Options) -> int:
     of.require_engine()
+    of.require_writable(options.csv, "--csv")
     from ssdplan.rivals.arms import Batch
     from ssdplan.rivals.compare import Request, compare
-    from ssdplan.rivals.comparison import describe_comparison
 
     line = ProgressLine("compare")
     try:
@@ -156,7 +158,11 @@ def call(options: Options) -> int:
         )
     finally:
         line.done()
+    from ssdplan.rivals.comparison_text import arms_frame, describe_comparison
+
     of.print_document(found, describe_comparison(found), options.json)
+    if options.csv:
+        of.write_table(arms_frame(found), options.csv)
     if options.plots:
         from ssdplan.rivals.picture import write_picture
 

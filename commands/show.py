@@ -33,6 +33,7 @@ class Options:
     plots: Path | None
     html: Path | None
     trace: Path | None
+    csv: Path | None
     json: bool
 
 
@@ -44,6 +45,7 @@ def command() -> Command:
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="plots (PNG) of the plan or run [none]"),
         click.Option(["--html"], type=PATH, metavar="FILE", help="one page to look at in a browser [none]"),
         click.Option(["--trace"], type=PATH, metavar="FILE", help="the plan's step as a Chrome trace [none]"),
+        of.csv_option("the run's steps as a table"),
     )
     output = (click.Option(["--json"], is_flag=True, help="print the document as JSON"),)
     return Command(Options, call, [document], [Section("Files to write", drawn), Section("Output", output)])
@@ -54,18 +56,21 @@ _FILES_OF_A_RUN = ("plan.json", "run.json", "metrics.jsonl", "report.json", "tra
 
 def call(options: Options) -> int:
     from ssdplan.plans.schedule.build import build_schedule
-    from ssdplan.plans.views.curves_text import describe_curves
     from ssdplan.plans.views.overlay_text import describe_overlay
     from ssdplan.plans.views.plan_text import describe_plan
     from ssdplan.plans.views.profile_text import describe_profile
     from ssdplan.plans.views.report_text import describe_report, report_json
 
     path = options.document
+    of.require_writable(options.csv, "--csv")
     if path.is_dir():
         with Folder(path) as folder:
             for name in _FILES_OF_A_RUN:
                 folder.has_file(name)  # a link is an error: what it points at is not the run's
     document = _open_document(path / "plan.json" if path.is_dir() else path)
+    if options.csv and not (path / "run.json").exists():
+        kind = type(document).__name__.lower()
+        raise UsageError(f"{path}: --csv writes the steps of a run, and a {kind} has none; name a run's directory")
     if isinstance(document, Profile):
         if options.plots or options.trace or options.html:
             raise UsageError(f"{path}: a profile has no plots, page or trace; give them a plan")
@@ -74,23 +79,28 @@ def call(options: Options) -> int:
     schedule = build_schedule(document.model, document.decision)
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
-    curves = _curves(path, document) if path.is_dir() else None
+    curves = _curves(path, document, every=options.csv is not None) if path.is_dir() else None
+    if options.csv and not curves:
+        raise UsageError(f"{path}: no step is done yet, so --csv has no table to write")
     if report and options.json:
         print(report_json(report, overlay))
     else:
         text = describe_plan(document, schedule)
         text += f"\n{describe_report(report)}\n" if report else ""
         text += f"\n{describe_overlay(overlay)}" if overlay else ""
-        text += f"\n{describe_curves(curves, document, _standing(path, curves))}" if curves else ""
+        text += f"\n{_of_training(path, curves, document)}" if curves else ""
         of.print_document(document, text, options.json)
     if options.plots or options.html or options.trace:
         _draw(options, document, schedule, overlay, curves)
+    if options.csv and curves:
+        of.write_table(curves.table(), options.csv)
     return 0
 
 
-def _curves(run: Path, plan: Plan) -> "Curves | None":
-    """What the run's metrics say so far; None where it has none, or is none that is known by its run.json."""
-    from ssdplan.plans.analysis.curves import Curves, read_curves
+def _curves(run: Path, plan: Plan, *, every: bool) -> "Curves | None":
+    """What the run's metrics say so far, with `every` number of a step; None where it has none, or is none that is
+    known by its run.json."""
+    from ssdplan.plans.analysis.curves import DRAWN, EVERY, Curves, read_curves
     from ssdplan.plans.documents.metrics import METRICS
     from ssdplan.plans.documents.run import RUN, Run
 
@@ -99,9 +109,15 @@ def _curves(run: Path, plan: Plan) -> "Curves | None":
     from ssdplan.executor.snapshots.run_directory import on_planned_drives
 
     metrics = run / METRICS
-    curves = read_curves(metrics) if metrics.exists() else Curves()
+    curves = read_curves(metrics, EVERY if every else DRAWN) if metrics.exists() else Curves()
     curves.rated = on_planned_drives(plan, [Path(place) for place in Run.load(run / RUN).volumes] or [run])
     return curves
+
+
+def _of_training(run: Path, curves: "Curves", plan: Plan) -> str:
+    from ssdplan.plans.views.curves_text import describe_curves
+
+    return describe_curves(curves, plan, _standing(run, curves))
 
 
 def _standing(run: Path, curves: "Curves") -> "Standing":

@@ -66,6 +66,7 @@ class Options:
     write_lp: Path | None
     sweep: str | None
     plots: Path | None
+    csv: Path | None
     json: bool
     output: Path | None
 
@@ -214,6 +215,7 @@ def _output() -> tuple[click.Option, ...]:
             help="print a table of plans instead of one plan; without STEP the value doubles [one plan]",
         ),
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]"),
+        of.csv_option("with --sweep, also write the table here"),
         click.Option(["--json"], is_flag=True, help="print the plan, or the sweep, as JSON"),
         click.Option(
             ["-o", "--output"],
@@ -231,6 +233,9 @@ def call(options: Options) -> int:
 
     if options.sweep is None and options.plots is not None:
         raise UsageError("--plots is of a --sweep; ssdplan show plan.json --plots DIR draws a plan")
+    if options.sweep is None and options.csv is not None:
+        raise UsageError("--csv is of a --sweep: one plan is no table; --json prints it as data")
+    of.require_writable(options.csv, "--csv")
     if options.sweep is not None and options.output is not None:
         raise UsageError("-o: a sweep writes no plan; leave it out")
     if options.sweep is not None and options.write_lp is not None:
@@ -374,7 +379,6 @@ def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest", asked: str) -> int:
     from ssdplan.planner.sweep import parse_range, sweep
-    from ssdplan.plans.views.sweep_text import describe_sweep
 
     values = parse_range(asked)
     line = ProgressLine("solve")
@@ -382,7 +386,12 @@ def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest"
         found = sweep(source, request, values, line)
     finally:
         line.done()
+    from ssdplan.plans.analysis.frames import sweep_frame
+    from ssdplan.plans.views.sweep_text import describe_sweep
+
     of.print_document(found, describe_sweep(found), options.json)
+    if options.csv:
+        of.write_table(sweep_frame(found), options.csv)
     if options.plots:
         from ssdplan.plans.views.sweep_plot import write_sweep_plot
 

@@ -1,6 +1,7 @@
-"""What a comparison found, as a document with the fields of docs/benchmarks.md and as text for a person.
+"""What a comparison found, as a document with the fields of docs/benchmarks.md.
 
-Owns the figures that are made of what was measured, and their layout. It runs nothing.
+Owns the figures that are made of what was measured; `comparison_text.py` has them as text and as a table. It runs
+nothing.
 """
 
 import statistics
@@ -10,16 +11,11 @@ from typing import Literal
 from pydantic import Field
 
 from ssdplan.plans.documents.base import Bytes, Count, Document, Part, Positive, Seconds
-from ssdplan.plans.units import format_bytes, format_seconds
-from ssdplan.plans.views.quantities import count, duration, number, times
-from ssdplan.plans.views.tables import facts, page, table, wrapped
 
 AGREEMENT = 2e-3
 """The most by which losses of the first step may differ. bf16 rounds otherwise in another order of additions, which
 moved them by up to 3e-4; other batches move them by more than ten times this."""
 MEMORY_COUNTED = "VmHWM"
-BUSY_CORES = 0.1
-SHOWN_STEPS = 12
 LETTERS = "ABCDEFGH"
 """Of the arms, in tables and pictures."""
 
@@ -222,134 +218,3 @@ def ratios(arms: Sequence[ArmResult], ours: set[str]) -> tuple[Ratio, ...]:
                 )
             )
     return tuple(found)
-
-
-def describe_comparison(found: Comparison) -> str:
-    """For a person, in at most 100 columns."""
-    machine = found.machine
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    rows = f"{found.micro_batches} x {found.micro_batch_size} rows of {found.sequence_length} tokens a step"
-    opening = (
-        f"Each arm trained the same weights on the same batches, {times(found.steps, 'step')} in a process of its own, "
-        f"{times(found.rounds, 'round')} in turns, the next round in the opposite order. A process's first step does "
-        "not count."
-    )
-    return page(
-        f"Comparison: {found.model}, {count(found.parameters)} parameters, {found.precision}, {found.device}, {rows}",
-        wrapped(opening),
-        (
-            "Machine",
-            facts(
-                ("processor", f"{machine.processor}, {machine.cores} cores, {times(machine.threads, 'thread')} an arm"),
-                *([("device", machine.device_name)] if machine.device_name else []),
-                ("host memory", format_bytes(machine.host_memory_bytes)),
-                ("software", f"Linux {machine.kernel}, Python {machine.python}"),
-                ("", versions),
-                ("volume", found.volume),
-                ("load before", f"{machine.load:.2f}"),
-                *_others(found),
-            ),
-        ),
-        ("Arms", _arms(found)),
-        ("Ours beside each rival: the median of the rounds' own ratios, and their quartiles", _ratios(found)),
-        ("Losses, step by step", _losses(found)),
-    )
-
-
-def _others(found: Comparison) -> list[tuple[str, str]]:
-    """How busy others kept the cores: threads that spin while they wait, as PyTorch's do, suffer most from it."""
-    each = [one.others_cores for arm in found.arms for one in arm.rounds]
-    if not each:
-        return []
-    words = f"{statistics.median(each):.2f} cores while the arms ran, {max(each):.2f} at the most"
-    busy = "; compare on a quiet machine" if max(each) > BUSY_CORES else ""
-    return [("others took", words + busy)]
-
-
-def _arms(found: Comparison) -> list[str]:
-    on_gpu = found.device != "cpu"
-    heads = ("peak memory", *(("on device",) if on_gpu else ()), "ssd read", "written")
-    cells = [("", "", "tokens/s", "step", "quartiles", *heads)]
-    remarks = []
-    for letter, arm in zip(LETTERS, found.arms, strict=False):
-        if arm.step_seconds is None:
-            cells.append((letter, arm.name, *"---", *"-" * len(heads)))
-        else:
-            assert arm.tokens_per_second and arm.step_seconds_low and arm.step_seconds_high
-            cells.append(
-                (
-                    letter,
-                    arm.name,
-                    number(arm.tokens_per_second),
-                    duration(arm.step_seconds),
-                    f"{duration(arm.step_seconds_low)} to {duration(arm.step_seconds_high)}",
-                    format_bytes(arm.peak_memory_bytes or 0),
-                    *((format_bytes(arm.peak_device_bytes or 0),) if on_gpu else ()),
-                    _bytes(arm.ssd_read_bytes),
-                    _bytes(arm.ssd_write_bytes),
-                )
-            )
-        remarks += [f"  {line}" for line in wrapped(f"{letter}: {arm.about}{_remark(arm)}")]
-    counted = (
-        f"Peak memory is the high-water mark of the process's resident memory, {found.memory_counted}, as the kernel "
-        "counts it: interpreter and libraries included. Bytes are a step's; ours are the run's metrics, "
-        "rivals' are what the kernel counts of the process."
-    )
-    if on_gpu:
-        counted += " On the device, the peak of its allocator, ours with the arena."
-    return [*table(cells, [], left=(0, 1)), *remarks, *(f"  {line}" for line in wrapped(counted))]
-
-
-def _remark(arm: ArmResult) -> str:
-    if arm.missing:
-        return f"; {'failed' if arm.failed else 'not measured'}: {arm.missing}"
-    words = ""
-    if arm.predicted_step_seconds:
-        words += f"; the plan predicted {format_seconds(arm.predicted_step_seconds)} a step"
-    if arm.rounds[0].ssd_read_bytes is not None and arm.kernel_read_bytes is not None:
-        words += (
-            f"; the kernel counts {format_bytes(arm.kernel_read_bytes)} read and "
-            f"{format_bytes(arm.kernel_write_bytes or 0)} written"
-        )
-    return words
-
-
-def _bytes(nbytes: int | None) -> str:
-    return "?" if nbytes is None else format_bytes(nbytes)
-
-
-def _ratios(found: Comparison) -> list[str]:
-    if not found.ratios:
-        return []
-    cells = [("", "", "tokens/s", "quartiles", "peak memory")]
-    cells += [
-        (
-            ratio.ours,
-            f"against {ratio.rival}",
-            f"{ratio.speed:.2f} times",
-            f"{ratio.speed_low:.2f} to {ratio.speed_high:.2f}",
-            f"{ratio.memory:.2f} times",
-        )
-        for ratio in found.ratios
-    ]
-    return table(cells, [])
-
-
-def _losses(found: Comparison) -> list[str]:
-    measured = [(letter, arm) for letter, arm in zip(LETTERS, found.arms, strict=False) if arm.losses]
-    if not measured:
-        return []
-    steps = range(found.steps)
-    left_out = max(0, found.steps - SHOWN_STEPS)
-    cells = [("step", *(letter for letter, _ in measured))]
-    for step in steps:
-        if not left_out or step < SHOWN_STEPS // 2 or step >= found.steps - SHOWN_STEPS // 2:
-            cells.append((str(step + 1), *(f"{arm.losses[step]:.5f}" for _, arm in measured)))
-        elif step == SHOWN_STEPS // 2:
-            cells.append(("...", *("" for _ in measured)))
-    letter = next(letter for letter, arm in measured if arm.name == found.reference)
-    differences = [f"{arm.loss_difference or 0:.1e}" for _, arm in measured]
-    cells.append((f"most from {letter}", *differences))
-    others = [letter for letter, arm in measured if arm.same_training is False]
-    remark = f"{', '.join(others)}: not the same training: the first loss is not {letter}'s. Compare nothing with it."
-    return [*table(cells, [], left=(0,)), *([f"  {line}" for line in wrapped(remark)] if others else [])]

@@ -180,13 +180,43 @@ def test_the_package_leaks_nothing_to_the_top_level(tmp_path):
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
 
 
-def test_a_run_that_may_replan_does_not_load_a_solver() -> None:
-    """It would be in the run's memory to its end."""
-    code = "import sys, ssdplan.planner.replan; print([m for m in ('pulp', 'highspy', 'torch') if m in sys.modules])"
+def loaded_by(code: str, *modules: str) -> str:
+    """Which of `modules` a process has loaded after `code`."""
+    code = f"import sys\n{code}\nprint('loaded:', *(name for name in {modules} if name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
     )
-    assert done.stdout == "[]\n"
+    return done.stdout.rpartition("loaded:")[2].strip()
+
+
+def test_a_run_loads_neither_a_solver_nor_tables_nor_graphs(tmp_path) -> None:
+    """They would be in the run's memory to its end. All of the executor is loaded, a replanner, and a table is read."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"text": pyarrow.array(["a", "b"]).dictionary_encode(), "other": [[1], [2]]})
+    parquet.write_table(table, tmp_path / "table.parquet")
+    names = [
+        ".".join(["ssdplan", *file.relative_to(ROOT).with_suffix("").parts])
+        for file in (ROOT / "executor").rglob("*.py")
+        if file.name != "__init__.py"
+    ]
+    assert "ssdplan.executor.train" in names
+    code = (
+        f"import ssdplan.commands.run, ssdplan.planner.replan, {', '.join(names)}\n"
+        "from pathlib import Path\n"
+        "from ssdplan.executor.data.reading.columns import rows\n"
+        f"assert len(list(rows(Path({str(tmp_path / 'table.parquet')!r}), ['text', 'other']))) == 2"
+    )
+    assert loaded_by(code, "pulp", "highspy", "pandas", "networkx") == ""
+    assert loaded_by("import ssdplan.planner.replan", "torch") == ""
+
+
+def test_tables_are_loaded_where_one_is_made() -> None:
+    """Planning, showing a plan and --help do without pandas, which takes as long to load as a plan to make."""
+    command = "from ssdplan.cli import main\nfrom contextlib import suppress\nwith suppress(SystemExit): main({})"
+    plan = ROOT / "plans" / "examples" / "llama-3.2-1b-laptop.json"
+    what_if = "solve --model smollm2-135m --gpu rtx-4090 --ssd samsung-990-pro --host-memory 1GiB"
+    for words in ("--help", "solve --help", f"{what_if} --sequence-length 256 --micro-batches 1", f"show {plan}"):
+        assert not loaded_by(command.format(words.split()), "pandas", "networkx"), words
 
 
 def test_tests_are_collected_without_what_only_some_of_them_need() -> None:

@@ -17,6 +17,7 @@ from ssdplan import cli, native
 from ssdplan.executor.snapshots import snapshots
 from ssdplan.executor.store import Record, Store
 from ssdplan.plans import errors
+from ssdplan.plans.analysis.curves import Curves
 from ssdplan.plans.analysis.wear import lifetime, wear
 from ssdplan.plans.documents import plan, profile, run
 from ssdplan.plans.documents.base import Document, Part
@@ -94,8 +95,10 @@ def test_what_a_run_keeps_is_explained() -> None:
 
 
 def test_what_a_line_of_the_metrics_has_is_explained() -> None:
-    fields, _ = [[row[0] for row in rows] for rows in tables(read(ROOT / "docs" / "metrics.md"))]
+    fields, _, columns = [[row[0] for row in rows] for rows in tables(read(ROOT / "docs" / "metrics.md"))]
     assert fields == list(StepMetrics.__dataclass_fields__)
+    named = re.findall(r"\w+", " ".join(columns[2:]))
+    assert named == [name for name in Curves().table() if name not in fields]
 
 
 def test_the_schemas_in_the_documents_are_the_codes() -> None:

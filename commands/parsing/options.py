@@ -4,6 +4,7 @@ Owns no command. `types.py` says what the values of options mean.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ import click
 
 from ssdplan.plans.errors import UsageError
 
-from .types import DIRECTORY, Choice
+from .types import DIRECTORY, PATH, Choice
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from ssdplan.plans.documents.base import Document
 
 
@@ -76,7 +79,20 @@ def print_document(document: "Document", text: str, as_json: bool) -> None:
     print(document.text() if as_json else text)
 
 
-def require_writable(path: Path) -> None:
-    """Refuse an output before the work, not after it."""
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with -o")
+def csv_option(what: str) -> click.Option:
+    """`--csv FILE`, of the commands that make a table: of `what`, in the words of the help."""
+    return click.Option(["--csv"], type=PATH, metavar="FILE", help=f"{what} (CSV) [none]")
+
+
+def write_table(table: "DataFrame", path: Path) -> None:
+    """Write what `--csv` asks for, and say so. Raises OSError when it cannot be written."""
+    from ssdplan.plans.views.csv_file import write_csv
+
+    write_csv(table, path)
+    print(f"written to {path}", file=sys.stderr)
+
+
+def require_writable(path: Path | None, option: str = "-o") -> None:
+    """Refuse an output before the work, not after it; None is none. Raises UsageError."""
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise UsageError(f"{path}: cannot be written; name a file in a directory that exists with {option}")

@@ -35,10 +35,8 @@ def draw_curves(curves: Curves, plan: Plan) -> Figure:
     name = "".join(char if char.isascii() and char.isprintable() else "?" for char in plan.model.name[:40])
     figure.suptitle(f"{curves.last:,} steps of {name}", x=0.01, ha="left", fontweight="bold", parse_math=False)
     _line(loss, thinned(curves.steps, curves.of("loss"), POINTS), "training")
-    if curves.held_out:
-        after = sorted(curves.held_out)
-        losses = [curves.held_out[step] for step in after]
-        loss.plot(after, losses, marker="o", markersize=5, color=_HELD_OUT, linewidth=1.2, label="held-out")
+    if len(held_out := curves.held_out.sort_index()):
+        loss.plot(held_out.index, held_out, marker="o", markersize=5, color=_HELD_OUT, linewidth=1.2, label="held-out")
     loss.set_ylabel("loss")
     _line(speed, thinned(curves.steps, curves.of("tokens_per_second"), POINTS), "measured")
     predicted = plan.prediction.tokens_per_second
@@ -59,7 +57,7 @@ def draw_curves(curves: Curves, plan: Plan) -> Figure:
             axes.spines[side].set_visible(False)
         for after_step in curves.resumed:
             axes.axvline(after_step, color=_FAINT, linewidth=0.8, linestyle=":")
-    if curves.resumed:
+    if len(curves.resumed):
         loss.plot([], [], color=_FAINT, linewidth=0.8, linestyle=":", label="went on after a stop")
     for axes in (loss, speed):
         if axes.get_legend_handles_labels()[0]:

@@ -3,13 +3,13 @@
 Owns the text of at most 100 columns. The reading of metrics.jsonl is in `curves`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from ..analysis.curves import Curves, Floats, thinned
+from ..analysis.curves import WRITTEN, Curves, Floats, thinned
 from ..analysis.wear import share_of_rating
 from ..documents.plan import Plan
 from ..units import format_bytes
@@ -57,56 +57,53 @@ def describe_curves(curves: Curves, plan: Plan, standing: Standing) -> str:
         title,
         _progress(curves, standing),
         ("Figures", facts(*figures(curves, plan))),
-        ("Loss over steps: * training" + (", o held-out" if curves.held_out else ""), _loss(curves, loss)),
+        ("Loss over steps: * training" + (", o held-out" if len(curves.held_out) else ""), _loss(curves, loss)),
         ("Tokens a second over steps: * measured, - predicted", _speed(curves, speed, predicted)),
     )
 
 
 def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
     """Names and values of what the curves come to; a value without a name goes with the one before."""
-    loss = curves.of("loss")
+    steps = curves.by_step
+    loss, norm = steps["loss"], steps["grad_norm"]
     pairs: list[tuple[str, str]] = []
-    if np.isfinite(loss).any():
-        known, lowest = _finite(loss), int(np.nanargmin(loss))
-        pairs.append(("loss", f"{loss_figure(float(known[0]))} first, {loss_figure(float(known[-1]))} last"))
-        pairs.append(("", f"{loss_figure(float(loss[lowest]))} lowest, in step {curves.step[lowest]:,}"))
+    if len(known := _finite(loss)):
+        pairs.append(("loss", f"{loss_figure(known.iloc[0])} first, {loss_figure(known.iloc[-1])} last"))
+        pairs.append(("", f"{loss_figure(loss.min())} lowest, in step {loss.idxmin():,}"))
         if len(known) > LAST_STEPS:
-            pairs.append(("", f"{loss_figure(float(known[-LAST_STEPS:].mean()))} mean of the last {LAST_STEPS} steps"))
-    if curves.held_out:
-        pairs.append(("held-out loss", _of_held_out(curves)))
-    speed, seconds = _finite(curves.of("tokens_per_second")), _finite(curves.of("step_seconds"))
+            pairs.append(("", f"{loss_figure(known.iloc[-LAST_STEPS:].mean())} mean of the last {LAST_STEPS} steps"))
+    if len(curves.held_out):
+        pairs.append(("held-out loss", _of_held_out(curves.held_out)))
+    speed, seconds = _finite(steps["tokens_per_second"]), _finite(steps["step_seconds"])
     if len(speed):
         predicted = number(plan.prediction.tokens_per_second)
         every = f"median of all {times(len(curves), 'step')}"
-        pairs.append(("tokens a second", f"{number(float(np.median(speed)))} {every}; {predicted} predicted"))
+        pairs.append(("tokens a second", f"{number(speed.median())} {every}; {predicted} predicted"))
         if len(learnt := _finite(curves.learnt_per_second)):
-            words = f"{number(float(np.median(learnt)))} of them learnt, not prompts or padding"
+            words = f"{number(learnt.median())} of them learnt, not prompts or padding"
             pairs.append(("", f"of all positions of the rows; {words}"))
     if len(seconds):
-        low, middle, high = (duration(float(value)) for value in np.percentile(seconds, (10, 50, 90)))
+        low, middle, high = map(duration, seconds.quantile([0.1, 0.5, 0.9]))
         pairs.append(("a step", f"{middle} median of all {len(curves):,}; four of five take {low} to {high}"))
-        pairs.append(("all steps", duration(float(seconds.sum()))))
-    norm = curves.of("grad_norm")
-    if np.isfinite(norm).any():
-        at = int(np.nanargmax(norm))
-        middle, most = number(float(np.nanmedian(norm))), number(float(norm[at]))
-        pairs.append(("gradient norm", f"{middle} median, {most} at most, in step {curves.step[at]:,}"))
-    rate = _finite(curves.of("lr"))
-    if len(rate):
-        pairs.append(("learning rate", f"{rate[-1]:.3g} last, {rate.max():.3g} at most"))
-    if curves.skipped:
+        pairs.append(("all steps", duration(seconds.sum())))
+    if len(_finite(norm)):
+        middle, most = number(norm.median()), number(norm.max())
+        pairs.append(("gradient norm", f"{middle} median, {most} at most, in step {norm.idxmax():,}"))
+    if len(rate := _finite(steps["lr"])):
+        pairs.append(("learning rate", f"{rate.iloc[-1]:.3g} last, {rate.max():.3g} at most"))
+    if len(curves.skipped):
         words = times(len(curves.skipped), "step")
         pairs.append(("skipped", f"{words} whose gradients overflowed, the last of them step {curves.skipped[-1]:,}"))
-    if curves.snapshots:
-        each = [f"{np.median([line.seconds for line in curves.snapshots]) * 1e3:.3g} ms"]
-        each.append(format_bytes(float(np.median([line.nbytes for line in curves.snapshots]))))
-        last = f"the last after step {curves.snapshots[-1].step:,}"
-        pairs.append(("snapshots", f"{len(curves.snapshots):,}, {last}; {each[0]} and {each[1]} each (medians)"))
-    if curves.resumed:
+    if len(curves.snapshots):
+        middle = curves.snapshots.median(skipna=False)
+        each = f"{middle['snapshot_seconds'] * 1e3:.3g} ms and {format_bytes(middle['snapshot_bytes'])} each (medians)"
+        last = f"the last after step {curves.snapshots.index[-1]:,}"
+        pairs.append(("snapshots", f"{len(curves.snapshots):,}, {last}; {each}"))
+    if len(curves.resumed):
         after = ", ".join(f"{step:,}" for step in curves.resumed[-6:])
         more = "... " if len(curves.resumed) > 6 else ""
         pairs.append(("went on", f"{times(len(curves.resumed), 'time')}, after step {more}{after}"))
-    written = curves.written[-1]
+    written = float(steps[WRITTEN].iloc[-1])
     if written > 0:
         share = share_of_rating(plan.machine, written) if curves.rated else None
         rated = "" if share is None else f", {percent(share)} of what the drive is rated for"
@@ -140,8 +137,8 @@ def _how_far(curves: Curves, standing: Standing) -> list[str]:
         return [f"{far}; none is done yet."]
     silent = max(standing.now - curves.written_at, 0.0)
     words = f"{far}; the last line of its metrics is {duration(silent)} old."
-    steps = curves.of("step_seconds")
-    usual = float(np.nanmedian(steps)) if np.isfinite(steps).any() else 0.0
+    steps = curves.by_step["step_seconds"]
+    usual = steps.median() if len(_finite(steps)) else 0.0
     if silent < max(_SILENT_SECONDS, 5 * usual):
         return [words]
     if standing.dropped is not None:
@@ -151,17 +148,17 @@ def _how_far(curves: Curves, standing: Standing) -> list[str]:
     return [words, Whole(f"If it was stopped: ssdplan run --resume {standing.directory}")]
 
 
-def _of_held_out(curves: Curves) -> str:
-    found = curves.held_out
-    first, last = min(found), max(found)
-    best = min(found, key=lambda step: (math.isnan(found[step]), found[step]))
-    words = f"{loss_figure(float(found[first]))} after {first:,} steps"
+def _of_held_out(found: pd.Series) -> str:
+    by_step = found.sort_index()
+    first, last = by_step.index[0], by_step.index[-1]
+    best = found.idxmin() if found.notna().any() else found.index[0]
+    words = f"{loss_figure(found[first])} after {first:,} steps"
     if last != first:
-        words += f", {loss_figure(float(found[last]))} after {last:,}"
-    return words + (f"; lowest {loss_figure(float(found[best]))} after {best:,}" if best != last else "")
+        words += f", {loss_figure(found[last])} after {last:,}"
+    return words + (f"; lowest {loss_figure(found[best])} after {best:,}" if best != last else "")
 
 
-def _finite(values: Floats) -> Floats:
+def _finite(values: pd.Series) -> pd.Series:
     return values[np.isfinite(values)]
 
 
@@ -170,11 +167,11 @@ def _finite(values: Floats) -> Floats:
 
 def _loss(curves: Curves, loss: Floats) -> list[str]:
     thin = thinned(curves.steps, loss, PLOT_COLUMNS)
-    known = [(step, value) for step, value in curves.held_out.items() if math.isfinite(value)]
-    low = min([*thin.mean, *(value for _, value in known)], default=0.0)
-    high = max([*thin.mean, *(value for _, value in known)], default=0.0)
+    known = _finite(curves.held_out)
+    low = min([*thin.mean, *known], default=0.0)
+    high = max([*thin.mean, *known], default=0.0)
     return _plot(
-        [("*", thin.step, thin.mean), ("o", [step for step, _ in known], [value for _, value in known])],
+        [("*", thin.step, thin.mean), ("o", known.index.to_numpy(), known.to_numpy())],
         limits=(low, high),
         last=curves.last,
         rows=LOSS_ROWS,

@@ -5,6 +5,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ..analysis.frames import sweep_frame
 from ..documents.sweep import Sweep
 from ..files import writing
 
@@ -23,17 +24,17 @@ def draw_sweep(sweep: Sweep) -> Figure:
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    places = range(len(sweep.points))
-    found = [(place, point.result) for place, point in zip(places, sweep.points, strict=True) if point.result]
-    axes.plot([place for place, _ in found], [r.tokens_per_second for _, r in found], marker="o", color="#332288")
-    refused = [place for place, point in zip(places, sweep.points, strict=True) if not point.result]
+    points = sweep_frame(sweep)
+    rates = points["tokens_per_second"]
+    found, refused = rates.dropna(), rates.index[rates.isna()]
+    axes.plot(found.index, found, marker="o", color="#332288")
     axes.plot(refused, [0.0] * len(refused), linestyle="", marker="x", color="#CC6677", label="no plan fits")
-    axes.set_xticks(list(places), [point.label for point in sweep.points])
+    axes.set_xticks(points.index, points["label"])
     axes.set_xlabel(sweep.name)
     axes.set_ylabel("tokens/s")
-    axes.set_ylim(0.0, 1.1 * max((r.tokens_per_second for _, r in found), default=1.0))
+    axes.set_ylim(0.0, 1.1 * (found.max() if len(found) else 1.0))
     axes.grid(axis="y", alpha=0.3)
     axes.set_title(sweep.title + (", estimated" if sweep.estimated else ""), loc="left")
-    if refused:
+    if len(refused):
         axes.legend(frameon=False)
     return figure

@@ -2,6 +2,9 @@
 
 from textwrap import wrap
 
+import pandas as pd
+
+from ..analysis.frames import sweep_frame
 from ..documents.sweep import Sweep
 from ..units import format_bytes
 from .quantities import bar, duration, number
@@ -12,30 +15,30 @@ BAR_COLUMNS = 12
 
 def describe_sweep(sweep: Sweep) -> str:
     """A table, one row a point."""
-    most = max((point.result.tokens_per_second for point in sweep.points if point.result), default=1.0)
-    width = max(len(sweep.name), *(len(point.label) for point in sweep.points))
+    points = sweep_frame(sweep)
+    most = points["tokens_per_second"].max()
+    width = max(len(sweep.name), points["label"].str.len().max())
     title = f"{sweep.title}, by {sweep.name}"
     lines = [*wrap(clean(title), COLUMNS), "=" * min(len(title), COLUMNS)]
     if sweep.estimated:
         lines.append("Estimated from data sheets and the model's shape: a what-if; nothing was measured.")
     lines += ["", _line(width, sweep.name, "tokens/s", "", "step", "batch", "written", "device") + "bound by"]
-    for point in sweep.points:
-        found = point.result
-        if found is None:
+    for point in points.itertuples():
+        if pd.isna(point.tokens_per_second):
             lines += hanging(f"  {point.label:>{width}}  ", point.refusal)
             continue
         lines += hanging(
             _line(
                 width,
                 point.label,
-                number(found.tokens_per_second),
-                bar(found.tokens_per_second, most, BAR_COLUMNS),
-                duration(found.step_seconds),
-                f"{found.micro_batches} x {found.micro_batch_size}",
-                format_bytes(found.ssd_write_bytes),
-                format_bytes(found.peak_device_bytes),
+                number(point.tokens_per_second),
+                bar(point.tokens_per_second, most, BAR_COLUMNS),
+                duration(point.step_seconds),
+                f"{point.micro_batches} x {point.micro_batch_size}",
+                format_bytes(point.ssd_write_bytes),
+                format_bytes(point.peak_device_bytes),
             ),
-            found.bound_by,
+            point.bound_by,
         )
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""What a benchmark found: rows that each compare one thing of ours with a rival, as text and as JSON.
+"""What a benchmark found: rows that each compare one thing of ours with a rival, as text, as JSON and as a table.
 
 Owns the fields that docs/benchmarks.md explains, and their layout. It measures nothing, and a target that was missed is
 told as plainly as one that was met.
@@ -7,13 +7,16 @@ told as plainly as one that was met.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.quantities import number, rate
 from ssdplan.plans.views.tables import facts, page, table, wrapped
 
 from .turns import Ratio
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA = "ssdplan.bench/1"
 HEADINGS = {
@@ -26,6 +29,11 @@ HEADINGS = {
     "page-lock": "Page-lock: what an arena takes that nobody asked for",
 }
 """What each group measures of ours; the rows then name rivals."""
+FIELDS = (
+    *("group", "name", "unit", "ours", "rival", "ratio", "ratio_low", "ratio_high"),
+    *("target", "target_is", "met", "missing", "note"),
+)
+"""Of a row, in the document and as columns; `ours` and `rival` are in the row's `unit`."""
 Unit = Literal["B/s", "elements/s", "B"]
 
 
@@ -112,7 +120,7 @@ class Bench:
 def describe_bench(bench: Bench) -> str:
     """For a person, in at most 100 columns."""
     machine = bench.machine
-    groups = list(dict.fromkeys(row.group for row in bench.rows))
+    found = rows_frame(bench.rows)
     busy = "; something else was running, so measure again" if machine.load > 0.5 else ""
     opening = (
         f"{bench.pairs} {'pair' if bench.pairs == 1 else 'pairs'} of runs, in turns. A ratio is how many times as fast "
@@ -120,7 +128,7 @@ def describe_bench(bench: Bench) -> str:
     )
     return page(
         f"Bench: {machine.processor}, {machine.cores} cores",
-        [*wrapped(opening), _targets(bench.rows)],
+        [*wrapped(opening), _targets(found)],
         (
             "Machine",
             facts(
@@ -132,13 +140,24 @@ def describe_bench(bench: Bench) -> str:
                 *(("volume", volume) for volume in bench.volumes),
             ),
         ),
-        *((HEADINGS[group], _group([row for row in bench.rows if row.group == group])) for group in groups),
+        *(
+            (HEADINGS[group], _group([bench.rows[place] for place in mine.index]))
+            for group, mine in found.groupby("group", sort=False)
+        ),
     )
 
 
-def _targets(rows: Sequence[Row]) -> str:
-    held, missed = (sum(row.met is met for row in rows) for met in (True, False))
-    untold = sum(row.target is not None and row.met is None for row in rows)
+def rows_frame(rows: Sequence[Row]) -> "DataFrame":
+    """A row for each of `rows`, in their order: the fields of the document."""
+    from ssdplan.plans.analysis.frames import NUMBER, TEXT, TRUTH, frame_of  # when nothing is measured any more
+
+    types = {name: TEXT for name in ("group", "name", "unit", "target_is", "missing", "note")} | {"met": TRUTH}
+    return frame_of({name: types.get(name, NUMBER) for name in FIELDS}, map(_fields, rows))
+
+
+def _targets(found: "DataFrame") -> str:
+    held, missed = (int((found["met"] == met).sum()) for met in (True, False))
+    untold = int((found["target"].notna() & found["met"].isna()).sum())
     return f"Targets: {held} met, {missed} missed, {untold} not measured."
 
 
@@ -172,19 +191,8 @@ def _value(value: float | None, unit: Unit) -> str:
 
 
 def _fields(row: Row) -> dict[str, object]:
-    ratio = row.ratio
-    return {
-        "group": row.group,
-        "name": row.name,
-        "unit": row.unit,
-        "ours": row.ours,
-        "rival": row.rival,
-        "ratio": ratio.median if ratio else None,
-        "ratio_low": ratio.low if ratio else None,
-        "ratio_high": ratio.high if ratio else None,
-        "target": row.target.value if row.target else None,
-        "target_is": ("at most" if row.target.at_most else "at least") if row.target else None,
-        "met": row.met,
-        "missing": row.missing,
-        "note": row.note,
-    }
+    ratio, target = row.ratio, row.target
+    of_ratio = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
+    of_target = (target.value, "at most" if target.at_most else "at least") if target else (None, None)
+    own = (row.group, row.name, row.unit, row.ours, row.rival)
+    return dict(zip(FIELDS, (*own, *of_ratio, *of_target, row.met, row.missing, row.note), strict=True))

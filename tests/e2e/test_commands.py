@@ -351,8 +351,8 @@ def test_the_command_line_is_this():
         "--optimizer-states --clip-grad-norm "
         "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots "
-        "--solver --write-lp",
-        "show": "--plots --html --trace --json",
+        "--csv --solver --write-lp",
+        "show": "--plots --html --trace --csv --json",
         "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
@@ -364,7 +364,7 @@ def test_the_command_line_is_this():
         "data": "preview",
         "doctor": "--json",
         "completion": "bash zsh fish",
-        "bench": "--volume --pairs --size --only --json",
+        "bench": "--volume --pairs --size --only --csv --json",
     }.items():
         for option in options.split():
             assert option in shown[command], f"{command} {option}"

@@ -282,7 +282,7 @@ def test_the_command_line_is_this(capsys):
     shown = capsys.readouterr().out
     options = (
         "--model --shape --data --arms --host-memory --device-memory --sequence-length --micro-batch-size "
-        "--micro-batches --precision --device --steps --rounds --volume --work --timeout --plots --json"
+        "--micro-batches --precision --device --steps --rounds --volume --work --timeout --plots --csv --json"
     )
     for option in options.split():
         assert option in shown

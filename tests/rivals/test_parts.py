@@ -24,16 +24,17 @@ from ssdplan.rivals.comparison import (
     Round,
     Surroundings,
     arm_result,
-    describe_comparison,
     held_together,
     ratios,
 )
+from ssdplan.rivals.comparison_text import arms_frame, describe_comparison
 from ssdplan.rivals.job import LEARNING_RATE, SEED, WEIGHT_DECAY, Job, batches
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.picture import draw
 from ssdplan.rivals.processes import environment, run
 from ssdplan.rivals.shapes import ModelFacts, Shape
 from tests.bounds import HANG_SECONDS
+from tests.plans.read_csv import cell, written_and_read
 from tests.tiny import make_model, make_tokenizer
 
 SHAPE = "hidden=32,layers=2,heads=4,vocab=101"
@@ -293,6 +294,17 @@ def test_another_training_is_told(tmp_path):
     found = comparison([ours, other])
     assert found.failed and found.arms[1].same_training is False
     assert "not the same training" in describe_comparison(found)
+
+
+def test_the_table_has_the_figures_of_the_arms(tmp_path):
+    gone = arm_result("gone", 'it, or "not"', [], tokens=1, missing="it is not installed")
+    found = comparison([*arms(), gone])
+    lines = written_and_read(arms_frame(found), tmp_path / "arms.csv")
+    document = json.loads(found.text())["arms"]
+    assert lines == [
+        {name: cell(value) for name, value in arm.items() if name not in ("losses", "rounds")} for arm in document
+    ]
+    assert lines[2]["step_seconds"] == "" and float(lines[0]["step_seconds"]) == 1.5
 
 
 def comparison(results, steps=3):

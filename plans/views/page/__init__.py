@@ -11,8 +11,8 @@ from base64 import b64encode
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...analysis.curves import Curves
 from ...analysis.overlay import Overlay
 from ...documents.plan import Plan
 from ...files import write_whole
@@ -24,7 +24,9 @@ from .colours import style_of_colours
 from .comparison import comparison
 from .data import page_data
 from .html import Markup, element, joined
-from .training import training
+
+if TYPE_CHECKING:
+    from ...analysis.curves import Curves
 
 SCRIPTS = ("data.js", "drawings.js", "input.js")
 """One script on the page, in this order."""
@@ -37,7 +39,7 @@ def write_page(
     path: Path,
     *,
     overlay: Overlay | None = None,
-    curves: Curves | None = None,
+    curves: "Curves | None" = None,
 ) -> None:
     """Write the page of `plan` to `path`. Raises OSError when it cannot be written.
 
@@ -52,7 +54,7 @@ def make_page(
     schedule: Schedule,
     timeline: Timeline,
     overlay: Overlay | None = None,
-    curves: Curves | None = None,
+    curves: "Curves | None" = None,
 ) -> str:
     """The HTML of `write_page`."""
     title = f"{plan.model.name} on {plan.machine.name}"
@@ -77,7 +79,7 @@ def make_page(
         sections.opening(plan, overlay),
         element(
             "main",
-            training(curves, plan) if curves else "",
+            _training(curves, plan) if curves else "",
             sections.reasons(plan),
             sections.step(timelines),
             comparison(overlay) if overlay else "",
@@ -100,6 +102,12 @@ def make_page(
     )
     root = element("html", element("head", head), element("body", body), lang="en")
     return f"<!doctype html>\n{root}\n"
+
+
+def _training(curves: "Curves", plan: Plan) -> Markup:
+    from .training import training  # with pandas, which the page of a plan alone does without
+
+    return training(curves, plan)
 
 
 def _asset(name: str) -> str:

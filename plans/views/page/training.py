@@ -50,7 +50,7 @@ def _named(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _loss(curves: Curves) -> Markup:
     thin = thinned(curves.steps, curves.of("loss"), POINTS)
-    held_out = [(float(step), loss) for step, loss in sorted(curves.held_out.items()) if np.isfinite(loss)]
+    held_out = [(float(step), loss) for step, loss in curves.held_out.sort_index().items() if np.isfinite(loss)]
     values = [*thin.low, *thin.high, *(loss for _, loss in held_out)]
     if not values:
         return element("p", "No loss was finite.")

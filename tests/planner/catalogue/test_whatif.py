@@ -30,6 +30,7 @@ from ssdplan.profiler import model as profiler_model
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.profile import state_classes
+from tests.plans.read_csv import read_csv
 from tests.tiny import make_model, make_tokenizer
 
 GIB = 1 << 30
@@ -488,11 +489,14 @@ def test_the_command_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*COMMAND, "--sweep", "host-memory=64MiB..512MiB", "--plots", "plots"]) == 0
+    assert cli.main([*COMMAND, "--sweep", "host-memory=64MiB..512MiB", "--plots", "plots", "--csv", "s.csv"]) == 0
     table = capsys.readouterr().out
     assert all(len(line) <= 100 for line in table.splitlines())
     assert "no plan fits" in table and "256 MiB" in table and "Estimated" in table
     assert (tmp_path / "plots" / "sweep.png").read_bytes()[:4] == b"\x89PNG"
+    lines = read_csv(tmp_path / "s.csv")
+    assert [line["label"] for line in lines] == ["64 MiB", "128 MiB", "256 MiB", "512 MiB"]
+    assert all((line["step_seconds"] == "") == (line["refusal"] != "") for line in lines) and lines[0]["refusal"]
     assert cli.main([*COMMAND, "--sweep", "ssds=1..2", "--json"]) == 0
     raw = json.loads(capsys.readouterr().out)
     assert [point["value"] for point in raw["points"]] == [1, 2]
@@ -527,6 +531,8 @@ def test_the_document_explains_a_sweep() -> None:
         (["solve", "profile.json", "--precision", "bf16"], "--precision is for a what-if"),
         (["solve", "--model", "gpt2"], "also needs --gpu, --ssd, --host-memory"),
         ([*COMMAND, "--plots", "plots"], "--plots is of a --sweep"),
+        ([*COMMAND, "--csv", "table.csv"], "--csv is of a --sweep: one plan is no table"),
+        ([*COMMAND, "--sweep", "ssds=1..2", "--csv", "none/t.csv"], "none/t.csv: cannot be written; name a file"),
         ([*COMMAND, "--sweep", "ssds=1..2", "-o", "x.json"], "a sweep writes no plan"),
         ([*COMMAND, "--figure", "gpu.flops=1e14", "--figure", "GPU.flops=2e14"], "gpu.flops: is given twice"),
         ([*COMMAND, "--device-memory", "128GiB"], "rtx-4090 has 23 GiB for a plan"),

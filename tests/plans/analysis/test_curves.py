@@ -1,10 +1,12 @@
 """A run's curves: read from whatever a run left, thinned without a false figure, shown in text and pictures."""
 
+import dataclasses
 import json
 import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.analysis.curves import Curves, read_curves, thinned
+from ssdplan.plans.analysis.curves import EVERY, Curves, read_curves, thinned
+from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.curves_plot import draw_curves, write_curves_plot
 from ssdplan.plans.views.curves_text import Standing, describe_curves, figures
+from ssdplan.plans.views.quantities import duration, loss_figure, number
 from ssdplan.plans.views.tables import COLUMNS
 from tests.planner.made import made_machine, made_model, made_volume
 from tests.plans.decided import decide
 from tests.plans.planned import planned
+from tests.plans.read_csv import cell, written_and_read
 
 MODEL = made_model(blocks=2, hidden=64)
 DECISION = decide(MODEL)
@@ -90,10 +95,96 @@ def test_a_step_that_was_done_again_counts_once(tmp_path_factory, lines):
     assert list(curves.steps) == list(steps) == list(range(1, len(steps) + 1))
     for found, line in zip(curves.of("loss"), steps.values(), strict=True):
         assert found == line["loss"] or (math.isnan(found) and line["loss"] is None)
-    assert curves.held_out == held_out and [each.step for each in curves.snapshots] == snapshots
-    assert curves.skipped == [step for step, line in steps.items() if line["skipped"]]
+    assert curves.held_out.to_dict() == held_out and list(curves.held_out.index) == list(held_out)
+    assert list(curves.snapshots.index) == snapshots
+    assert list(curves.skipped) == [step for step, line in steps.items() if line["skipped"]]
     text = describe_curves(curves, PLAN, standing())
     assert max(map(len, text.splitlines())) <= 100 and f"{len(steps)} of 100 steps" in text
+
+
+def told(values: list[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.data())
+def test_figures_are_those_of_the_steps_told_one_by_one(tmp_path_factory, lines, data):
+    """Medians, quantiles and extremes, by plain Python."""
+    for line in lines:
+        if "loss" in line:
+            line |= {
+                name: data.draw(st.none() | st.floats(1e-6, 1e6))
+                for name in ("step_seconds", "tokens_per_second", "lr")
+            }
+    curves = read_curves(written(tmp_path_factory.mktemp("run") / "m", lines))
+    found = {name: value for name, value in figures(curves, PLAN) if name}
+    steps = {line["step"]: line for line in lines if "loss" in line}
+    steps = {step: steps[step] for step in curves.steps}
+    of = {name: [line[name] for line in steps.values()] for name in ("loss", "step_seconds", "tokens_per_second", "lr")}
+    if losses := told(of["loss"]):
+        assert found["loss"] == f"{loss_figure(losses[0])} first, {loss_figure(losses[-1])} last"
+        lowest = next(step for step, line in steps.items() if line["loss"] == min(losses))
+        assert f"{loss_figure(min(losses))} lowest, in step {lowest:,}" in [value for _, value in figures(curves, PLAN)]
+    if speed := told(of["tokens_per_second"]):
+        assert found["tokens a second"].startswith(f"{number(median(speed))} median of all {len(steps)} step")
+    if seconds := told(of["step_seconds"]):
+        low, middle, high = (duration(one_of_ten(seconds, tenth)) for tenth in (1, 5, 9))
+        assert found["a step"] == f"{middle} median of all {len(steps)}; four of five take {low} to {high}"
+        assert curves.by_step["step_seconds"].sum() == pytest.approx(sum(seconds), rel=1e-12)
+    if rates := told(of["lr"]):
+        assert found["learning rate"] == f"{rates[-1]:.3g} last, {max(rates):.3g} at most"
+
+
+def one_of_ten(values: list[float], tenth: int) -> float:
+    """The quantile between the two values that lie around it, by their distance."""
+    place = (len(values) - 1) * tenth / 10
+    low, high = sorted(values)[math.floor(place)], sorted(values)[math.ceil(place)]
+    return low + (high - low) * (place - math.floor(place))
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_the_table_has_what_the_lines_say(tmp_path_factory, lines):
+    folder = tmp_path_factory.mktemp("run")
+    curves = read_curves(written(folder / "metrics.jsonl", lines), EVERY)
+    found = written_and_read(curves.table(), folder / "table.csv")
+    told = [line for line in lines if "loss" in line]
+    steps = {step: next(line for line in reversed(told) if line["step"] == step) for step in curves.steps}
+    costs = {line["step"]: line for line in lines if "snapshot_seconds" in line}
+    assert [line["step"] for line in found] == [str(step) for step in sorted({*steps, *curves.resumed})]
+    for line in found:
+        step = int(line["step"])
+        for name, value in steps.get(step, {}).items():
+            assert line[name] == cell(value), name
+        assert line["eval_loss"] == cell(curves.held_out.get(step))
+        taken = costs[step] if step in curves.snapshots.index else {}
+        assert [line[name] for name in ("snapshot_seconds", "snapshot_bytes")] == [
+            cell(taken.get(name)) for name in ("snapshot_seconds", "snapshot_bytes")
+        ]
+        assert line["resumed"] == str(step in curves.resumed)
+    fields = [each.name for each in dataclasses.fields(StepMetrics)]
+    assert list(found[0]) == [*fields, "eval_loss", "snapshot_seconds", "snapshot_bytes", "resumed"]
+
+
+def test_a_table_says_nothing_that_no_line_says(tmp_path):
+    """An evaluation before the first step has a row; a number that is too large to be whole stays what it is."""
+    lines = [{"step": 0, "eval_loss": 4.5}, {"step": 1, "loss": 2.0, "tokens": 1e300}, {"step": 2, "loss": None}]
+    table = read_curves(written(tmp_path / "m", lines), EVERY).table()
+    found = written_and_read(table, tmp_path / "table.csv")
+    assert [(line["step"], line["loss"], line["eval_loss"]) for line in found] == [
+        ("0", "", "4.5"), ("1", "2.0", ""), ("2", "", ""),
+    ]  # fmt: skip
+    assert [line["tokens"] for line in found] == ["", "1e+300", ""] and found[0]["skipped"] == ""
+    assert written_and_read(Curves().table(), tmp_path / "none.csv") == []
+
+
+@pytest.mark.parametrize("name", ["host_peak_bytes", "stolen_seconds", "loss"])
+def test_numbers_that_are_asked_for_are_checked(tmp_path, name):
+    path = written(tmp_path / "m", [step_line(1, 2.0), step_line(2, 2.0) | {name: "low"}])
+    with pytest.raises(UsageError, match=f":2: `{name}` is no number"):
+        read_curves(path, EVERY)
+    if name != "loss":
+        assert read_curves(path).last == 2, "what nobody asked for is not looked at"
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
@@ -103,7 +194,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     for end in range(begins, len(whole)):
         (tmp_path / "cut.jsonl").write_bytes(whole[:end])
         curves = read_curves(tmp_path / "cut.jsonl")
-        assert list(curves.steps) == [1] and curves.held_out == {1: 3.25}, end
+        assert list(curves.steps) == [1] and curves.held_out.to_dict() == {1: 3.25}, end
     # What a power cut leaves: room for lines that never came.
     (tmp_path / "cut.jsonl").write_bytes(whole + b"\0" * 4096)
     assert read_curves(tmp_path / "cut.jsonl").last == 2
@@ -151,6 +242,12 @@ def test_thinned_curves_say_nothing_false(values, most):
         assert max(sizes) - min(sizes) <= 1
         assert (thin.low <= thin.mean + 1e-9).all() and (thin.mean <= thin.high + 1e-9).all()
         assert (np.diff(thin.step) > 0).all()
+        at = 0
+        for place, size in enumerate(sizes if len(set(sizes)) == 1 else []):
+            mine = [value for _, value in finite[at : at + size]]
+            assert (thin.low[place], thin.high[place]) == (min(mine), max(mine))
+            assert thin.mean[place] == pytest.approx(math.fsum(mine) / size, rel=1e-12, abs=1e-12)
+            at += size
     if len(finite) <= most:
         assert list(thin.mean) == [value for _, value in finite]
 

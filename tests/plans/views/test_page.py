@@ -2,17 +2,17 @@
 
 import base64
 import json
-import math
 import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from ssdplan.planner.predict.simulator import simulate
-from ssdplan.plans.analysis.curves import Curves
+from ssdplan.plans.analysis.curves import DRAWN, Curves
 from ssdplan.plans.analysis.memory_usage import label, memory_usage
 from ssdplan.plans.analysis.overlay import Overlay, lay_over, stalls
 from ssdplan.plans.analysis.work import ROLE_COLOURS, SIZE_COLOURS, WORK_COLOURS, work_of
@@ -308,14 +308,11 @@ def test_a_step_without_operations() -> None:
 
 def _curves() -> Curves:
     """Forty steps, the third without a finite loss, evaluated twice."""
-    curves = Curves()
-    for step in range(1, 41):
-        curves.step.append(step)
-        curves.written.append(1000.0 * step)
-        for name, column in curves.columns.items():
-            column.append(math.nan if (name, step) == ("loss", 3) else 4.0 / step if name == "loss" else 256.0)
-    curves.held_out = {0: 4.5, 40: 0.5}
-    return curves
+    steps = pd.RangeIndex(1, 41, name="step")
+    loss = (4.0 / steps.to_series()).where(steps != 3)
+    by_step = pd.DataFrame(256.0, index=steps, columns=DRAWN)
+    by_step = by_step.assign(loss=loss, ssd_written_bytes=1000.0 * steps, skipped=False)
+    return Curves(by_step=by_step, held_out=pd.Series({0: 4.5, 40: 0.5}))
 
 
 def test_a_run_s_curves_are_drawn_where_its_losses_are() -> None:

@@ -167,7 +167,7 @@ def test_the_options_are_these(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", "--help"])
     shown = capsys.readouterr().out
-    for option in ("--volume", "--pairs", "--size", "--only", "--json"):
+    for option in ("--volume", "--pairs", "--size", "--only", "--csv", "--json"):
         assert option in shown
     for group in GROUPS:
         assert group in shown

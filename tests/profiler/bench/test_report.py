@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-from ssdplan.profiler.bench.report import Bench, Row, Surroundings, Target, describe_bench
+from ssdplan.profiler.bench.report import Bench, Row, Surroundings, Target, describe_bench, rows_frame
 from ssdplan.profiler.bench.turns import Ratio
+from tests.plans.read_csv import cell, written_and_read
 
 GIB = 1 << 30
 ROWS = (
@@ -115,6 +116,16 @@ def test_the_json_is_this() -> None:
     assert rows[2]["rival"] is None and rows[2]["ratio"] is None and rows[2]["missing"] == ROWS[2].missing
     assert rows[3]["target"] is None and rows[3]["target_is"] is None
     assert rows[4]["target_is"] == "at most"
+
+
+def test_the_table_has_the_rows_of_the_document(tmp_path: Path) -> None:
+    found = written_and_read(rows_frame(ROWS), tmp_path / "bench.csv")
+    rows = json.loads(_bench().json())["rows"]
+    assert [list(line) for line in found] == [list(row) for row in rows]
+    for line, row in zip(found, rows, strict=True):
+        for name, value in row.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            assert float(line[name]) == value if number else line[name] == cell(value), name
 
 
 def test_the_fields_are_explained() -> None:

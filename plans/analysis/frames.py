@@ -1,0 +1,52 @@
+"""Frames: what documents hold, as tables of pandas with a type for each column.
+
+Owns how a value becomes a cell: whole numbers stay whole where others are missing, and what a document has not is
+missing. Import it where a table is made: pandas takes time and memory that planning and training do without.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import pandas as pd
+from pydantic import BaseModel
+
+from ..documents.sweep import Sweep, SweepResult
+
+INTEGER, NUMBER, TRUTH, TEXT = "Int64", "float64", "boolean", "str"
+_TYPES = {int: INTEGER, float: NUMBER, bool: TRUTH, str: TEXT}
+
+
+def frame_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
+    """A row for each of `rows`, with `columns` (name -> type of pandas) in their order. What a row lacks, or has as
+    None, is missing; what is no column is left out."""
+    return pd.DataFrame(list(rows), columns=list(columns), dtype=object).astype(dict(columns))
+
+
+def columns_of(part: type[BaseModel]) -> dict[str, str]:
+    """The fields of `part` that are one number, truth or text each, in their order -> the type of pandas."""
+    kinds = {name: _kind(field.annotation) for name, field in part.model_fields.items()}
+    return {name: _TYPES[kind] for name, kind in kinds.items() if kind in _TYPES}
+
+
+def sweep_frame(sweep: Sweep) -> pd.DataFrame:
+    """A row for each point, in their order: what was `swept`, the point's `label` and `value` (bytes, where a size was
+    swept), the fields of its result, missing where there is none, and the `refusal`, which says why."""
+    columns = {"swept": TEXT, "label": TEXT, "value": NUMBER, **columns_of(SweepResult), "refusal": TEXT}
+    return frame_of(
+        columns,
+        (
+            {"swept": sweep.name, **point.model_dump(), **(point.result.model_dump() if point.result else {})}
+            for point in sweep.points
+        ),
+    )
+
+
+def _kind(annotation: Any) -> object:
+    """The type behind what a field may be: `int` of `Bytes | None`."""
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = {_kind(each) for each in get_args(annotation)} - {NoneType}
+        return kinds.pop() if len(kinds) == 1 else None
+    return annotation

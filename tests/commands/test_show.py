@@ -1,0 +1,71 @@
+"""`ssdplan show --csv`: the steps of a run as a table, and why there is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssdplan import cli
+from ssdplan.plans.documents.run import Run
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.schedule.build import build_schedule
+from tests.planner.made import made_machine, made_model, made_profile
+from tests.plans.decided import decide
+from tests.plans.planned import planned
+from tests.plans.read_csv import read_csv
+
+LINES = (
+    {"step": 0, "eval_loss": 5.5},
+    *({"step": step, "loss": 4.0 / step, "tokens": 96, "ssd_written_bytes": 10 * step} for step in (1, 2, 3)),
+    {"step": 2, "resume_seconds": 0.5},
+    {"step": 3, "loss": None, "tokens": 97, "ssd_written_bytes": 40, "stolen_seconds": 0.1},
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a profile, a plan and two runs, one of which has done no step."""
+    monkeypatch.chdir(tmp_path)
+    model = made_model(blocks=2, hidden=64)
+    decision = decide(model)
+    plan = planned(model, made_machine(), decision, build_schedule(model, decision))
+    made_profile(blocks=2, micro_batch_sizes=(1,)).save(tmp_path / "profile.json")
+    for run in ("run", "begun"):
+        (tmp_path / run).mkdir()
+        plan.save(tmp_path / run / "plan.json")
+        Run(schema="ssdplan.run/1", options={"steps": "9"}).save(tmp_path / run / "run.json")
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return tmp_path
+
+
+def test_a_run_has_a_row_for_each_step(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert cli.main(["show", "run", "--csv", "steps.csv"]) == 0
+    printed, told = capsys.readouterr()
+    assert printed.splitlines()[:5] == shown.splitlines()[:5] and told == "written to steps.csv\n"
+    names = ("step", "loss", "tokens", "ssd_written_bytes", "stolen_seconds", "eval_loss", "resumed")
+    assert [tuple(row[name] for name in names) for row in read_csv(home / "steps.csv")] == [
+        ("0", "", "", "", "", "5.5", "False"),
+        ("1", "4.0", "96", "10", "", "", "False"),
+        ("2", "2.0", "96", "20", "", "", "True"),
+        ("3", "", "97", "40", "0.1", "", "False"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "file", "why"),
+    [
+        ("run/plan.json", "t.csv", "run/plan.json: --csv writes the steps of a run, and a plan has none"),
+        ("profile.json", "t.csv", "profile.json: --csv writes the steps of a run, and a profile has none"),
+        ("begun", "t.csv", "begun: no step is done yet, so --csv has no table to write"),
+        ("run", "none/t.csv", "none/t.csv: cannot be written; name a file in a directory that exists with --csv"),
+        ("run", "begun", "begun: cannot be written"),
+    ],
+)
+def test_where_there_is_no_table_to_write_it_says_why(
+    home: Path, document: str, file: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["show", document, "--csv", file]) == UsageError.exit_code
+    printed, told = capsys.readouterr()
+    assert why in told and not printed and not list(home.glob("**/*.csv"))
