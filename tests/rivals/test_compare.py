@@ -17,6 +17,7 @@ from ssdplan.rivals import compare as comparing
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.processes import Ended, IoBytes
 from tests.bounds import HANG_SECONDS
+from tests.plans.read_csv import cell, read_csv
 from tests.processor import PRECISION
 from tests.tiny import make_model, make_tokenizer
 
@@ -53,7 +54,7 @@ def found(tmp_path_factory):
         "--model", home / "model", "--data", home / "text.txt", "--sequence-length", 32, "--micro-batches", 2,
         "--arms", "torch,torch-checkpointing,ssdplan", "--host-memory", "64MiB,64KiB",
         "--steps", 4, "--rounds", 1, "--volume", home / "volume", "--work", home / "work", "--plots", home / "plots",
-        "--json", expect=1,
+        "--csv", home / "arms.csv", "--json", expect=1,
     )  # fmt: skip
     return json.loads(done.stdout), home
 
@@ -70,7 +71,10 @@ def test_all_arms_train_the_same(found):
 
 
 def test_every_figure_is_measured(found):
-    document, _ = found
+    document, home = found
+    columns = ("name", "step_seconds", "peak_memory_bytes", "ssd_read_bytes", "missing")
+    rows = [tuple(row[column] for column in columns) for row in read_csv(home / "arms.csv")]
+    assert rows == [tuple(cell(arm[column]) for column in columns) for arm in document["arms"]]
     assert document["schema"] == "ssdplan.compare/1" and document["memory_counted"] == "VmHWM"
     assert document["machine"]["threads"] >= 1 and {"torch", "transformers"} <= set(document["machine"]["versions"])
     *measured, small = document["arms"]

@@ -21,6 +21,7 @@ from ssdplan.profiler.bench.bench import GROUPS, bench, engine_rows
 from ssdplan.profiler.bench.engine import EngineBench, EngineRow, Fio, FioMissing
 from ssdplan.profiler.bench.report import HEADINGS
 from tests.bounds import HANG_SECONDS
+from tests.plans.read_csv import read_csv
 from tests.profiler.test_measure import silent
 
 MIB = 1 << 20
@@ -100,8 +101,10 @@ def _run(*arguments: object, cwd: Path, expect: int = 0) -> subprocess.Completed
 
 def test_the_command_end_to_end(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
-    done = _run("--size", "64MiB", "--pairs", 1, "--json", cwd=tmp_path)
+    done = _run("--size", "64MiB", "--pairs", 1, "--csv", "rows.csv", "--json", cwd=tmp_path)
     document = json.loads(done.stdout)
+    assert [row["name"] for row in read_csv(tmp_path / "rows.csv")] == [row["name"] for row in document["rows"]]
+    (tmp_path / "rows.csv").unlink()
     assert document["pairs"] == 1 and document["size_bytes"] == 64 * MIB
     assert document["volumes"] == [str(tmp_path.resolve())]
     groups = [row["group"] for row in document["rows"]]
