@@ -98,8 +98,8 @@ def build(given: Given) -> None:
     given.note(ssdplan=True)
     doctor = subprocess.run([*_ours("doctor", given.volume, "--json")], capture_output=True, text=True, check=False)
     (given.out / "doctor.json").write_text(doctor.stdout, encoding="utf-8")
-    findings = json.loads(doctor.stdout)
-    given.note(doctor_exit=doctor.returncode, doctor=findings)
+    print(doctor.stderr)
+    given.note(doctor_exit=doctor.returncode, doctor=json.loads(doctor.stdout))
 
 
 def _there(module: str) -> bool:
@@ -234,6 +234,8 @@ def tests(given: Given) -> None:
                 if found[2] in ("FAILED", "ERROR"):
                     bad.append(found[1])
                 given.note(counts=counts, failed_tests=bad)
+    if process.returncode < 0 and bad:  # it died before it said what was wrong with them
+        subprocess.run([*call[:6], *bad], cwd=ROOT, check=False)
     if process.returncode:
         raise SystemExit(f"pytest ended with {process.returncode}")
 

@@ -13,9 +13,12 @@ import transformers
 from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "phi3", "gemma2", "gemma3")
-# Older transformers have no Gemma 4, or one whose layers share keys needlessly, and a Mamba with a loss of its own.
-_RECENT = ("gemma4", "mamba") if Version(transformers.__version__) >= Version("5.20") else ()
+_version = Version(transformers.__version__)
+# Older ones draw a random number before each layer of OPT's, also where no layer is left out.
+_OPT = ("opt",) if _version >= Version("5.23") else ()
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", *_OPT, "phi3", "gemma2", "gemma3")
+# Older ones have no Gemma 4, or one whose layers share keys needlessly, and a Mamba with a loss of its own.
+_RECENT = ("gemma4", "mamba") if _version >= Version("5.20") else ()
 OTHERS = ("gpt_neox", "gptj", "bloom", "falcon", "gpt_neo", "olmo2", "cohere2", *_RECENT)
 EOS = "<|endoftext|>"
 

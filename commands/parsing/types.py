@@ -6,12 +6,17 @@ one value alone; what values mean together is the command's business.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import parse_bytes
+
+if TYPE_CHECKING:
+    _Path = click.Path[Any]
+else:
+    _Path = click.Path  # not every click has it as a generic class
 
 T = TypeVar("T")
 EMPTY = "is empty; name what is meant, or leave the option out"
@@ -45,7 +50,7 @@ class Choice(click.Choice[str]):
         return f"invalid choice: {value!r} (choose from {', '.join(map(repr, self.choices))})"
 
 
-class PathValue(click.Path[Any]):
+class PathValue(_Path):
     """A path, which need not exist; a shell completes it. `read` makes the value of text that is not empty. Empty text,
     as a variable that is not set leaves it, is no path."""
 

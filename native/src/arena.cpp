@@ -6,14 +6,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
+
+#include "system_text.hpp"
 
 namespace ssdplan {
 namespace {
@@ -41,15 +43,15 @@ constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
 // The number after `key` in a file of "key number" lines, or the file's one number when the key is empty; `otherwise`
 // when it is not there, or is a word such as "max".
-std::size_t number_in(const std::string& path, const std::string& key, std::size_t otherwise) {
-    std::ifstream file(path);
-    std::string line;
-    while (std::getline(file, line)) {
-        std::istringstream words(line);
-        std::string name;
+std::size_t number_in(const std::string& path, std::string_view key, std::size_t otherwise) {
+    const std::string text = system_text(path);
+    std::string_view rest = text;
+    std::string_view line;
+    while (next_line(rest, line)) {
+        if (!key.empty() && next_word(line) != key) continue;
+        const std::string_view word = next_word(line);
         std::size_t value = 0;
-        if (!key.empty() && (!(words >> name) || name != key)) continue;
-        return words >> value ? value : otherwise;
+        return std::from_chars(word.data(), word.data() + word.size(), value).ec == std::errc() ? value : otherwise;
     }
     return otherwise;
 }
@@ -72,13 +74,14 @@ constexpr ControlGroups kControlGroups[] = {
 // The page cache of files yields, so it counts as free.
 std::size_t control_group_bytes() {
     std::size_t least = kUnlimited;
-    std::ifstream file("/proc/self/cgroup");
-    std::string line;
-    while (std::getline(file, line)) {
+    const std::string text = system_text("/proc/self/cgroup");
+    std::string_view rest = text;
+    std::string_view line;
+    while (next_line(rest, line)) {
         for (const ControlGroups& groups : kControlGroups) {
             const std::size_t mark = line.find(groups.mark);
-            if (mark == std::string::npos) continue;
-            std::string group = line.substr(mark + std::strlen(groups.mark));
+            if (mark == std::string_view::npos) continue;
+            std::string group(line.substr(mark + std::strlen(groups.mark)));
             for (;;) {
                 const std::string folder = groups.root + group + "/";
                 const std::size_t limit = number_in(folder + groups.limit, "", kUnlimited);
@@ -181,9 +184,11 @@ std::size_t Mapping::huge_bytes() const {
     const std::uintptr_t last = first + mapped_bytes_;
     std::size_t huge = 0;
     bool ours = false;
-    std::ifstream file("/proc/self/smaps");
-    std::string line;
-    while (std::getline(file, line)) {
+    const std::string text = system_text("/proc/self/smaps");
+    std::string_view rest = text;
+    std::string_view found;
+    while (next_line(rest, found)) {
+        const std::string line(found);  // scanf's end at a zero
         std::uintptr_t begin = 0;
         std::uintptr_t end = 0;
         std::size_t kib = 0;

@@ -1,9 +1,7 @@
 // The Python face of the engine: requests of segments, waited for without the interpreter lock.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <pybind11/stl/filesystem.h>
 
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +44,13 @@ std::vector<std::uint64_t> summed(Engine& engine, Direction direction,
     return transfer_summed(engine, direction, ranges, urgent);
 }
 
+// The bytes of a str, bytes or os.PathLike. File names are bytes to the system and need not be text.
+std::string path_name(const py::object& path) {
+    PyObject* encoded = nullptr;
+    if (PyUnicode_FSConverter(path.ptr(), &encoded) == 0) throw py::error_already_set();
+    return py::reinterpret_steal<py::bytes>(encoded);
+}
+
 // Closing waits for the drive, which must not hold up other Python threads.
 struct CloseWithoutLock {
     void operator()(Engine* engine) const {
@@ -55,7 +60,6 @@ struct CloseWithoutLock {
 };
 
 void raise_io_error(const IoFailure& failure) {
-    // File names are bytes to the system and need not be text.
     const auto path = py::reinterpret_steal<py::object>(
         PyUnicode_DecodeFSDefaultAndSize(failure.path.data(), static_cast<py::ssize_t>(failure.path.size())));
     if (!path) throw py::error_already_set();
@@ -139,10 +143,11 @@ Raises ValueError for a null address or nbytes that is not positive, and Runtime
              "Undo `register` of the same address. Nothing where nothing is registered, or the engine is closed.")
         .def(
             "open",
-            [](Engine& engine, const std::filesystem::path& path, std::optional<std::int64_t> create_bytes,
-               bool read_only, std::optional<int> descriptor) {
+            [](Engine& engine, const py::object& path, std::optional<std::int64_t> create_bytes, bool read_only,
+               std::optional<int> descriptor) {
+                const std::string name = path_name(path);
                 const py::gil_scoped_release release;
-                return engine.open(path.string(), create_bytes, read_only, descriptor);
+                return engine.open(name, create_bytes, read_only, descriptor);
             },
             "path"_a, py::kw_only(), "create_bytes"_a = py::none(), "read_only"_a = false, "descriptor"_a = py::none(),
             R"(Open a file or a block device for direct I/O and return its id.

@@ -7,10 +7,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <stdexcept>
 #include <system_error>
+
+#include "system_text.hpp"
 
 namespace ssdplan {
 namespace {
@@ -88,8 +89,8 @@ bool has_poll_queues(int fd) {
     const std::string folder =
         "/sys/dev/block/" + std::to_string(major(device)) + ":" + std::to_string(minor(device)) + "/";
     for (const char* const place : {"queue/io_poll", "../queue/io_poll"}) {
-        int offered = 0;
-        if (std::ifstream(folder + place) >> offered) return offered == 1;
+        const std::string offered = system_text(folder + place);
+        if (!offered.empty()) return offered == "1\n";
     }
     return false;
 }
