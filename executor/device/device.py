@@ -83,8 +83,9 @@ class Device(Protocol):
     def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...
 
 
-_ROWS_AT_ONCE = 512
-"""Rows folded at once, in 4 MiB beside them, or 8 where fp32 is not enough."""
+_ROWS_AT_ONCE = 4096
+"""Rows folded at once, in 32 MiB beside them, or 64 where fp32 is not enough: well within what is kept for this process
+of a GPU's reserve. On an H200, 512 at once took 2 ms of launches beside a copy of 0.3 ms."""
 _UNIT = 1074
 """Sums of squares are integers in units of two to the minus this: every float64 is such an integer."""
 
@@ -395,11 +396,12 @@ class CudaDevice:
     copy_d2h = copy_h2d
 
     def copy_d2h_gradient(self, target: torch.Tensor, source: torch.Tensor) -> tuple[bool, int]:
-        """As the emulated device's. The GPU sums before the bytes leave it, so that the host reads them no second time:
-        in a precision of its own, good to about 1e-6.
+        """As the emulated device's. The GPU sums where the gradient lies, so that the host reads no byte a second time:
+        in a precision of its own, good to about 1e-6. The copy goes first, and what launches the sums runs beside it.
         """
+        target.copy_(source, non_blocking=True)
         squares = squares_of_rows(source)
-        self.copy_d2h(target, source)
+        torch.cuda.current_stream().synchronize()
         return squares is not None, squares or 0
 
     def synchronize(self) -> None:
