@@ -1,7 +1,8 @@
 // Owns how text of the kernel's (/proc, /sys) is read: whole, by system calls.
 //
-// Not by streams: where a process has loaded another C++ library than the one that this module was compiled for (a newer
-// compiler beside the system's, or what PyTorch's libraries bring along), a stream of <fstream> read nonsense or crashed.
+// Not by streams: where a process has loaded another C++ library than the one that this module was compiled for (a
+// newer compiler beside the system's, or what PyTorch's libraries bring along), a stream of <fstream> read nonsense or
+// crashed.
 #pragma once
 
 #include <fcntl.h>
