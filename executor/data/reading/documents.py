@@ -31,10 +31,16 @@ _BEGINS = (b",", b"{", b"[")
 """What a value stands behind."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _POINTERS = {
-    b"version https://git-lfs.github.com/spec/": "a pointer of git LFS, not the file; fetch that with `git lfs pull`",
-    b"/annex/objects/": "a pointer of git-annex, not the file; fetch that with `git annex get`",
+    rb"version https://(?:git-lfs|hawser)\.github\.com/spec/": "git LFS, not the file; fetch that with `git lfs pull`",
+    rb"# xet version \d": "git-xet, not the file; fetch that with `git xet checkout`",
+    rb"(?:(?:\.\.?[/\\])*\.git)?[/\\]annex[/\\]objects[/\\]": (
+        "git-annex, not the file; fetch that with `git annex get`"
+    ),
 }
-"""How what stands in the place of a large file begins, and what it is."""
+"""How what stands in the place of a large file begins, and whose pointer it is. The last is a link too, which is a file
+where the file system has no links."""
+_POINTER_BYTES = 1 << 10
+"""So many are looked at for one."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,13 @@ def require_itself(file: Path) -> None:
     drive does not answer."""
     with opened(file) as stream:
         try:
-            begin = stream.read(max(map(len, _POINTERS)))
+            begin = stream.read(_POINTER_BYTES)
         except OSError as error:
             raise unreadable(file, error) from error
-    for mark, what in _POINTERS.items():
-        if begin.startswith(mark):
-            raise UsageError(f"{file}: {what}")
+    begin = begin.removeprefix(codecs.BOM_UTF8).lstrip()  # as editors and shells write it
+    for mark, whose in _POINTERS.items():
+        if re.match(mark, begin):
+            raise UsageError(f"{file}: a pointer of {whose}")
 
 
 def opened(file: Path) -> BufferedReader:

@@ -26,23 +26,37 @@ _NAMED = 4
 _SAVED_BYTES = 1 << 26
 """Of a file in which `datasets` says what it saved."""
 
-_OF = r"(?:sets?|data|datasets?|splits?|files?|rows|examples|samples)?"
+_OF = r"(?:sets?|data|datasets?|splits?|files?|rows|examples|samples|corpus|corpora|parts?|portions?|folds?|texts?)?"
+_LESS = r"(?:mini|tiny|small|sub)?"
 _SPLITS = {
-    "train": r"train(?:ing|s)?|trn",
-    "validation": r"val|valid(?:at(?:e|ed|ing|ions?))?|dev|devel|development",
-    "test": r"test(?:ing|s)?|tst",
-    "eval": r"evals?|evaluat(?:e|ed|ing|ions?)",
-    "held-out": r"(?:held|hold)[-_. ]?outs?",
+    "train": rf"{_LESS}train(?:ing|s)?|train[ab]|trn|learn",
+    "validation": (
+        rf"{_LESS}val|valid(?:at(?:e|ed|ing|ions?))?|{_LESS}dev|devel|development|news[-_. ]?dev"
+        r"|(?:cross|x)[-_. ]?val(?:idations?)?"
+    ),
+    "test": rf"{_LESS}test(?:ing|s)?|test[ab]|tst|dev[-_. ]?tests?|test[-_. ]?dev|news[-_. ]?tests?",
+    "eval": rf"{_LESS}evals?|evaluat(?:e|ed|ing|ions?)",
+    "held-out": (
+        r"(?:held|hold|kept|keep|left|leave)[-_. ]?outs?|with(?:held|hold)|(?:un|(?:never|not|non)[-_. ]?)seen"
+        r"|out[-_. ]?of[-_. ]?(?:samples?|domain|distribution|time)|ood"
+    ),
 }
 """The words that `datasets` knows a split by, and their kin, each alone or with what it is a split of (`testset`)."""
-_SPLIT_WORDS = {
-    split: re.compile(rf"(?<![a-z])(?:{words})(?:[-_. ]?{_OF})(?![a-z])") for split, words in _SPLITS.items()
-}
-_ONLY_BESIDE = {
-    "train": re.compile(rf"(?<![a-z])(?:train[-_. ]?val|pre[-_. ]?train(?:ing)?|tr)(?:[-_. ]?{_OF})(?![a-z])"),
-    "test": re.compile(r"(?<![a-z])te(?![a-z])"),
-}
-"""Words that are of a split only beside a file of another one, of which `te` is none but beside `tr`."""
+
+
+def _word(words: str, begin: str = "(?<![a-z])") -> re.Pattern[str]:
+    return re.compile(rf"{begin}(?:{words})(?:[-_. ]?{_OF})(?![a-z])")
+
+
+_SPLIT_WORDS = {split: _word(words) for split, words in _SPLITS.items()}
+_TRAIN_BESIDE = (
+    _word("train[-_. ]?val|pre[-_. ]?train(?:ing)?|fine[-_. ]?tun(?:e|ing)|fit(?:ting)?|in[-_. ]?samples?|seen|tr"),
+    _word("learning", r"(?<![^/])"),  # not that of machines
+)
+_HELD_OUT_BESIDE = _word("blind|hidden|bench(?:marks?)?")
+_TEST_BESIDE = re.compile(r"(?<![a-z])te(?![a-z])")
+"""Words that are of a split only beside a file of another one: those of training data beside held-out data, those of
+held-out data beside training data, and `te` beside `tr`."""
 _LANGUAGE = re.compile(r"(?<![a-z])[a-z]{2}(?![a-z])")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -262,21 +276,23 @@ def _named_of(file: Path, below: Path) -> frozenset[str]:
 def _by_their_company(
     others: list[Path], by_splits: dict[frozenset[str], Path], below: Path
 ) -> dict[frozenset[str], Path]:
-    """`by_splits` with those of the `others`, which no word says a split of, that are training data for what lies
-    beside: `trainval` beside `test`, and `tr` beside `te`. `tr` and `te` are languages where others lie beside."""
+    """`by_splits` with those of the `others`, which no word says a split of, that are of one for what lies beside:
+    `trainval` beside `test`, `benchmark` beside `train`, and `tr` beside `te`. The last two are languages where others
+    lie beside."""
     words = {file: _words(file.relative_to(below) if file.is_relative_to(below) else file) for file in others}
     known = {"tr", "te"}
     abroad = any(found not in known for text in words.values() for found in _LANGUAGE.findall(text.rsplit("/", 1)[-1]))
-    found = {
-        split: [
-            file
-            for file, text in words.items()
-            if (match := pattern.search(text)) and not (abroad and _is_language(match[0]))
-        ]
-        for split, pattern in _ONLY_BESIDE.items()
-    }
-    held_out = any(splits - {"train"} for splits in by_splits) or bool(found["test"])
-    if not found["train"] or not held_out:
+
+    def having(*patterns: re.Pattern[str]) -> list[Path]:
+        matches = ((file, pattern.search(text)) for file, text in words.items() for pattern in patterns)
+        return [file for file, match in matches if match and not (abroad and _is_language(match[0]))]
+
+    found = {"train": having(*_TRAIN_BESIDE), "test": having(_TEST_BESIDE), "held-out": having(_HELD_OUT_BESIDE)}
+    if not (found["train"] and (found["test"] or any(splits - {"train"} for splits in by_splits))):
+        found["train"] = found["test"] = []
+    if not any("train" in splits for splits in by_splits):
+        found["held-out"] = []
+    if not any(found.values()):
         return by_splits
     taken = {frozenset((split,)): files[0] for split, files in found.items() if files}
     left = [file for file in others if not any(file in files for files in found.values())]

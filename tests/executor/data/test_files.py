@@ -180,6 +180,33 @@ def test_the_words_that_datasets_knows_are_known(split: str, word: str) -> None:
         ("holdout-3.txt", "held-out"),
         ("heldOut.txt", "held-out"),
         ("hold_out_set.txt", "held-out"),
+        ("learn/a.txt", "train"),
+        ("learnset.txt", "train"),
+        ("trainA/a.txt", "train"),
+        ("dev_set/a.txt", "validation"),
+        ("train_data/a.txt", "train"),
+        ("subtrain.txt", "train"),
+        ("minival.json", "validation"),
+        ("newsdev2015.txt", "validation"),
+        ("cross-validation.txt", "validation"),
+        ("eng.testb.txt", "test"),
+        ("devtest/a.txt", "test"),
+        ("newstest2014.txt", "test"),
+        ("unseen.txt", "held-out"),
+        ("unseen_rows/a.txt", "held-out"),
+        ("never-seen.txt", "held-out"),
+        ("withheld.txt", "held-out"),
+        ("left_out.txt", "held-out"),
+        ("out-of-domain.txt", "held-out"),
+        ("ood.txt", "held-out"),
+        ("learning.txt", None),
+        ("learned.txt", None),
+        ("seen.txt", None),
+        ("benchmark.txt", None),
+        ("wood.txt", None),
+        ("unforeseen.txt", None),
+        ("attest.txt", None),
+        ("submit.txt", None),
         ("retrained.txt", None),
         ("values.txt", None),
         ("testament.txt", None),
@@ -204,6 +231,14 @@ def test_their_kin_are_known_and_words_by_chance_are_not(name: str, split: str |
         (("sft_train.jsonl", "sft_eval.jsonl"), r"training data beside another split \(eval, train\)"),
         (("a_tr.jsonl", "a_te.jsonl"), r"training data beside another split \(test, train\)"),
         (("tr.jsonl", "test.jsonl"), r"training data beside another split \(test, train\)"),
+        (("learn/a.txt", "dev_set/a.txt"), r"training data beside another split \(train, validation\)"),
+        (("train_data/a.txt", "unseen/a.txt"), r"training data beside another split \(held-out, train\)"),
+        (("seen.txt", "unseen.txt"), r"training data beside another split \(held-out, train\)"),
+        (("learning_set/a.txt", "test_set/a.txt"), r"training data beside another split \(test, train\)"),
+        (("finetune.jsonl", "eval.jsonl"), r"training data beside another split \(eval, train\)"),
+        (("fit/a.txt", "holdout/a.txt"), r"training data beside another split \(held-out, train\)"),
+        (("train.txt", "benchmark.txt"), r"training data beside another split \(held-out, train\)"),
+        (("train/a.txt", "blind_set/a.txt"), r"training data beside another split \(held-out, train\)"),
         (("dev.txt", "heldout.txt"), r"several splits \(held-out, validation\)"),
     ],
 )
@@ -217,10 +252,23 @@ def test_splits_side_by_side_are_refused(tmp_path: Path, files: tuple[str, ...],
 
 @pytest.mark.parametrize(
     "files",
-    [("trainval.txt", "more.txt"), ("pretrain.txt", "train.txt"), ("tr.txt", "te.txt", "en.txt"), ("te.txt", "a.txt")],
+    [
+        ("learning.txt", "benchmark.txt"),
+        ("seen.txt", "hidden.txt"),
+        ("finetune.txt", "train.txt"),
+        ("trainval.txt", "more.txt"),
+        ("pretrain.txt", "train.txt"),
+        ("tr.txt", "te.txt", "en.txt"),
+        ("te.txt", "a.txt"),
+    ],
 )
 def test_words_that_are_of_a_split_only_beside_another_are_none_alone(tmp_path: Path, files: tuple[str, ...]) -> None:
     assert not find_files(make(tmp_path, *files)).notes
+
+
+def test_machines_that_learn_are_no_training_data(tmp_path: Path) -> None:
+    [note] = find_files(make(tmp_path, "machine_learning.txt", "test.txt")).notes
+    assert "is called test, and is read like the files beside it" in note
 
 
 def test_held_out_data_among_others_are_told(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Text becomes the tokenizer's own tokens, a sample comes once an epoch, and what cannot be text is refused by name."""
 
+import codecs
 import itertools
 import json
 import os
@@ -178,6 +179,25 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\
         *(
             (bad_text(LFS, kind), f"bad.{kind}: ", "a pointer of git LFS")
             for kind in ("txt", "jsonl", "arrow", "parquet")
+        ),
+        *(
+            (bad_text(pointer, kind), f"bad.{kind}: ", "a pointer of git LFS")
+            for kind in ("txt", "jsonl")
+            for pointer in (
+                codecs.BOM_UTF8 + LFS,
+                codecs.BOM_UTF8 + LFS.replace(b"\n", b"\r\n"),
+                b"\r\n" + LFS.replace(b"\n", b"\r\n"),
+                LFS.replace(b"git-lfs", b"hawser"),
+            )
+        ),
+        (bad_text(b"# xet version 0\nfilesize = 9\nhash = '0'\n", "txt"), "bad.txt: ", "a pointer of git-xet"),
+        *(
+            (bad_text(pointer, "txt"), "bad.txt: ", "a pointer of git-annex")
+            for pointer in (
+                b"../.git/annex/objects/x/y/SHA256E-s9--0.txt/SHA256E-s9--0.txt",
+                b".git/annex/objects/x/y/SHA256E-s9--0.txt",
+                codecs.BOM_UTF8 + b"/annex/objects/SHA256E-s9--0.txt\r\n",
+            )
         ),
         (bad_text(b"/annex/objects/SHA256E-s9--0.txt\n", "txt"), "bad.txt: ", "a pointer of git-annex"),
         (bad_text(b'{"text": 3}'), "bad.jsonl:1: ", "the field `text` is a number; it must be a string"),
