@@ -19,7 +19,7 @@ from ssdplan.plans.errors import UsageError
 from .reading.places import At, unsaid
 from .samples.conversations import Chat, Spans
 from .samples.formats import Completion, Conversation
-from .samples.notes import OWN_TOKENS, UNREAD, Tally
+from .samples.notes import AGAIN, UNREAD, Tally
 from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, Frame, encode, one_of
 
 NOT_LEARNT = np.uint32(1 << 31)
@@ -54,19 +54,20 @@ def sample_tokens(
     instant: datetime,
     tally: Tally,
     ends: Collection[int] = (),
+    append_end: bool = False,
     at: At = unsaid,
 ) -> Iterator[Tokens]:
     """Yields each sample's tokens, in order; what is not learnt has NOT_LEARNT set. `instant`: when it is for a chat
-    template that writes the time.
+    template that writes the time. `ends`: tokens at which a model stops.
 
-    A completion is learnt with the end-of-sequence token after it; of a conversation the assistant's messages, with
-    what the template ends them by. With `ends`, tokens at which a model stops, one is learnt after the last of them in
-    any case (`_with_end`). `at` is told of what is rendered and tokenised next. Raises UsageError, with the sample's
-    place, where that cannot be told exactly.
+    A completion is learnt with the end-of-sequence token after it, or with one of `ends` that it brings (`Frame`). The
+    assistant's messages of a conversation are learnt with what the template ends them by. With `append_end` one of
+    `ends` is learnt after the last of these messages in any case (`_with_end`). `at` is told of what is rendered and
+    tokenised next. Raises UsageError, with the sample's place, where that cannot be told exactly.
     """
-    frame = Frame(tokenizer, eos)
+    frame = Frame(tokenizer, eos, ends)
     number = 0
-    for batch in _batched(_rendered(samples, tokenizer, instant, tally, at)):
+    for batch in _batched(_rendered(samples, tokenizer, instant, ends, tally, at)):
         texts = [[each.text, *(each.text[:cut] for cut in each.cuts())] for each in batch]
         places = [each.place for each, group in zip(batch, texts, strict=True) for _ in group]
         flat = [text for group in texts for text in group]
@@ -78,12 +79,17 @@ def sample_tokens(
                 yield _completion(each, whole, prefixes, tokenizer, frame, tally, number)
             else:
                 ids, spans = _conversation(each, whole, prefixes, tokenizer)
-                yield _marked(*(_with_end(ids, spans, ends, eos) if ends else (ids, spans)))
+                yield _marked(*(_with_end(ids, spans, ends, eos) if append_end else (ids, spans)))
             number += 1
 
 
 def _rendered(
-    samples: Iterable[Completion | Conversation], tokenizer: Any, instant: datetime, tally: Tally, at: At
+    samples: Iterable[Completion | Conversation],
+    tokenizer: Any,
+    instant: datetime,
+    ends: Collection[int],
+    tally: Tally,
+    at: At,
 ) -> Iterator[_Rendered]:
     chat: Chat | None = None
     for number, sample in enumerate(samples):
@@ -91,7 +97,7 @@ def _rendered(
             text = sample.prompt + sample.completion
             rendered = _Rendered(sample.place, text, ((len(sample.prompt), len(text)),), completes=True)
         else:
-            chat = chat or Chat(tokenizer, instant)
+            chat = chat or Chat(tokenizer, instant, ends)
             at("rendering", sample.place, 0)
             found = chat.render(sample)
             for kind, detail in found.lacks:
@@ -134,13 +140,14 @@ def _completion(
         start = len(prefixes[0]) if prefixes else (0 if sample.spans[0][0] == 0 else len(whole))
         prompt, answer = whole[:start], whole[start:]
     text = [*prompt, *answer]
-    own = frame.own_start(text)
-    rest = answer[max(0, own - len(prompt)) :]  # the end of a prompt is no end of what is learnt
-    opening, closing = frame.opening(text), frame.closing(rest)
-    if words := frame.own(own, frame.own_end(rest)):
-        tally.add(OWN_TOKENS, number, words)
-    found = np.asarray([*opening, *text, *closing], np.uint32)
-    found[: len(opening) + max(own, len(prompt))] |= NOT_LEARNT
+    start = frame.start(text)
+    given, answer = prompt[start:], answer[max(0, start - len(prompt)) :]
+    stop, closing = frame.stop(answer)  # the end of a prompt is no end of what is learnt
+    frame.tell(tally, number, text[:start], answer[stop:], answer[:stop])
+    if given and (words := frame.in_front(answer)):
+        tally.add(AGAIN, number, words)
+    found = np.asarray([*frame.opening, *given, *answer[:stop], *closing], np.uint32)
+    found[: len(frame.opening) + len(given)] |= NOT_LEARNT
     return found
 
 

@@ -159,6 +159,7 @@ class TextData:
             "format": self.format,
             "tokenizer": digest_of(tokenizer, self.format, append_eos),
             "times": times_of(tokenizer, self.format, self._instant),
+            "ends": ",".join(map(str, end_tokens(tokenizer))),
             "made_by": made_by(),
         }
         self._read_notes = self._what_to_know((*chosen.notes, *copies(path, self.files, held)))

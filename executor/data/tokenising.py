@@ -121,11 +121,12 @@ def _pieces(
     path, files = Path(work.path), [Path(file) for file in work.files]
     found: Iterator[Any] = samples(files, work.format, as_chat=is_chat(tokenizer, work.format), at=at, tally=tally)
     total = sum(file.stat().st_size for file in files)
+    ends = frozenset(end_tokens(tokenizer))
     if work.format == "text":
-        return token_pieces(path, counted(found, progress, total), tokenizer, work.eos, tally, at)
-    ends = frozenset(end_tokens(tokenizer) if work.append_eos else ())
+        return token_pieces(path, counted(found, progress, total), tokenizer, work.eos, tally, ends, at)
     instant = datetime.fromisoformat(work.instant)
-    return _whole(path, sample_tokens(found, tokenizer, work.eos, instant, tally, ends, at), progress, total)
+    rendered = sample_tokens(found, tokenizer, work.eos, instant, tally, ends, work.append_eos, at)
+    return _whole(path, rendered, progress, total)
 
 
 def _whole(

@@ -10,7 +10,7 @@ import json
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ssdplan.plans.errors import UsageError, first_line
 from .reading.documents import Document, require_itself
 from .reading.model_config import read_config
 from .reading.places import At, unsaid
-from .samples.notes import OWN_TOKENS, Tally
+from .samples.notes import BLANKS, OTHER_END, OWN_TOKENS, Tally
 
 VOCABULARY_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "byte_maps.json"),
@@ -47,8 +47,6 @@ WHOLE_CHARACTERS = 100_000_000
 _MADE, _MADE_A_CHARACTER = 1024, 64
 """A tokenizer makes no more than so many tokens, and so many for each character: the longest that Unicode's own forms
 make of one is 33 bytes."""
-_FEW = 4
-"""Tokens at a text's end among which its own end is looked for."""
 
 
 def load_tokenizer(model_dir: Path) -> Any:
@@ -337,44 +335,80 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 class Frame:
-    """The special tokens around a sample: those of the tokenizer, and the end-of-sequence token. What a text brings
-    along of them is not put there a second time."""
+    """The special tokens around a sample: those of the tokenizer, and the end-of-sequence token.
 
-    def __init__(self, tokenizer: Any, eos: int) -> None:
-        self._before, self._after = special_tokens_around(tokenizer)
-        self._eos = eos
+    A text may bring such tokens of its own, several times and with white space outside them. They are taken away with
+    that white space, and put there once. A text that ends with another token at which a model stops (`ends`) keeps that
+    one as its end.
+    """
+
+    def __init__(self, tokenizer: Any, eos: int, ends: Collection[int] = ()) -> None:
+        before, self._after = special_tokens_around(tokenizer)
+        self.opening = before
+        """What is put before a text."""
         self._closing = self._after if self._after and self._after[-1] == eos else [*self._after, eos]
+        self._starts, self._stops = frozenset(before), frozenset(self._closing)
+        self._ends = self._stops | frozenset(ends)
         self._tokenizer = tokenizer
+        self._blanks: dict[int, bool] = {}
 
-    def opening(self, ids: list[int]) -> list[int]:
-        """What is put before a text of these tokens."""
-        return self._before[: len(self._before) - self.own_start(ids)]
+    def start(self, ids: Sequence[int]) -> int:
+        """How many of a text's first tokens are taken away: those up to the last that is put before it in any case."""
+        return self._run(ids, self._starts)
 
-    def own_start(self, ids: list[int]) -> int:
-        """How many of a text's first tokens are the last of those that would be put before it."""
-        most = min(len(self._before), len(ids))
-        return next((count for count in range(most, 0, -1) if ids[:count] == self._before[-count:]), 0)
+    def stop(self, ids: Sequence[int]) -> tuple[int, list[int]]:
+        """How many tokens of a text stay, without those of its `start`, and what is put behind them."""
+        run = self._run(ids[::-1], self._ends, backwards=True)
+        ending = range(len(ids) - run, len(ids))
+        own = next((place for place in ending if ids[place] in self._stops), None)
+        if own is not None or not run:
+            return len(ids) if own is None else own, self._closing
+        return 1 + next(place for place in reversed(ending) if ids[place] in self._ends), []
 
-    def closing(self, ids: list[int]) -> list[int]:
-        """What is put behind a text that ends with these tokens, which are none of its `own_start`."""
-        return [] if self.own_end(ids) else self._closing
+    def in_front(self, ids: Sequence[int]) -> str:
+        """In words, the tokens that are put before a text, where these begin with some."""
+        return self._words(ids[: self.start(ids)], self._starts)
 
-    def own_end(self, ids: list[int]) -> bool:
-        """Whether the last of a text's tokens is its end, but for a line break or other white space behind that."""
-        last = next((i for i in range(1, min(len(ids), _FEW) + 1) if ids[-i] == self._eos), 0)
-        return last == 1 or (last > 1 and not self._tokenizer.decode(ids[1 - last :]).strip())
+    def tell(self, tally: Tally, sample: int, start: Sequence[int], end: Sequence[int], kept: Sequence[int]) -> None:
+        """Tell of a sample whose tokens `start` and `end` were taken away, and `kept` between them, without anything
+        put behind these if there was another end."""
+        taken = [*start, *end]
+        if words := self._words([*start, *end], self._starts | self._stops):
+            tally.add(OWN_TOKENS, sample, words)
+        if kept and kept[-1] in self._ends - self._stops and not self._stops & {*end}:
+            tally.add(OTHER_END, sample, self._words(kept[-1:], self._ends))
+        if any(token not in self._starts | self._ends for token in taken):
+            tally.add(BLANKS, sample, "")
 
-    def own(self, start: int, end: bool) -> str:
-        """In words, `start` tokens of its own at a text's start, and its own `end`; empty for neither."""
-        found = [*self._before[len(self._before) - start :], *([self._eos] if end else [])]
+    def _run(self, ids: Sequence[int], own: Collection[int], *, backwards: bool = False) -> int:
+        """How many of the first tokens are of `own` or white space; 0 without one of `own`, with which it ends."""
+        place = found = 0
+        while True:
+            while place < len(ids) and ids[place] not in own and self._may_be_blank(ids[place]):
+                place += 1
+            if place == len(ids) or ids[place] not in own:
+                return found
+            between = ids[found:place]
+            if between and self._tokenizer.decode(between[::-1] if backwards else between).strip():
+                return found
+            place = found = place + 1
+
+    def _may_be_blank(self, token: int) -> bool:
+        """Whether a token is white space, or some bytes of it."""
+        if token not in self._blanks:
+            self._blanks[token] = not self._tokenizer.decode([token]).strip().strip("\ufffd")
+        return self._blanks[token]
+
+    def _words(self, ids: Sequence[int], own: Collection[int]) -> str:
+        found = [token for token in ids if token in own]
         return " and ".join(dict.fromkeys(map(str, self._tokenizer.convert_ids_to_tokens(found))))
 
     def unframed(self, ids: list[int]) -> list[int] | None:
         """A text's own tokens, of those that the tokenizer made of it with its special tokens; None where it did not
         put them around it as around others."""
-        start, stop = len(self._before), len(ids) - len(self._after)
+        start, stop = len(self.opening), len(ids) - len(self._after)
         return (
-            ids[start:stop] if start <= stop and [*ids[:start], *ids[stop:]] == [*self._before, *self._after] else None
+            ids[start:stop] if start <= stop and [*ids[:start], *ids[stop:]] == [*self.opening, *self._after] else None
         )
 
     def ended(self, ids: list[int]) -> list[int]:
@@ -413,10 +447,10 @@ def _units(documents: Iterable[Document], cutter: _Cutter) -> Iterator[_Unit]:
             continue
         first, held = True, ""
         for piece in cutter.pieces(document.pieces, document.place):
-            if held:
+            if held and piece.strip():
                 yield _Unit(held, first, False, document.place)
-                first = False
-            held = piece
+                first, held = False, ""
+            held += piece  # white space stays with what is before it, which may be the text's own end
         yield _Unit(held, first, True, document.place)
 
 
@@ -434,14 +468,21 @@ def _batched(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
 
 
 def token_pieces(
-    path: Path, documents: Iterable[Document], tokenizer: Any, eos: int, tally: Tally, at: At = unsaid
+    path: Path,
+    documents: Iterable[Document],
+    tokenizer: Any,
+    eos: int,
+    tally: Tally,
+    ends: Collection[int] = (),
+    at: At = unsaid,
 ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
-    """Yields tokens in order, and with each piece whether a document ends with it; `at` is told of what is tokenised
-    next."""
+    """Yields tokens in order, and with each piece whether a document ends with it; `ends` are tokens at which a model
+    stops, and `at` is told of what is tokenised next."""
     cutter = _Cutter(tokenizer)
-    frame = Frame(tokenizer, eos)
+    frame = Frame(tokenizer, eos, ends)
     blank = True
-    number = start = 0
+    number = 0
+    head: list[int] = []
     for batch in _batched(_units(documents, cutter)):
         texts, places = [unit.text for unit in batch], [unit.place for unit in batch]
         at("tokenising", one_of(places), sum(map(len, texts)))
@@ -452,12 +493,14 @@ def token_pieces(
             if text is None:
                 found = frame.ended(ids)
             else:
-                start = frame.own_start(text) if unit.first else start
-                rest = text[start:] if unit.first else text
-                if unit.last and (own := frame.own(start, frame.own_end(rest))):
-                    tally.add(OWN_TOKENS, number, own)
-                opening, closing = unit.first and frame.opening(text), unit.last and frame.closing(rest)
-                found = [*(opening or []), *text, *(closing or [])]
+                if unit.first:
+                    start = frame.start(text)
+                    head, text = text[:start], text[start:]
+                found = [*(frame.opening if unit.first else []), *text]
+                if unit.last:
+                    stop, closing = frame.stop(text)
+                    frame.tell(tally, number, head, text[stop:], text[:stop])
+                    found = [*found[: len(found) - len(text) + stop], *closing]
             number += unit.last
             yield np.asarray(found, dtype=np.uint32), unit.last
     if blank:

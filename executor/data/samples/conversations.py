@@ -5,7 +5,7 @@ of which that cannot be told is refused by name. `data/rendering.py` makes token
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ from ssdplan.plans.errors import UsageError, first_line
 from ..reading.documents import json_name
 from .clock import timed
 from .formats import Conversation
-from .notes import CHANGED, DROPPED, UNLEARNT
+from .notes import CHANGED, DROPPED, SPECIAL, UNLEARNT
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -72,8 +72,8 @@ class Chat:
     what the template writes behind the last message alone.
     """
 
-    def __init__(self, tokenizer: Any, instant: datetime) -> None:
-        """`instant`: when it is for a template that writes the time."""
+    def __init__(self, tokenizer: Any, instant: datetime, ends: Collection[int] = ()) -> None:
+        """`instant`: when it is for a template that writes the time. `ends`: tokens at which a model stops."""
         self._tokenizer = tokenizer
         self._name = tokenizer.name_or_path or "the tokenizer"
         template = chat_template(tokenizer)
@@ -81,8 +81,11 @@ class Chat:
         self._template, self._variables = told.template if template else None, told.variables
         self._marked = _with_marks(self._template) if self._template else None
         self._specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        either = "|".join(map(re.escape, sorted(self._specials, key=len, reverse=True)))
-        self._pieces = re.compile(rf"(?:{either})|\s" if either else r"\s")
+        self._closing = re.compile(rf"(?:{_either(self._specials)}|\s)*+")
+        bounds = {tokenizer.bos_token_id, *ends} if not getattr(tokenizer, "split_special_tokens", False) else ()
+        self._bounds = re.compile(
+            _either(token.content for id, token in tokenizer.added_tokens_decoder.items() if id in bounds)
+        )
 
     def render(self, sample: Conversation) -> Rendering:
         """The conversation as the template writes it. Raises UsageError, with the sample's place."""
@@ -104,7 +107,15 @@ class Chat:
             spans = self._by_prefixes(sample, text, found)
         else:
             spans = self._by_markers(sample, text)
-        return Rendering(text, spans, (*_lacking(messages, text, found), *_unlearnt(messages, text, found, spans)))
+        lacks = (*_lacking(messages, text, found), *_unlearnt(messages, text, found, spans), *self._special(messages))
+        return Rendering(text, spans, lacks)
+
+    def _special(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
+        """The first special token that begins or ends texts and stands in the text of a message: a kind of note."""
+        for index, message in enumerate(messages):
+            if brought := self._bounds.search(message["content"]):
+                yield SPECIAL, f"{brought[0]} in message {index + 1} (`{message['role']}`)"
+                return
 
     def _by_markers(self, sample: Conversation, text: str) -> Spans:
         marked = self._text(sample, list(sample.messages), chat_template=self._marked)
@@ -140,14 +151,14 @@ class Chat:
                 )
             asked = self._text(sample, messages[:index], add_generation_prompt=True)
             answered = self._text(sample, messages[: index + 1])
-            if answered.startswith(asked) and not whole.startswith(answered):
-                answered = self._without_closing(sample, index, answered, whole, found)
-            if not (answered.startswith(asked) and whole.startswith(answered)):
+            if not answered.startswith(asked):
                 raise UsageError(
-                    f"{sample.place}: the chat template writes message {index + 1} otherwise when others follow it, or "
-                    "begins it otherwise than it asks for it, so what is learnt cannot be told; split the conversation "
-                    "into rows that end with it, or mark the assistant's part in the template ({% generation %})"
+                    f"{sample.place}: the chat template begins message {index + 1} otherwise than it asks for it "
+                    f"({_difference(asked, answered)}), so what is learnt cannot be told; mark the assistant's part in "
+                    "the template ({% generation %})"
                 )
+            if not whole.startswith(answered):
+                answered = self._without_closing(sample, index, answered, whole, found)
             spans.append((len(asked), self._end_of_turn(answered, len(asked))))
         return tuple(spans)
 
@@ -155,29 +166,35 @@ class Chat:
         self, sample: Conversation, index: int, answered: str, whole: str, found: "_Found | None"
     ) -> str:
         """A conversation up to message `index`, which others follow in `whole`, without what the template writes behind
-        the last message alone; as it is, where more than special tokens and white space at its end differs.
+        the last message alone. Raises UsageError where more than special tokens and white space at its end differs.
 
         What follows in the whole must be what the template begins the next message with when nothing is before it: else
-        another token may end the message there.
+        something else may end the message there.
         """
         said, following = (found.get(each) if found else None for each in (index, index + 1))
-        if not said or not following or answered[: said[1]] != whole[: said[1]]:
-            return answered
-        cuts, place = [said[1]], said[1]
-        while piece := self._pieces.match(answered, place):
-            place = piece.end()
-            cuts.append(place)
-        if place != len(answered):
-            return answered
-        cut = max(cut for cut in cuts if whole.startswith(answered[:cut]))
-        alone = Conversation(sample.place, sample.messages[index + 1 : index + 2])
+        if said and following and answered[: said[1]] == whole[: said[1]]:
+            alike = said[1] + _alike(answered[said[1] :], whole[said[1] : following[0]])
+            for cut in range(alike, said[1] - 1, -1):
+                if self._closing.fullmatch(answered, cut):
+                    if self._begins_alone(sample, index + 1, whole[cut : following[0]]):
+                        return answered[:cut]
+                    break
+        raise UsageError(
+            f"{sample.place}: the chat template writes message {index + 1} otherwise when others follow it "
+            f"({_difference(answered, whole)}), so what is learnt cannot be told; split the conversation into rows "
+            "that end with it, or mark the assistant's part in the template ({% generation %})"
+        )
+
+    def _begins_alone(self, sample: Conversation, index: int, header: str) -> bool:
+        """Whether the template writes `header` right before message `index` too when no message is before that."""
+        alone = Conversation(sample.place, sample.messages[index : index + 1])
         try:
             text = self._text(alone, list(alone.messages))
         except UsageError:  # the template takes it only behind others
-            return answered
-        begun = self._found(alone, text)
-        start = begun.get(0) if begun else None
-        return answered[:cut] if start and text[: start[0]].endswith(whole[cut : following[0]]) else answered
+            return False
+        found = self._found(alone, text)
+        place = found.get(0) if found else None
+        return place is not None and text[: place[0]].endswith(header)
 
     def _text(self, sample: Conversation, messages: list[dict[str, str]], **options: Any) -> str:
         try:
@@ -313,6 +330,23 @@ def _with_characters(marker: re.Match[str]) -> str:
     if marker["end"]:
         return f"{{%{left} if false %}}{{% endif %}}{{{{ '{_END}' }}}}{{% endgeneration {right}%}}"
     return f"{{%{left} generation %}}{{{{ '{_BEGIN}' }}}}{{% if false %}}{{% endif {right}%}}"
+
+
+def _either(names: Iterable[str]) -> str:
+    """An expression of any of the names; of nothing at all where there is none."""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)"
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    differing = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
+
+
+def _difference(one: str, other: str) -> str:
+    """Two texts from a little before the place where they begin to differ, as an error shows them."""
+    start = max(0, _alike(one, other) - 20)
+    return f"{one[start : start + 50]!r} against {other[start : start + 50]!r}"
 
 
 def _refused(sample: Conversation, error: Exception) -> UsageError:

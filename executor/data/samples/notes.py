@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 OWN_TOKENS, DROPPED, CHANGED, UNREAD, MORE_UNREAD = "own tokens", "dropped", "changed", "unread", "unread besides"
+BLANKS, OTHER_END, AGAIN, SPECIAL = "blanks around own tokens", "other end", "begins again", "special in message"
 UNLEARNT, AMBIGUOUS = "unlearnt", "ambiguous"
 """The second: of a row that would do as several formats: an error where nobody said which is meant, and no note."""
 _FIELDS = 12
@@ -74,6 +75,27 @@ def _about(note: Note, many: str, place: str) -> str:
             return (
                 f"{many} bring {note.detail} of their own where the tokenizer puts it too, first {place}; it is there "
                 "once"
+            )
+        case "blanks around own tokens":
+            return (
+                f"{many} have white space outside special tokens of their own, before the first token or behind the "
+                f"end, first {place}; it is taken away"
+            )
+        case "other end":
+            return (
+                f"{many} bring {note.detail} of their own at the end, at which the model stops, first {place}; no "
+                "other end is put behind it"
+            )
+        case "begins again":
+            return (
+                f"{many} bring {note.detail} of their own between prompt and completion, first {place}; it is learnt "
+                "there, and a model that is asked sees none there: take it away"
+            )
+        case "special in message":
+            return (
+                f"{many} have special tokens in the text of messages, beside those that the chat template writes, "
+                f"first {note.detail} of {place}; they are trained on as they are: take them away, or write them "
+                "otherwise"
             )
         case "dropped":
             return (

@@ -246,6 +246,56 @@ def test_messages_that_a_template_writes_in_two_ways_are_refused(tmp_path: Path,
         talk(tmp_path / "data", merging, TALK[:4], template)
 
 
+PLAIN = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|im_start|>", "<|im_end|>")
+END_OF_TEXT = "<|endoftext|>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("plain", [PLAIN[:3], PLAIN])
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_headers_that_are_plain_text_for_the_tokenizer_are_those_of_special_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, plain: tuple[str, ...], turns: int
+) -> None:
+    """A header (<|user|>) and the end of the last message alone (<|endoftext|>) begin with the same characters."""
+    special = (*(name for name in SPECIAL if name not in plain), END_OF_TEXT)
+    monkeypatch.setattr(f"{__name__}.SPECIAL", special)
+    found = load_tokenizer(save(KINDS[kind](), tmp_path / "model"))
+    found.eos_token = END_OF_TEXT
+    data = talk(tmp_path / "data", found, messages := TALK[: 2 * turns], PHI_3)
+    assert ids_of(data) == found.apply_chat_template(messages, return_dict=True)["input_ids"]
+    line = "\n" if "<|end|>" in plain else ""  # no token at which the message is known to end: all up to the header
+    said = [f"What is read again.<|end|>{line}", f"It is\n\nthe same.<|end|>{line}", "Yes.<|end|>"][:turns]
+    said[-1] = f"{said[-1].removesuffix(line)}\n<|endoftext|>"
+    assert learnt(data, found) == said
+
+
+def test_headers_that_are_plain_text_are_refused_where_something_else_may_end_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.SPECIAL", (*(name for name in SPECIAL if name not in PLAIN), END_OF_TEXT))
+    found = load_tokenizer(save(byte_level(), tmp_path / "model"))
+    found.eos_token = END_OF_TEXT
+    template = PHI_3.replace(
+        "'<|assistant|>\\n' + m.content + '<|end|>\\n'",
+        "'<|assistant|>\\n' + m.content + ('' if loop.last else '<|im_end|>\\n')",
+    )
+    assert template != PHI_3
+    with pytest.raises(UsageError) as refused:
+        talk(tmp_path / "data", found, TALK[:4], template)
+    assert "writes message 2 otherwise when others follow it" in str(refused.value)
+    assert "again.<|endoftext|>' against " in str(refused.value) and "again.<|im_end|>" in str(refused.value)
+
+
+def test_a_message_that_is_begun_otherwise_than_it_is_asked_for_is_refused_as_such(
+    tmp_path: Path, merging: Any
+) -> None:
+    template = CHATML.replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>' }}")
+    with pytest.raises(UsageError) as refused:
+        talk(tmp_path / "data", merging, TALK[:4], template)
+    assert "a.jsonl:1: the chat template begins message 2 otherwise than it asks for it (" in str(refused.value)
+    assert "<think>' against " in str(refused.value) and "when others follow" not in str(refused.value)
+
+
 def test_an_empty_answer_is_told_apart_from_one_that_is_replaced(tmp_path: Path, merging: Any) -> None:
     messages = [TALK[0], {"role": "assistant", "content": ""}, *TALK[2:4]]
     data = talk(tmp_path / "data", merging, messages, PHI_3)
@@ -506,14 +556,138 @@ def test_a_long_text_that_is_cut_into_pieces_has_each_once(
 
 @pytest.mark.parametrize("end", ["</s>\n", "</s> \n\n"])
 def test_white_space_behind_a_texts_own_end_is_no_reason_for_another(tmp_path: Path, tokenizer: Any, end: str) -> None:
-    """As the chat templates of Zephyr and others end a conversation."""
-    own, asked = tokenizer([f"<s>What?Yes.{end}", "<s>What?"], add_special_tokens=False)["input_ids"]
+    """As the chat templates of Zephyr and others end a conversation. A model that is asked has stopped before it."""
+    own, asked = tokenizer(["<s>What?Yes.</s>", "<s>What?"], add_special_tokens=False)["input_ids"]
     for row in ({"text": f"<s>What?Yes.{end}"}, {"prompt": "<s>What?", "completion": f"Yes.{end}"}):
         data = load(tmp_path / "data", tokenizer, [row])
-        assert ids_of(data) == own and len(data.notes()) == 1
+        assert ids_of(data) == own and len(data.notes()) == 2
     assert given(data) == asked
     words = load(tmp_path / "data", tokenizer, [{"text": "Yes.</s> No."}])
     assert ids_of(words).count(tokenizer.eos_token_id) == 2 and not words.notes()
+
+
+@pytest.mark.parametrize("start", ["<s>", "  <s>", "\n\n<s>", "<s><s>", " <s> \n<s>"])
+@pytest.mark.parametrize("end", ["", "</s>", "</s></s>", "</s>\n", "</s> </s>\n\n"])
+def test_special_tokens_behind_white_space_and_several_of_them_are_there_once(
+    tmp_path: Path, tokenizer: Any, start: str, end: str
+) -> None:
+    prompt, said = "[INST] What? [/INST]", " Yes. "
+    own, asked = tokenizer([f"<s>{prompt}{said}", f"<s>{prompt}"], add_special_tokens=False)["input_ids"]
+    rows = [{"prompt": start + prompt, "completion": said + end}, {"prompt": "", "completion": start + said + end}]
+    alone = tokenizer(f"<s>{said}", add_special_tokens=False)["input_ids"]
+    eos = tokenizer.eos_token_id
+    data = load(tmp_path / "data", tokenizer, rows)
+    assert [ids_of(data, 0), given(data, 0)] == [[*own, eos], asked]
+    assert [ids_of(data, 1), given(data, 1)] == [[*alone, eos], [tokenizer.bos_token_id]]
+    text = load(tmp_path / "text", tokenizer, [{"text": start + prompt + said + end}])
+    assert ids_of(text) == [*own, eos]
+    once = f"bring {'<s> and </s>' if end else '<s>'} of their own where the tokenizer puts it too"
+    for found, many in ((data, 2), (text, 1)):
+        first, all_of = f"first {found.path}:1", f"{found.path}: {many} of {many} sample(s)"
+        blank = (
+            f"{all_of} have white space outside special tokens of their own, before the first token or behind the end, "
+            f"{first}; it is taken away"
+        )
+        own = [f"{all_of} {once}, {first}; it is there once"]
+        assert found.notes() == ([blank] if any(each.strip("</s>") for each in (start, end)) else []) + own
+
+
+@pytest.mark.parametrize("kind", ["byte level", "Metaspace"])
+def test_white_space_of_several_tokens_a_character_is_white_space(tmp_path: Path, kind: str) -> None:
+    tokenizer = load_tokenizer(save(KINDS[kind](), tmp_path / "model"))
+    assert len(tokenizer("\u3000", add_special_tokens=False)["input_ids"]) >= 3
+    texts = ["\u3000 \u3000<s>Yes.</s>\u3000\t", "\u3001<s>Yes.</s>\u3001"]
+    data = load(tmp_path / "data", tokenizer, [{"text": text} for text in texts])
+    own, other = tokenizer(["<s>Yes.</s>", texts[1]], add_special_tokens=False)["input_ids"]
+    assert ids_of(data) == own
+    assert ids_of(data, 1) == [tokenizer.bos_token_id, *other, tokenizer.eos_token_id], "a comma is none"
+
+
+def test_white_space_that_is_outside_no_special_token_stays(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"text": "  What? \n"}, {"text": "<s>\n What? \n</s>"}, {"prompt": "  What?", "completion": " Yes.\n"}]
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    for number, row in enumerate(rows):
+        data = load(tmp_path / str(number), tokenizer, [row])
+        own = tokenizer("".join(row.values()), add_special_tokens=False)["input_ids"]
+        assert ids_of(data) == [*([] if own[0] == start else [start]), *own, *([] if own[-1] == end else [end])]
+        assert not any("taken away" in note for note in data.notes())
+
+
+def test_the_same_where_the_end_lies_in_another_piece_of_a_long_text(
+    tmp_path: Path, merging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssdplan.executor.data.tokens._PIECE_CHARACTERS", 2000)
+    text = "<s>" + "What is stored is read again.\n\n" * 400 + "</s>"
+    rows = [{"text": f"{' ' * 7000}{text}{end}"} for end in ("", "\n", "\n" * 7000, "</s>" + " \n" * 7000)]
+    data = load(tmp_path / "data", merging, rows, sequence_length=10**6)
+    own = merging(text, add_special_tokens=False)["input_ids"]
+    assert all(ids_of(data, number) == own for number in range(len(rows)))
+
+
+def test_a_text_that_ends_with_another_end_token_gets_no_second_end(tmp_path: Path, kept: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in kept.iterdir():
+        (model / file.name).symlink_to(file)
+    said = "<|user|>What?<|end|><|assistant|>Yes.<|end|>"
+    prompt = said[: said.index("Yes.")]
+    rows = [{"prompt": prompt, "completion": f"Yes.<|end|>{more}"} for more in ("", "\n", "\n</s>", "</s>")]
+    plain = load_tokenizer(model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": plain.convert_tokens_to_ids("<|end|>")}))
+    tokenizer = load_tokenizer(model)
+    texts = [f"<s>{said}{end}" for end in ("", "</s>", "\n</s>")]
+    ids, both, line = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    data = load(tmp_path / "data", tokenizer, rows)
+    assert [ids_of(data, number) for number in range(4)] == [ids, ids, line, both]
+    assert all(given(data, number) == ids[: len(given(data, number))] for number in range(4))
+    note = f"2 of 4 sample(s) bring <|end|> of their own at the end, at which the model stops, first {data.path}:1; no "
+    assert any(f"{note}other end is put behind it" in each for each in data.notes())
+    text = load(tmp_path / "text", tokenizer, [{"text": said}])
+    assert ids_of(text) == ids
+    cache = tmp_path / "cache"
+    assert ids_of(load(tmp_path / "text", tokenizer, [{"text": said}], cache=cache)) == ids
+    (model / "generation_config.json").unlink()
+    assert ids_of(load(tmp_path / "text", tokenizer, [{"text": said}], cache=cache)) == both, "of another cache"
+
+
+def test_a_completion_that_begins_as_a_text_does_is_told(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"prompt": "What?", "completion": "Yes."}, {"prompt": "What?", "completion": " <s>Yes."}]
+    data = load(tmp_path / "data", tokenizer, rows)
+    assert data.notes() == [
+        f"{data.path}: 1 of 2 sample(s) bring <s> of their own between prompt and completion, first {data.path}:2; it "
+        "is learnt there, and a model that is asked sees none there: take it away"
+    ]
+    assert ids_of(data, 1).count(tokenizer.bos_token_id) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "detail"),
+    [
+        (["Yes.</s>", "No."], "</s> in message 2 (`assistant`)"),
+        (["Yes.", "<s> No."], "<s> in message 4 (`assistant`)"),
+        (["Yes.", "No. <|end|>"], None),  # no end of this model's
+    ],
+)
+def test_special_tokens_in_messages_are_told(
+    tmp_path: Path, tokenizer: Any, said: list[str], detail: str | None
+) -> None:
+    messages = [
+        each
+        for asked, answer in zip(("What?", "And?"), said, strict=True)
+        for each in ({"role": "user", "content": asked}, {"role": "assistant", "content": answer})
+    ]
+    data = talk(tmp_path / "data", tokenizer, messages, ZEPHYR)
+    assert ids_of(data) == tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+    notes = [note for note in data.notes() if "special tokens in the text" in note]
+    assert notes == (
+        [
+            f"{data.path}: 1 of 1 sample(s) have special tokens in the text of messages, beside those that the chat "
+            f"template writes, first {detail} of {data.path}:1; they are trained on as they are: take them away, or "
+            "write them otherwise"
+        ]
+        if detail
+        else []
+    )
 
 
 def test_a_chat_templates_text_as_a_row_of_text_is_the_same_conversation(tmp_path: Path, tokenizer: Any) -> None:

@@ -110,6 +110,20 @@ def test_what_may_be_meant_otherwise_is_noted(home: Path, capsys: pytest.Capture
         assert [line.split(None, 1)[1] for line in capsys.readouterr().out.splitlines() if line[:5] == "note "] == notes
 
 
+def test_an_end_with_white_space_behind_it_is_shown_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"prompt": "What is", "completion": f" stored{EOS}{EOS}\n"}
+    (home / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert cli.main(preview()) == 0
+    said = capsys.readouterr().out
+    assert f"What is⟦ stored{EOS}⟧\n" in said
+    first = "first rows.jsonl:1; it is"
+    assert [line.split(None, 1)[1] for line in said.splitlines() if line[:5] == "note "] == [
+        "rows.jsonl: 1 of 1 sample(s) have white space outside special tokens of their own, before the first token or "
+        f"behind the end, {first} taken away",
+        f"rows.jsonl: 1 of 1 sample(s) bring {EOS} of their own where the tokenizer puts it too, {first} there once",
+    ]
+
+
 def test_an_end_that_is_not_learnt_is_noted_and_can_be_appended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "model" / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.role + ' ' + m.content }}{% endfor %}"
