@@ -44,6 +44,8 @@ _PIECE_CHARACTERS = 1 << 13
 BATCH_CHARACTERS = 1 << 15
 """Tokenised at once: a tokenizer takes up to 250 bytes for each on its way, and its threads keep a part of that."""
 WHOLE_CHARACTERS = 100_000_000
+_BLANK = re.compile("[\\s\ufeff\u200b\u2060]*")
+"""White space, byte order marks and other characters without width."""
 _MADE, _MADE_A_CHARACTER = 1024, 64
 """A tokenizer makes no more than so many tokens, and so many for each character: the longest that Unicode's own forms
 make of one is 33 bytes."""
@@ -334,6 +336,11 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return full, []
 
 
+def _is_blank(text: str) -> bool:
+    """Whether nothing of a text is to be seen."""
+    return _BLANK.fullmatch(text) is not None
+
+
 class Frame:
     """The special tokens around a sample: those of the tokenizer, and the end-of-sequence token.
 
@@ -389,14 +396,14 @@ class Frame:
             if place == len(ids) or ids[place] not in own:
                 return found
             between = ids[found:place]
-            if between and self._tokenizer.decode(between[::-1] if backwards else between).strip():
+            if between and not _is_blank(self._tokenizer.decode(between[::-1] if backwards else between)):
                 return found
             place = found = place + 1
 
     def _may_be_blank(self, token: int) -> bool:
         """Whether a token is white space, or some bytes of it."""
         if token not in self._blanks:
-            self._blanks[token] = not self._tokenizer.decode([token]).strip().strip("\ufffd")
+            self._blanks[token] = _is_blank(self._tokenizer.decode([token]).strip("\ufffd"))
         return self._blanks[token]
 
     def _words(self, ids: Sequence[int], own: Collection[int]) -> str:

@@ -22,8 +22,9 @@ from ..reading.documents import (
     rows,
     string,
 )
+from ..reading.files import splits_of
 from ..reading.places import At, unsaid
-from .notes import AMBIGUOUS, UNREAD, Tally
+from .notes import AMBIGUOUS, HELD_OUT, UNREAD, Tally
 
 FORMATS = {
     "text": ("text",),
@@ -41,6 +42,8 @@ _CONTENTS = (
 """Fields that no format reads, and in which others put what a model is to see: that is told."""
 _VERDICT = "label"
 """In which others put, of a prompt and its completion, whether that is what a model should say."""
+_SPLITS = ("split", "partition")
+"""In which others put what part of a data set a row belongs to."""
 _NAMED = 12
 
 
@@ -166,8 +169,8 @@ def samples(
     `tally` of the fields that only rows behind the first of their file have. Raises UsageError, with its place, for a
     row that is none."""
     others = () if format == "text" else (*_CONTENTS, _VERDICT)
-    wanted = (*_read(format), *others)
-    told = {*wanted, *unread_fields(files, format)} if tally else set()
+    wanted = (*_read(format), *others, *_SPLITS)
+    told = {*_read(format), *others, *unread_fields(files, format)} if tally else set()
     number = 0
     for file in files:
         if is_plain_text(file):
@@ -187,6 +190,9 @@ def _tell(row: Row, format: str, told: Collection[str], number: int, tally: Tall
     for name in saying:
         if name not in told:
             tally.add(UNREAD, number, _on_a_line(name))
+        value = row.fields[name]
+        if name in _SPLITS and isinstance(value, str) and splits_of(Path(value)) - {"train"}:
+            tally.add(HELD_OUT, number, f"`{name}` is {value[:40]!a}")
     if len(fitting := _fitting({*saying, *FORMATS[format]})) > 1:
         tally.add(AMBIGUOUS, number, _either(fitting))
 

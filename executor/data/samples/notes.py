@@ -11,8 +11,8 @@ from pathlib import Path
 
 OWN_TOKENS, DROPPED, CHANGED, UNREAD, MORE_UNREAD = "own tokens", "dropped", "changed", "unread", "unread besides"
 BLANKS, OTHER_END, AGAIN, SPECIAL = "blanks around own tokens", "other end", "begins again", "special in message"
-UNLEARNT, AMBIGUOUS = "unlearnt", "ambiguous"
-"""The second: of a row that would do as several formats: an error where nobody said which is meant, and no note."""
+UNLEARNT, HELD_OUT, AMBIGUOUS = "unlearnt", "held out", "ambiguous"
+"""The last: of a row that would do as several formats: an error where nobody said which is meant, and no note."""
 _FIELDS = 12
 """So many fields that are not read are told of by name."""
 
@@ -96,6 +96,11 @@ def _about(note: Note, many: str, place: str) -> str:
                 f"{many} have special tokens in the text of messages, beside those that the chat template writes, "
                 f"first {note.detail} of {place}; they are trained on as they are: take them away, or write them "
                 "otherwise"
+            )
+        case "held out":
+            return (
+                f"{many} say that they are held-out data ({note.detail}), first {place}; they are read like the "
+                "others: take them away, or give them by --eval-data"
             )
         case "dropped":
             return (

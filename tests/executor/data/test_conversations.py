@@ -596,11 +596,11 @@ def test_special_tokens_behind_white_space_and_several_of_them_are_there_once(
 def test_white_space_of_several_tokens_a_character_is_white_space(tmp_path: Path, kind: str) -> None:
     tokenizer = load_tokenizer(save(KINDS[kind](), tmp_path / "model"))
     assert len(tokenizer("\u3000", add_special_tokens=False)["input_ids"]) >= 3
-    texts = ["\u3000 \u3000<s>Yes.</s>\u3000\t", "\u3001<s>Yes.</s>\u3001"]
+    texts = ["\u3000 \u3000<s>Yes.</s>\u3000\t", "\ufeff<s>Yes.</s>\u200b\n", "\u3001<s>Yes.</s>\u3001"]
     data = load(tmp_path / "data", tokenizer, [{"text": text} for text in texts])
-    own, other = tokenizer(["<s>Yes.</s>", texts[1]], add_special_tokens=False)["input_ids"]
-    assert ids_of(data) == own
-    assert ids_of(data, 1) == [tokenizer.bos_token_id, *other, tokenizer.eos_token_id], "a comma is none"
+    own, other = tokenizer(["<s>Yes.</s>", texts[2]], add_special_tokens=False)["input_ids"]
+    assert ids_of(data) == ids_of(data, 1) == own
+    assert ids_of(data, 2) == [tokenizer.bos_token_id, *other, tokenizer.eos_token_id], "a comma is none"
 
 
 def test_white_space_that_is_outside_no_special_token_stays(tmp_path: Path, tokenizer: Any) -> None:

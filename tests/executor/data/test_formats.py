@@ -407,6 +407,39 @@ def test_fields_of_texts_that_only_later_rows_have_are_counted(tmp_path: Path, t
     ]
 
 
+@pytest.mark.parametrize("format", ["text", "completion"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_rows_that_say_that_they_are_held_out_are_told(
+    tmp_path: Path, tokenizer: Any, format: str, suffix: str
+) -> None:
+    said = ["train", "train", "unseen", "dev_set", "", "latest"]
+    row = {"text": "What"} if format == "text" else {"prompt": "What", "completion": " is"}
+    rows = [{**row, "split": each} for each in said]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        write(path, rows)
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        import pyarrow
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    place = f"{path}:3" if suffix == "jsonl" else f"{path}: row 3"
+    notes = load(path, tokenizer, pack=False).notes()
+    assert notes == [
+        f"{path}: fields that are not read: `split`",
+        f"{path}: 2 of 6 sample(s) say that they are held-out data (`split` is 'unseen'), first {place}; they are read "
+        "like the others: take them away, or give them by --eval-data",
+    ]
+
+
+def test_a_field_of_splits_that_only_later_rows_have_is_told_once_as_not_read(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"text": "What"}, {"text": "What", "split": "train"}, {"text": "What", "split": "test"}]
+    path = write(tmp_path / "a.jsonl", rows)
+    notes = load(path, tokenizer, pack=False).notes()
+    assert len(notes) == 2 and "the field `split` of 2 of 3 sample(s) is not read" in notes[0]
+    assert "1 of 3 sample(s) say that they are held-out data (`split` is 'test')" in notes[1]
+
+
 def test_files_of_the_same_content_are_told(tmp_path: Path, tokenizer: Any) -> None:
     write(tmp_path / "a.jsonl", [{"text": "a"}])
     (tmp_path / "b.jsonl").hardlink_to(tmp_path / "a.jsonl")
