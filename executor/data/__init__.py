@@ -4,7 +4,7 @@ A run uses `TextData` of `text_data.py`: the samples of a step, as a pure functi
 
 - files become documents (`reading/`),
 - documents become samples of a format (`samples/`),
-- samples become tokens, each learnt or not (`rendering.py`, `tokens.py`), kept on disk (`tokenising.py`,
+- samples become tokens, each learnt or not (`rendering.py`, `frame.py`, `tokens.py`), kept on disk (`tokenising.py`,
   `token_cache.py`),
 - samples become rows (`packing.py`).
 

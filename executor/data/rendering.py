@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError
 
+from .frame import Frame
 from .reading.places import At, unsaid
 from .samples.conversations import Chat, Spans
 from .samples.formats import Completion, Conversation
 from .samples.notes import AGAIN, UNREAD, Tally
-from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, Frame, encode, one_of
+from .tokens import BATCH_CHARACTERS, WHOLE_CHARACTERS, encode, one_of, special_tokens_around
 
 NOT_LEARNT = np.uint32(1 << 31)
 """Set in a token that the loss does not count; the rest is its id."""
@@ -65,7 +66,7 @@ def sample_tokens(
     `ends` is learnt after the last of these messages in any case (`_with_end`). `at` is told of what is rendered and
     tokenised next. Raises UsageError, with the sample's place, where that cannot be told exactly.
     """
-    frame = Frame(tokenizer, eos, ends)
+    frame = Frame(tokenizer, special_tokens_around(tokenizer), eos, ends)
     number = 0
     for batch in _batched(_rendered(samples, tokenizer, instant, ends, tally, at)):
         texts = [[each.text, *(each.text[:cut] for cut in each.cuts())] for each in batch]

@@ -39,8 +39,9 @@ Progress = Callable[[int, int], None]
 _PROGRESS_SECONDS = 0.1
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "jinja2")
 _OWN = (
-    *("reading/columns.py", "reading/documents.py", "samples/clock.py", "samples/conversations.py"),
-    *("samples/formats.py", "samples/notes.py", "rendering.py", "token_cache.py", "tokenising.py", "tokens.py"),
+    *("reading/columns.py", "reading/documents.py", "reading/files.py", "samples/clock.py", "samples/conversations.py"),
+    *("samples/formats.py", "samples/notes.py", "frame.py", "rendering.py", "token_cache.py", "tokenising.py"),
+    "tokens.py",
 )
 """The modules here that decide which tokens are made. Their text is their version: a number could be forgotten."""
 
