@@ -11,8 +11,10 @@ import pytest
 from ssdplan.executor.snapshots.drop import drop_store
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.resume import reopened
+from ssdplan.executor.snapshots.run_directory import RunDirectory
 from ssdplan.executor.store import initialise, inspect
 from ssdplan.plans.analysis.memory_usage import snapshot_store_bytes
+from ssdplan.plans.documents.run import Exported
 from ssdplan.plans.errors import StoppedWithSnapshot, StoreError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
@@ -100,6 +102,27 @@ def test_states_of_which_there_is_no_model_are_not_dropped_unless_told(directory
     assert not list(out.glob("*.ssdplan"))
     with pytest.raises(UsageError, match="neither a snapshot nor a finished model"):
         export_run(out, tmp_path / "model")
+
+
+def test_states_whose_model_was_exported_are_dropped_without_asking_for_it_again(directory, tmp_path):
+    """Only those: not where the export is gone, or the run has gone on since."""
+    out, to = tmp_path / "run", tmp_path / "exported"
+    stopped(directory, out, plan_of(directory, SPREAD), 5)
+    assert export_run(out, to) == 4
+    with pytest.raises(UsageError, match=r"would drop .*the states after step 4.*give --yes"):
+        drop_store(out, sure=False, without_model=False)
+    to.rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="no model yet"):
+        drop_store(out, sure=True, without_model=False)
+    (tmp_path / "elsewhere").rename(to)
+    with RunDirectory.open(out) as there:
+        there.change(exported=Exported(step=2, to=str(to)))
+    with pytest.raises(UsageError, match="no model yet"):
+        drop_store(out, sure=True, without_model=False)
+    with RunDirectory.open(out) as there:
+        there.change(exported=Exported(step=4, to=str(to)))
+    assert drop_store(out, sure=True, without_model=False).step == 4
+    assert not list(out.glob("*.ssdplan")) and (to / "model.safetensors").is_file()
 
 
 def test_a_volume_that_was_not_made_for_a_run_becomes_blank(directory, tmp_path):
