@@ -210,7 +210,8 @@ def gather(
     probes = probes or Probes()
     meminfo = dict(read_fields(Path("/proc/meminfo")))
     threads, kernels, stolen = probes.run("processor", lambda: (cores(), isa(), stolen_share()), (0, "", 0.0))
-    memory, limits = probes.run("memory", lambda: (host_memory(), own_limits()), (Memory(0, 0), {}))
+    unlimited: dict[str, int] = {}
+    memory, limits = probes.run("memory", lambda: (host_memory(), own_limits()), (Memory(0, 0), unlimited))
     nowhere = Place(str(directory.absolute()), False, None, None, "", 0, (), ())
     return Facts(
         system=platform.system(),
