@@ -37,12 +37,13 @@ def call(options: Options) -> int:
     of.settle_process()
     from ssdplan.plans.documents.state_layout import Precision
     from ssdplan.profiler.doctor.doctor import judge
-    from ssdplan.profiler.doctor.facts import Gpu, gather
+    from ssdplan.profiler.doctor.facts import Gpu, Probes, gather
     from ssdplan.profiler.doctor.findings import describe
 
     gpus: tuple[Gpu, ...] = ()
     torch_problem = torch_cuda = ""
     products: dict[Precision, float] = {}
+    probes = Probes()
     try:
         from ssdplan.executor.device.device import cuda_of_torch, visible_gpus
         from ssdplan.profiler.products import product_costs
@@ -51,8 +52,9 @@ def call(options: Options) -> int:
         torch_problem = " ".join(str(error).split())
     else:
         torch_cuda = cuda_of_torch()
-        gpus = tuple(Gpu(name, nbytes, capability) for name, nbytes, capability in visible_gpus())
-        products = {} if gpus else product_costs()
-    report = judge(gather(options.directory, gpus, torch_problem, torch_cuda, products))
+        gpus = probes.run("GPU", lambda: tuple(Gpu(*each) for each in visible_gpus()), ())
+        if not gpus and "GPU" not in probes.failed:
+            products = probes.run("precision", product_costs, {})
+    report = judge(gather(options.directory, gpus, torch_problem, torch_cuda, products, probes))
     print(report.json() if options.json else describe(report), end="" if options.json else "\n")
     return report.exit_code

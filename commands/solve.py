@@ -13,7 +13,7 @@ from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.gc_pause import no_collection
-from ssdplan.plans.units import format_bytes
+from ssdplan.plans.units import format_bytes, format_enough, format_there
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
@@ -101,14 +101,16 @@ def _budgets() -> tuple[click.Option, ...]:
             type=SIZE,
             metavar="SIZE",
             help="the most host memory beyond the process itself (process_bytes of the profile), such as 64GiB or 64G, "
-            "which are the same; 64GB are a little less [a half of what was free; needed with --model]",
+            "which are the same; 64GB are a little less; no more than the profiled machine has [a half of what was "
+            "free; needed with --model]",
         ),
         click.Option(
             ["--device-memory"],
             type=SIZE,
             metavar="SIZE",
             help="the most that the device may take [what was free]; without a GPU: a device emulated in that much "
-            "DRAM, with copies to and from it [compute on host memory]",
+            "DRAM, with copies to and from it; it and --host-memory are no more than the profiled machine has [compute "
+            "on host memory]",
         ),
         click.Option(
             ["--max-ssd-write-per-step"],
@@ -285,7 +287,7 @@ def _one_plan(
     of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
     line = ProgressLine("solve")
     too_large = "" if what_if else _beyond(plan)
-    for note in (too_large, replaced):
+    for note in (too_large or _not_available(plan, measured, request), replaced):
         if note:
             line.note(note)
     if programs is not None:
@@ -301,22 +303,42 @@ def _one_plan(
             f"written to {output}; to run takes a machine with more memory, or a plan with a smaller --host-memory"
         )
     else:
-        line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N")
+        line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N --out DIR")
     return 0
 
 
+def _peak(plan: Plan) -> tuple[int, str]:
+    """The most bytes of DRAM that a plan takes, and what of: of the whole process, where a profile knows that."""
+    prediction = plan.prediction
+    if prediction.peak_process_bytes is None:
+        return prediction.peak_host_bytes, "host memory"
+    return prediction.peak_process_bytes, "the whole process"
+
+
 def _beyond(plan: Plan) -> str:
-    """What a plan takes that the machine of its profile did not have: no error, for memory can be bought."""
-    there, prediction = plan.machine.host_memory_bytes, plan.prediction
-    peak, what = prediction.peak_process_bytes, "the whole process"
-    if peak is None:
-        peak, what = prediction.peak_host_bytes, "host memory"
+    """What a plan takes that the machine of its profile does not have, within a budget that it has: a process is more
+    than a budget. No error, for memory can be bought."""
+    there = plan.machine.host_memory_bytes
+    peak, what = _peak(plan)
     if peak <= there:
         return ""
     return (
-        f"{what} peaks at {format_bytes(peak)}, more than the {format_bytes(there)} of the profiled machine, which "
+        f"{what} peaks at {format_enough(peak)}, more than the {format_there(there)} of the profiled machine, which "
         "will not run this plan"
     )
+
+
+def _not_available(plan: Plan, measured: Profile, request: "SolveRequest") -> str:
+    """That the budgets are more than was available, though the machine has it, and whether that matters."""
+    from ssdplan.planner.request import beyond_available
+
+    words = beyond_available(measured.machine, request)
+    if not words:
+        return ""
+    peak, what = _peak(plan)
+    enough = peak <= measured.machine.host_available_bytes
+    matters = "which is enough for this plan" if enough else "so end other programs before it runs"
+    return f"{words}; {what} peaks at {format_bytes(peak)}, {matters}"
 
 
 _NOT_GIVEN: tuple[object, ...] = (None, [])
@@ -378,7 +400,7 @@ def _figures(given: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest", asked: str) -> int:
-    from ssdplan.planner.sweep import parse_range, sweep
+    from ssdplan.planner.sweep import first_beyond_available, parse_range, sweep
 
     values = parse_range(asked)
     line = ProgressLine("solve")
@@ -390,6 +412,8 @@ def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest"
     from ssdplan.plans.views.sweep_text import describe_sweep
 
     of.print_document(found, describe_sweep(found), options.json)
+    if isinstance(source, Profile) and (note := first_beyond_available(source, request, values)):
+        line.note(note)
     if options.csv:
         of.write_table(sweep_frame(found), options.csv)
     if options.plots:

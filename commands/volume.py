@@ -98,7 +98,9 @@ def _drop() -> Command:
             _json(),
             click.Option(["--yes"], is_flag=True, help="remove it; without --yes the command only says what would go"),
             click.Option(
-                ["--without-model"], is_flag=True, help="remove it even if the run did not finish with a model"
+                ["--without-model"],
+                is_flag=True,
+                help="remove it even if the run did not finish with a model, and its last snapshot was not exported",
             ),
             click.Option(
                 ["--volume"],

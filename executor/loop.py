@@ -81,6 +81,10 @@ class Loop:
                     self._move(better, step + 1)
             self.session.flush()
             self._evaluate(recipe.steps)
+            self.interruption.tell_from_now_on(
+                lambda: self.watch.note("its steps are done: it ends with its model; a second signal stops it now")
+            )
+            self._stop_if_asked()
         except _StoppedError:
             if self.keeper and self.history.losses:
                 self.keeper.take(self.session, len(self.history.losses))

@@ -14,7 +14,7 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.documents.stripe_shares import room
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.units import format_bytes, format_enough
+from ssdplan.plans.units import format_enough, format_there
 
 from .fit.budgets import UNLIMITED, Candidate, Needs
 from .program.choices import FixedChoices
@@ -53,11 +53,13 @@ class SolveRequest:
 
 
 def budget_of(machine: Machine, request: SolveRequest) -> Needs:
-    """What a plan may take. Raises UsageError for unified memory where the device has its own, and for more of a
-    device's own memory than there is."""
+    """What a plan may take. Raises UsageError for unified memory where the device has its own, and for more memory than
+    a card or the measured machine has."""
+    device = _device_budget(machine, request)
+    _require_there(machine, request.host_memory_bytes, device)
     return Needs(
         host=request.host_memory_bytes,
-        device=_device_budget(machine, request),
+        device=device,
         ssd=room(machine.volumes),
         writes=UNLIMITED if request.max_ssd_write_bytes is None else request.max_ssd_write_bytes,
     )
@@ -73,10 +75,41 @@ def _device_budget(machine: Machine, request: SolveRequest) -> int:
     asked, there = request.device_memory_bytes, machine.device_memory_bytes
     if asked is not None and asked > there and not machine.compute_shares_cpu:
         raise UsageError(
-            f"device memory of {format_enough(asked)}: {machine.device_name} has {format_bytes(there)} for a plan; ask "
+            f"device memory of {format_enough(asked)}: {machine.device_name} has {format_there(there)} for a plan; ask "
             "for less, or leave it out"
         )
     return there if asked is None else asked
+
+
+def _require_there(machine: Machine, host: int, device: int) -> None:
+    """Raise UsageError for budgets that the measured machine could never give. An estimated machine has what is asked
+    for; a card bounds its own memory, and only an emulated device takes DRAM."""
+    there, emulated = machine.host_memory_bytes, device if machine.compute_shares_cpu else 0
+    if machine.figures != "measured" or host + emulated <= there:
+        return
+    if host > there:
+        asked = f"host memory of {format_enough(host)}"
+    elif emulated > there:
+        asked = f"device memory of {format_enough(emulated)}, emulated in DRAM"
+    else:
+        asked = f"host memory of {format_enough(host)} and device memory of {format_enough(emulated)}, emulated in DRAM"
+    raise UsageError(
+        f"{asked}: the profiled machine has {format_there(there)} in all; ask for less, or plan for another machine by "
+        "a what-if: --model NAME --gpu NAME --ssd NAME, without a profile"
+    )
+
+
+def beyond_available(machine: Machine, request: SolveRequest) -> str:
+    """In words, that the budgets are more than the measured machine had available; empty where they are not."""
+    device = _device_budget(machine, request) if machine.compute_shares_cpu else 0
+    asked, there = request.host_memory_bytes + device, machine.host_available_bytes
+    if machine.figures != "measured" or asked <= there:
+        return ""
+    budgets = "host and device memory" if device else "host memory"
+    return (
+        f"{budgets} of {format_enough(asked)} is more than the {format_there(there)} that were available when the "
+        "machine was profiled"
+    )
 
 
 def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:

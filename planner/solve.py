@@ -15,7 +15,7 @@ from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.graph.timeline import Timeline
-from ssdplan.plans.units import format_enough
+from ssdplan.plans.units import format_enough, format_there
 
 from .explain.alternatives import compare
 from .explain.reasons import explain, gather
@@ -364,13 +364,13 @@ class _Search:
             enough = min((nbytes for nbytes in least if nbytes is not None), default=None)
             if enough is not None:
                 return InfeasibleError(
-                    f"no plan fits: {constraint} of {format_enough(budget.of(constraint))} is too little; "
+                    f"no plan fits: {constraint} of {format_there(budget.of(constraint))} is too little; "
                     f"the least that would do is {format_enough(enough)}"
                 )
         lean = (solved.fitted.needs for candidate in candidates for solved in self.fitter.leanest(candidate))
         needs = min(lean, key=lambda needs: needs.host)
         each = ", ".join(
-            f"{constraint} {format_enough(needs.of(constraint))} instead of {format_enough(budget.of(constraint))}"
+            f"{constraint} {format_enough(needs.of(constraint))} instead of {format_there(budget.of(constraint))}"
             for constraint in needs.over(budget)
         )
         return InfeasibleError(f"no plan fits: it would take at least {each}")

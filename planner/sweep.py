@@ -13,7 +13,7 @@ from ssdplan.plans.units import format_bytes
 
 from .catalogue import nearest
 from .catalogue.whatif import SIZES, WhatIf, estimate, parse_value
-from .request import SolveRequest
+from .request import SolveRequest, beyond_available
 from .solve import solve
 
 MOST_POINTS = 32
@@ -90,6 +90,15 @@ def sweep(
         estimated="estimated" in (profile.machine.figures, profile.model.figures),
         points=tuple(points),
     )
+
+
+def first_beyond_available(profile: Profile, request: SolveRequest, values: Range) -> str:
+    """From which value on a sweep has more memory than the profiled machine had available; empty where none has."""
+    for value in values.values:
+        _, asked = _at(profile, request, values.name, value)
+        if words := beyond_available(profile.machine, asked):
+            return f"from {values.name} {values.label(value)} on, {words}"
+    return ""
 
 
 def _at(

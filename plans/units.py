@@ -1,7 +1,9 @@
 """Units as people write and read them: bytes, seconds; and the page, the unit of memory and of direct I/O."""
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
+from math import ceil, floor
 
 from .errors import UsageError
 
@@ -39,27 +41,39 @@ def parse_bytes(text: str, least: int = 1) -> int:
     return value
 
 
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
 def format_bytes(nbytes: float) -> str:
-    """The largest unit that leaves at least one: `1.86 GiB`, `512 MiB`, `0 B`."""
-    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(nbytes) >= scale:
-            value = nbytes / scale
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return f"{nbytes:.0f} B"
+    """The largest unit that leaves at least one, and three digits: `1.86 GiB`, `512 MiB`, `0 B`."""
+    return _written(nbytes, round)
 
 
 def format_enough(nbytes: int) -> str:
-    """Rounded up, so that the printed value is enough when it is used: `346 MiB`, `24.125 GiB`."""
-    if nbytes < 16 << 20:
-        return f"{-(-nbytes >> 10)} KiB"
-    if nbytes < 10 << 30:
-        return f"{-(-nbytes >> 20)} MiB"
-    return f"{-(-nbytes * 1000 >> 30) / 1000:.3f} GiB"
+    """As `format_bytes`, rounded up: the printed value is enough when it is used. `346 MiB`, `24.2 GiB`."""
+    return _written(nbytes, ceil)
+
+
+def format_there(nbytes: int) -> str:
+    """As `format_bytes`, rounded down: what is printed is there. Beside `format_enough` of more, it is always less."""
+    return _written(nbytes, floor)
+
+
+def _written(nbytes: float, whole: Callable[[Fraction], int]) -> str:
+    """Three digits, `whole` in the last of them, and all four of a number from 1000 to 1023."""
+    value = Fraction(nbytes)
+    for unit in _BINARY:
+        digits = 0 if unit == "B" or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+        rounded = Fraction(whole(value * 10**digits), 10**digits)
+        if abs(rounded) < 1024:
+            break
+        value /= 1024
+    return f"{float(rounded):.15g} {unit}"
 
 
 def format_seconds(seconds: float) -> str:
     """`850 ms`, `12.3 s`, `4:05`, `1:02:03`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"

@@ -35,6 +35,10 @@ class Interruption:
         for number, before in self._before.items():
             signal.signal(number, before)
 
+    def tell_from_now_on(self, tell: Callable[[], None]) -> None:
+        """What the first signal tells, if none has come yet: what it leads to is not the same at all times."""
+        self._tell = tell
+
     def _noted(self, number: int, frame: FrameType | None) -> None:
         if not self.asked:
             self.asked = True

@@ -35,7 +35,8 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
     on after that. `volumes`: where else it may lie.
 
     Raises StoreError when the run goes on; UsageError where there is no run or no store, unless `sure`, and, unless
-    `without_model`, where the states would be lost because the run did not finish with a model.
+    `without_model`, where the states would be lost because the run did not finish with a model, and their own was not
+    exported, or is no longer where it was exported to.
     """
     with RunDirectory.open(run) as directory:
         found = stores_of(directory, volumes, confirm="")
@@ -55,7 +56,7 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
         removed, blank = _parts(stores, directory)
         nbytes = sum(info.capacity_bytes for info in inspect(removed)) if removed else 0
         where = " ".join(map(str, (*removed, *blank)))
-        if step and not without_model and not (run / MODEL).is_dir():
+        if step and not without_model and not (run / MODEL).is_dir() and not _is_exported(directory, step):
             raise UsageError(
                 f"{run}: has no model yet, so the states after step {step} would be lost with the store in {where}; "
                 f"ssdplan export {run} --to DIR writes their model first, or lose them with --without-model"
@@ -69,6 +70,12 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
         for lying in stores:
             clear(lying, directory)
         return Dropped(step, tuple(removed), tuple(blank), nbytes)
+
+
+def _is_exported(directory: RunDirectory, step: int) -> bool:
+    """Whether the model after `step` steps was exported, and its directory is there."""
+    exported = directory.run.exported
+    return exported is not None and exported.step == step and Path(exported.to).is_dir()
 
 
 def _parts(stores: Sequence[Lying], directory: RunDirectory) -> tuple[list[Path], list[Path]]:

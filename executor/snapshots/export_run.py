@@ -1,15 +1,17 @@
 """Exports a run's model: from its last snapshot, or as the run finished with it.
 
-Owns the choice. Weights stream, a home of them at a time; the store is only read, and nothing else of the run changes.
+Owns the choice. Weights stream, a home of them at a time; the store is only read, and of the run nothing changes but
+run.json, which says what was exported.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from ssdplan.plans.documents.run import MODEL, RUN
-from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.documents.run import MODEL, RUN, Exported
+from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 
 from ..device.tensors import DTYPES
@@ -57,6 +59,8 @@ def export_run(
         if kept.snapshot is None:
             raise UsageError(f"{run}: was stopped before its first snapshot, so there is nothing to export")
         _stream(kept, to, model or _source(kept), progress)
+        with contextlib.suppress(UsageError, DiskFullError):  # on a full disk or one to read only, a drop asks again
+            kept.directory.change(exported=Exported(step=kept.snapshot.step, to=str(to.absolute())))
         return kept.snapshot.step
 
 

@@ -18,7 +18,7 @@ from typing import Self
 from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Document
 from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
-from ssdplan.plans.documents.run import MODEL, PLAN, RUN, OptionValue, Run
+from ssdplan.plans.documents.run import MODEL, PLAN, RUN, Exported, OptionValue, Run
 from ssdplan.plans.errors import DiskFullError, UsageError
 from ssdplan.plans.files import Folder, make_folder
 from ssdplan.plans.room import no_room
@@ -192,6 +192,7 @@ class RunDirectory:
         stores: Sequence[str] | None = None,
         wandb: str | None = None,
         dropped: int | None = None,
+        exported: Exported | None = None,
         rendered_at: datetime | None = None,
     ) -> None:
         """Write run.json with other values of these fields."""
@@ -210,6 +211,8 @@ class RunDirectory:
             changed["wandb"] = wandb
         if dropped is not None:
             changed["dropped"] = dropped
+        if exported is not None:
+            changed["exported"] = exported
         if rendered_at is not None:
             changed["rendered_at"] = rendered_at
         self.run = self.run.model_copy(update=changed)

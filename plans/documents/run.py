@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Document, Name
+from .base import Document, Name, Part
 
 SCHEMA: Literal["ssdplan.run/1"] = "ssdplan.run/1"
 OptionValue = bool | str | tuple[str, ...]
@@ -17,6 +17,15 @@ PLAN = "plan.json"
 MODEL = "model"
 Identity = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """Of a store, in hex."""
+
+
+class Exported(Part):
+    """A model that `ssdplan export` wrote of a snapshot."""
+
+    step: int = Field(ge=1)
+    """Of the snapshot."""
+    to: str
+    """The directory, absolute."""
 
 
 class Run(Document):
@@ -39,6 +48,8 @@ class Run(Document):
     """Which run it is at Weights & Biases; None as long as it is none."""
     dropped: int | None = None
     """After how many steps its states were when its store was dropped; None: it was not."""
+    exported: Exported | None = None
+    """The model that was exported last; None: none was."""
     rendered_at: datetime | None = None
     """When it is, by the clock on the wall, for chat templates that write the time; None of a version that did not keep
     it."""

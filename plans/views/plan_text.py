@@ -55,7 +55,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
     found = blocks(schedule)
     bound = f"{duration(prediction.step_seconds)} a step, {number(prediction.tokens_per_second)} tokens/s."
     if not prediction.ssd_bytes:
-        bound += " The ssd is not used: all fits in memory, and ssdplan is for what does not."
+        bound += " The ssd is not used in a step: all fits in memory, and ssdplan is for what does not."
     return page(
         title,
         [*wrapped(bound), *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
@@ -236,7 +236,8 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
         ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
     ]
     two, one = (format_bytes(snapshot_store_bytes(schedule, keep=keep)) for keep in (2, 1))
-    kept = f"the store takes {two} (run --snapshot-every N), or {one} (and --keep 1)"
+    takes = f"the store takes {two}" if p.ssd_bytes else f"there is a store of {two}"
+    kept = f"{takes} (run --snapshot-every N), or {one} (and --keep 1)"
     bars = aligned(
         [
             (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")

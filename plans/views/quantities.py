@@ -18,7 +18,7 @@ def estimated(machine: Machine, model: Model) -> list[str]:
 
 def duration(seconds: float) -> str:
     """Seconds for people: from microseconds to hours, never more than a dozen characters."""
-    if 0 < seconds < 1e-3:
+    if 0 < seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} us"
     if 60 <= seconds < 999.5:
         return f"{seconds:.0f} s"
@@ -42,7 +42,7 @@ def loss_figure(value: float) -> str:
 def count(value: int) -> str:
     """A large count in words: `1.34 billion`."""
     for words, scale in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
-        if value >= scale:
+        if value >= 0.9995 * scale:
             return f"{value / scale:.3g} {words}"
     return f"{value:,}"
 
@@ -83,7 +83,7 @@ def signed(value: float) -> str:
 def decimal(nbytes: float) -> str:
     """In powers of 1000, as makers of drives and links count."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
+        if nbytes >= 0.9995 * scale:
             return f"{number(nbytes / scale)} {unit}"
     return f"{number(nbytes)} B"
 

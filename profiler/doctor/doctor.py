@@ -5,14 +5,14 @@ Owns these judgements and their words. It asks nothing of the machine: facts in,
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ssdplan.native.engines import ENGINE_VARIABLE, ENGINES
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError, UsageError
 from ssdplan.plans.units import format_bytes
 
 from ..products import DEFAULT_PRECISION, SLOW_PRODUCTS, faster_precision, times_of_fp32
-from .facts import Facts
+from .facts import Facts, Failure
 from .findings import Finding, Report
 from .storage import judge_place
 
@@ -30,8 +30,32 @@ NATIVE_BF16 = (8, 0)
 
 def judge(facts: Facts) -> Report:
     """What the facts mean, in the order in which one would mend them."""
-    checks = (_kernel, _processor, _memory, _locking, _pages, _uring, _storage, _packages, _gpu, _products)
-    return Report(facts, tuple(finding for check in checks for finding in check(facts)))
+    findings: list[Finding] = []
+    for what, check in _checks().items():
+        findings += [_failed(what, facts.failed[what])] if what in facts.failed else check(facts)
+    return Report(facts, tuple(findings))
+
+
+def _checks() -> dict[str, Callable[[Facts], Iterator[Finding]]]:
+    """By what they look at, as the probes are named."""
+    return {
+        "kernel": _kernel,
+        "processor": _processor,
+        "memory": _memory,
+        "locked memory": _locking,
+        "huge pages": _pages,
+        "io_uring": _uring,
+        "directory": _storage,
+        "packages": _packages,
+        "GPU": _gpu,
+        "precision": _products,
+    }
+
+
+def _failed(what: str, failure: Failure) -> Finding:
+    mend = "end other programs" if failure.exit_code == MemoryBudgetError.exit_code else ""
+    means = "This could not be looked at, and a run may meet the same."
+    return Finding(what, "bad", failure.why, means, mend, failure.exit_code)
 
 
 def _kernel(facts: Facts) -> Iterator[Finding]:
@@ -62,20 +86,27 @@ def _processor(facts: Facts) -> Iterator[Finding]:
 
 def _memory(facts: Facts) -> Iterator[Finding]:
     memory, obtainable = facts.memory, facts.obtainable_bytes
+    binding = sorted(option for option, left in facts.limits.items() if left < memory.available)
     found = f"{format_bytes(memory.total)}, {format_bytes(memory.available)} available"
     if memory.total < facts.hardware_bytes:
         found += f"; the machine has {format_bytes(facts.hardware_bytes)}, control groups allow no more"
-    limited = obtainable < memory.available
-    if limited:
-        found += f"; this process may take {format_bytes(obtainable)}"
-    mend = "ulimit -v unlimited; ulimit -d unlimited" if limited else ""
-    if not mend and memory.total < facts.hardware_bytes:
+    if binding:
+        found += f"; this process may take {format_bytes(obtainable)} (ulimit {' and '.join(binding)})"
+    little = obtainable < LITTLE_MEMORY_BYTES
+    if binding:
+        mend = "; ".join(f"ulimit {option} unlimited" for option in binding)
+    elif memory.total < facts.hardware_bytes and facts.hardware_available_bytes >= LITTLE_MEMORY_BYTES:
         mend = "give the container or service more memory, such as docker run --memory, systemd-run -p MemoryMax="
+    else:
+        mend = "end other programs"
     if obtainable < LEAST_MEMORY_BYTES:
         means = f"Python, torch and the libraries alone need {format_bytes(LEAST_MEMORY_BYTES)}."
-        yield Finding("memory", "bad", found, means, mend or "end other programs", MemoryBudgetError.exit_code)
-    elif obtainable < LITTLE_MEMORY_BYTES or limited:
-        yield Finding("memory", "warn", found, "What a plan may keep in DRAM is little.", mend or "end other programs")
+        yield Finding("memory", "bad", found, means, mend, MemoryBudgetError.exit_code)
+    elif little or binding:
+        means = (
+            "What a plan may keep in DRAM is little." if little else "A plan may keep less in DRAM than is available."
+        )
+        yield Finding("memory", "warn", found, means, mend)
     else:
         yield Finding("memory", "ok", found)
 

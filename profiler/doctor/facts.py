@@ -1,7 +1,7 @@
 """The facts that decide whether, and how well, ssdplan works here: asked of the kernel, or tried where that is silent.
 
 Owns the gathering. `doctor.py` judges them; the profiler measures how fast things are. It works without
-torch, and leaves nothing behind.
+torch, and leaves nothing behind. A probe that raises ends nothing: what it raised is a fact too.
 """
 
 import contextlib
@@ -13,28 +13,30 @@ import platform
 import resource
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ssdplan.native import Arena, Engine, isa
 from ssdplan.native.engines import ENGINE_VARIABLE
 from ssdplan.native.process import (
     Memory,
     host_memory,
-    obtainable_bytes,
     read_fields,
     read_lines,
     read_words,
     stolen_share,
 )
 from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError
 
 from ..processor import cores, cpu_name, transparent_pages
 from .drives import Drive, Mount, drives_of, mount_of
 from .health import Health, ask
 
 MIB = 1 << 20
+Found = TypeVar("Found")
 TRIED_BYTES = 8 * MIB
 """Of memory that is locked, and of the file that is written and read back."""
 _CAP_IPC_LOCK = 14
@@ -119,6 +121,36 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """What a probe raised."""
+
+    why: str
+    exit_code: int
+    """That a run would end with, should it meet the same."""
+
+
+@dataclass(slots=True)
+class Probes:
+    """Runs probes, and keeps what those raised that failed."""
+
+    failed: dict[str, Failure] = field(default_factory=dict)
+    """By what they look at."""
+
+    def run(self, what: str, probe: Callable[[], Found], otherwise: Found) -> Found:
+        """What `probe` returns; `otherwise` where it raises anything: who asks the doctor is to hear it from him."""
+        try:
+            return probe()
+        except Exception as error:
+            code = SsdplanError.exit_code
+            if isinstance(error, MemoryError):
+                code = MemoryBudgetError.exit_code
+            elif isinstance(error, OSError):
+                code = IoFailure.exit_code
+            self.failed[what] = Failure(f"{type(error).__name__}: {' '.join(str(error).split())}", code)
+            return otherwise
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that `doctor.judge` looks at."""
 
@@ -133,8 +165,11 @@ class Facts:
     """Of the processor time that was wanted here since the start, what the host of a virtual machine gave to others."""
     hardware_bytes: int
     """Of DRAM, whatever this process may use of it."""
+    hardware_available_bytes: int
+    """Of that, what is available, whatever the control groups of this process allow."""
     memory: Memory
-    obtainable_bytes: int
+    limits: Mapping[str, int]
+    """Bytes that this process may still map, by the option of `ulimit` that says so (-d, -v); none: no limit is set."""
     pages: Pages
     locking: Locking
     uring: Uring
@@ -149,6 +184,13 @@ class Facts:
     gpus: tuple[Gpu, ...]
     products: Mapping[Precision, float]
     """What products of matrices take on the processor, as a multiple of what they take in fp32."""
+    failed: Mapping[str, Failure]
+    """Probes that raised, by what they look at; the facts that they were to find say nothing."""
+
+    @property
+    def obtainable_bytes(self) -> int:
+        """Of memory, what this process may still take: what is available, within its own limits."""
+        return min((self.memory.available, *self.limits.values()))
 
 
 def gather(
@@ -157,37 +199,57 @@ def gather(
     torch_problem: str,
     torch_cuda: str,
     products: Mapping[Precision, float],
+    probes: Probes | None = None,
 ) -> Facts:
     """The facts of this machine and of `directory`; what torch says of itself and its devices, and how quick it is, is
-    handed in.
+    handed in, and `probes` with what failed of asking it.
 
     Writes a file of a few MiB into the directory, and removes it. Takes a second or two; where a tool that asks a drive
     hangs, ten more each.
     """
+    probes = probes or Probes()
     meminfo = dict(read_fields(Path("/proc/meminfo")))
+    threads, kernels, stolen = probes.run("processor", lambda: (cores(), isa(), stolen_share()), (0, "", 0.0))
+    unlimited: dict[str, int] = {}
+    memory, limits = probes.run("memory", lambda: (host_memory(), own_limits()), (Memory(0, 0), unlimited))
+    nowhere = Place(str(directory.absolute()), False, None, None, "", 0, (), ())
     return Facts(
         system=platform.system(),
         kernel=platform.release(),
         container=in_container(),
         python=platform.python_version(),
         processor=cpu_name(),
-        cores=cores(),
-        isa=isa(),
-        stolen_share=stolen_share(),
+        cores=threads,
+        isa=kernels,
+        stolen_share=stolen,
         hardware_bytes=_kibibytes(meminfo, "MemTotal"),
-        memory=host_memory(),
-        obtainable_bytes=obtainable_bytes(),
-        pages=_pages(meminfo),
-        locking=_locking(),
-        uring=_uring(),
-        place=_place(directory),
-        packages=tuple(_packages()),
+        hardware_available_bytes=_kibibytes(meminfo, "MemAvailable"),
+        memory=memory,
+        limits=limits,
+        pages=probes.run("huge pages", lambda: _pages(meminfo), Pages("", 0.0, 0)),
+        locking=probes.run("locked memory", _locking, Locking(None, None, False, "")),
+        uring=probes.run("io_uring", _uring, Uring("", "", "", "")),
+        place=probes.run("directory", lambda: _place(directory), nowhere),
+        packages=probes.run("packages", lambda: tuple(_packages()), ()),
         torch_problem=torch_problem,
         torch_cuda=torch_cuda,
         driver=nvidia_driver(),
         gpus=gpus,
         products=dict(products),
+        failed=probes.failed,
     )
+
+
+def own_limits() -> dict[str, int]:
+    """Bytes that this process may still map within its resource limits, by the option of `ulimit`; of those that are
+    set. They count what is mapped, and not only what is used."""
+    counted = dict(read_fields(Path("/proc/self/status")))
+    found = {}
+    for option, which, name in (("-d", resource.RLIMIT_DATA, "VmData"), ("-v", resource.RLIMIT_AS, "VmSize")):
+        soft, _ = resource.getrlimit(which)
+        if soft != resource.RLIM_INFINITY:
+            found[option] = max(soft - _kibibytes(counted, name), 0)
+    return found
 
 
 def in_container(root: Path = Path("/")) -> bool:

@@ -45,7 +45,7 @@ class Report:
         document = {
             "can_run": self.exit_code == 0,
             "findings": [asdict(finding) for finding in self.findings],
-            "facts": asdict(self.facts),
+            "facts": {**asdict(self.facts), "obtainable_bytes": self.facts.obtainable_bytes},
         }
         return json.dumps(document, indent=1) + "\n"
 

@@ -115,14 +115,80 @@ def test_suffixes_mean_the_same_and_nothing_may_be_written_to_the_drive(profile:
 
 def test_a_plan_that_is_too_large_for_the_machine_is_said(profile: Path) -> None:
     """By what the plan takes, not by what it may take: a large budget is no large plan."""
-    said = solve("--host-memory", "128GiB", "--global-batch", 2)
-    assert "more than" not in said and "next: ssdplan run plan.json" in said
+    said = solve("--host-memory", "64GiB", "--global-batch", 2)
+    assert "more than" not in said and "next: ssdplan run plan.json --data FILE --steps N --out DIR\n" in said
     made_profile(machine=made_machine(host_memory=256 * MIB), blocks=2, micro_batch_sizes=(1,)).save(profile)
     said = solve("--host-memory", "64MiB", "--global-batch", 2)
     peak = Plan.load(Path("plan.json")).prediction.peak_process_bytes
     assert peak is not None and peak > 256 * MIB
     assert f"the whole process peaks at {format_bytes(peak)}, more than the 256 MiB of the profiled machine" in said
     assert "next:" not in said and "written to plan.json" in said
+
+
+WHAT_IF = "plan for another machine by a what-if: --model NAME --gpu NAME --ssd NAME, without a profile"
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "why"),
+    [
+        ("128GiB", None, "host memory of 128 GiB: the profiled machine has 23.5 GiB in all; ask for less, or "),
+        ("4GiB", "128GiB", "device memory of 128 GiB, emulated in DRAM: the profiled machine has 23.5 GiB in all"),
+        ("12GiB", "12GiB", "host memory of 12 GiB and device memory of 12 GiB, emulated in DRAM: the profiled machine"),
+        ("24064.001MiB", None, "host memory of 23.6 GiB: the profiled machine has 23.5 GiB in all"),
+    ],
+)
+def test_more_memory_than_the_profiled_machine_has_is_refused(
+    host: str, device: str | None, why: str, profile: Path
+) -> None:
+    """Of an emulated device too, which is a part of the same memory; a what-if is of another machine."""
+    machine = made_machine(host_memory=47 * GIB // 2, device_memory=11 * GIB, shared=True)
+    made_profile(machine=machine, blocks=2, micro_batch_sizes=(1,)).save(profile)
+    budgets = ["--host-memory", host, *(["--device-memory", device] if device else [])]
+    said = solve(*budgets, "--global-batch", 2, code=UsageError.exit_code)
+    assert why in said and WHAT_IF in said
+    assert not Path("plan.json").exists()
+
+
+def test_more_memory_than_was_available_is_told_and_whether_it_matters(profile: Path) -> None:
+    """The budgets are counted together where a device is emulated; the plan may take far less than they are."""
+
+    def machine(available: int, *, shared: bool = False) -> None:
+        made = made_machine(host_memory=24 * GIB, device_memory=12 * GIB, shared=shared)
+        made = made.model_copy(update={"host_available_bytes": available, "process_bytes": 400 * MIB})
+        made_profile(machine=made, blocks=2, micro_batch_sizes=(1,)).save(profile)
+
+    machine(10 * GIB)
+    assert "available" not in solve("--host-memory", "10GiB", "--global-batch", 2)
+    told = solve("--host-memory", "16GiB", "--global-batch", 2)
+    peak = Plan.load(Path("plan.json")).prediction.peak_process_bytes
+    assert peak is not None
+    assert "host memory of 16 GiB is more than the 10 GiB that were available when the machine was profiled; " in told
+    assert f"; the whole process peaks at {format_bytes(peak)}, which is enough for this plan\n" in told
+    assert "next: ssdplan run" in told
+    machine(256 * MIB)
+    assert "so end other programs before it runs\n" in solve("--host-memory", "1GiB", "--global-batch", 2)
+    machine(10 * GIB, shared=True)
+    assert "available" not in solve("--host-memory", "9GiB", "--global-batch", 2)
+    told = solve("--host-memory", "9GiB", "--device-memory", "2GiB", "--global-batch", 2)
+    assert "host and device memory of 11 GiB is more than the 10 GiB that were available" in told
+
+
+def test_a_sweep_refuses_the_rows_that_the_machine_cannot_give(profile: Path) -> None:
+    machine = made_machine(host_memory=24 * GIB).model_copy(update={"host_available_bytes": 10 * GIB})
+    made_profile(machine=machine, blocks=2, micro_batch_sizes=(1,)).save(profile)
+    asked = ["solve", "profile.json", "--global-batch", "2", "--sweep", "host-memory=8GiB..32GiB"]
+    done = CliRunner().invoke(cli.make_command_line(), asked, catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip().startswith(("8 GiB", "16 GiB", "32 GiB"))]
+    assert [row[2] for row in rows] == [rows[0][2], rows[1][2], "host"] and float(rows[0][2].replace(",", "")) > 0
+    assert "host memory of 32 GiB: the profiled machine has 24 GiB in all" in " ".join(done.stdout.split())
+    assert "solve: from host-memory 16 GiB on, host memory of 16 GiB is more than the 10 GiB that were" in done.stderr
+
+
+def test_a_what_if_has_the_memory_that_it_names(profile: Path) -> None:
+    machine = ["--model", "gpt2", "--ssd", "samsung-990-pro", "--micro-batch-sizes", "1", "--global-batch", "1"]
+    invoked("solve", *machine, "--gpu", "none", "--host-memory", "8TiB")
+    invoked("solve", *machine, "--gpu", "none", "--host-memory", "8GiB", "--device-memory", "1TiB")
 
 
 def test_a_directory_is_no_name_of_the_catalogue(profile: Path) -> None:

@@ -12,9 +12,11 @@ from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.explain.alternatives import NO_DELAY
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
+from ssdplan.plans.analysis.memory_usage import snapshot_store_bytes
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.plan_text import describe_plan
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
@@ -118,8 +120,15 @@ def test_reasons_agree_with_tables_whatever_is_asked(name: str) -> None:
     asked = replace(SolveRequest(8 * MIB, micro_batches=3), **request)
     plan, schedule = solve_and_build(small(**profile), asked)
     check(plan)
-    first = describe_plan(plan, schedule).split("\n\n")[0]
-    assert ("The ssd is not used" in first) == (not plan.prediction.ssd_bytes)
+    text = describe_plan(plan, schedule)
+    first = text.split("\n\n")[0]
+    assert ("The ssd is not used in a step" in " ".join(first.split())) == (not plan.prediction.ssd_bytes)
+    (kept,) = [line for line in text.splitlines() if line.startswith("  with snapshots")]
+    store = format_bytes(snapshot_store_bytes(schedule, keep=2))
+    there = "the store takes" if plan.prediction.ssd_bytes else "there is a store of"
+    assert f" {there} {store} (run --snapshot-every N)" in kept, (
+        "snapshots are on ssd, even of what a step has not there"
+    )
     assert ("all in memory" in name) == (not plan.prediction.ssd_bytes)
 
 

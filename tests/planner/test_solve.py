@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.units import parse_bytes
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 
@@ -40,8 +40,13 @@ def least_named(error: InfeasibleError) -> tuple[str, int]:
     """The constraint and the least budget in bytes, as a user reads them."""
     found = re.search(r"fits: (.*) of .* least that would do is ([0-9.]+) (KiB|MiB|GiB)$", str(error))
     assert found, str(error)
-    unit = {"KiB": 1 << 10, "MiB": MIB, "GiB": GIB}[found[3]]
-    return found[1], int(Fraction(found[2]) * unit)
+    return found[1], parse_bytes(f"{found[2]} {found[3]}")
+
+
+def printed_before(nbytes: int) -> int:
+    """The budget that is one less in the last of three digits, of KiB or MiB: the next that could be named."""
+    unit = MIB if nbytes >= MIB else 1 << 10
+    return nbytes - unit // (100 if nbytes < 10 * unit else 10 if nbytes < 100 * unit else 1)
 
 
 def check(profile: Profile, request: SolveRequest, plan: Plan) -> None:
@@ -242,7 +247,7 @@ def test_a_global_batch_is_factored_over_the_measured_sizes() -> None:
             SolveRequest(GIB, global_batch=6, micro_batches=4),
             "6 in 4 micro-batches is not a multiple of any of the micro-batch sizes 1, 2, 4: it can be made of 3, 6",
         ),
-        (SolveRequest(GIB, device_memory_bytes=128 * GIB), "device memory of 128.000 GiB: made GPU has 24 GiB for a"),
+        (SolveRequest(GIB, device_memory_bytes=128 * GIB), "device memory of 128 GiB: made GPU has 24 GiB for a"),
         (SolveRequest(GIB, global_batch=12, micro_batches=5), "3, 6, 12 micro-batches"),
         (SolveRequest(GIB, global_batch=8, schedule="single"), "1, 2, 4"),
         (SolveRequest(GIB, micro_batches=2, schedule="single"), "only be 1"),
@@ -287,7 +292,7 @@ def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
     assert constraint == "host memory"
     enough = SolveRequest(least, **fixed)
     check(profile, enough, planned(profile, enough))
-    assert refused(profile, SolveRequest(least - (MIB if least > 16 * MIB else 1 << 10), **fixed)) == (
+    assert refused(profile, SolveRequest(printed_before(least), **fixed)) == (
         constraint,
         least,
     )
@@ -298,9 +303,10 @@ def test_too_little_device_memory() -> None:
     assert constraint == "device memory"
     request = SolveRequest(GIB, device_memory_bytes=least, global_batch=4)
     check(small(), request, planned(small(), request))
-    assert refused(
-        small(), SolveRequest(GIB, device_memory_bytes=least - (MIB if least > 16 * MIB else 1 << 10), global_batch=4)
-    ) == (constraint, least)
+    assert refused(small(), SolveRequest(GIB, device_memory_bytes=printed_before(least), global_batch=4)) == (
+        constraint,
+        least,
+    )
 
 
 @pytest.mark.parametrize("blocks", [3, 40])
@@ -323,9 +329,7 @@ def test_too_few_writes_allowed(memory: int) -> None:
     assert constraint == "ssd writes"
     request = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least)
     check(small(), request, planned(small(), request))
-    less = SolveRequest(
-        memory * MIB, global_batch=4, max_ssd_write_bytes=least - (MIB if least > 16 * MIB else 1 << 10)
-    )
+    less = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=printed_before(least))
     assert refused(small(), less) == (constraint, least)
 
 
@@ -347,7 +351,7 @@ def test_too_little_space_on_the_drives() -> None:
     plan = planned(on(least), request)
     check(on(least), request, plan)
     assert plan.prediction.ssd_bytes <= least
-    assert refused(on(least - (MIB if least > 16 * MIB else 1 << 10)), request) == (constraint, least)
+    assert refused(on(printed_before(least)), request) == (constraint, least)
 
 
 @pytest.mark.parametrize(

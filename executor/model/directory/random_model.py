@@ -24,6 +24,10 @@ END_OF_SEQUENCE = "<|endoftext|>"
 _BYTES = 256
 _PIECE_ELEMENTS = 1 << 20
 _DEVIATION = 0.02
+_DESCRIPTION = (
+    "Write a Llama with random weights, and a byte-level tokenizer. The tokenizer has no chat template, so train it on "
+    "texts, or on prompts with completions, not on conversations."
+)
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -116,7 +120,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m ssdplan.executor.model.directory.random_model", description="Write a Llama with random weights."
+        prog="python -m ssdplan.executor.model.directory.random_model", description=_DESCRIPTION
     )
     parser.add_argument("--hidden", type=int, required=True, metavar="N")
     parser.add_argument("--layers", type=int, required=True, metavar="N")

@@ -4,15 +4,22 @@ run ends, and it goes when it is told to, and not before."""
 import os
 import re
 import signal
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ssdplan.executor.loop import Loop
+from ssdplan.executor.runtime import interruption
 from ssdplan.executor.snapshots.drop import drop_store
 from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.executor.snapshots.keeper import Keeper
 from ssdplan.executor.snapshots.resume import reopened
+from ssdplan.executor.snapshots.run_directory import RunDirectory
 from ssdplan.executor.store import initialise, inspect
 from ssdplan.plans.analysis.memory_usage import snapshot_store_bytes
+from ssdplan.plans.documents.run import Exported
 from ssdplan.plans.errors import StoppedWithSnapshot, StoreError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
@@ -102,6 +109,27 @@ def test_states_of_which_there_is_no_model_are_not_dropped_unless_told(directory
         export_run(out, tmp_path / "model")
 
 
+def test_states_whose_model_was_exported_are_dropped_without_asking_for_it_again(directory, tmp_path):
+    """Only those: not where the export is gone, or the run has gone on since."""
+    out, to = tmp_path / "run", tmp_path / "exported"
+    stopped(directory, out, plan_of(directory, SPREAD), 5)
+    assert export_run(out, to) == 4
+    with pytest.raises(UsageError, match=r"would drop .*the states after step 4.*give --yes"):
+        drop_store(out, sure=False, without_model=False)
+    to.rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="no model yet"):
+        drop_store(out, sure=True, without_model=False)
+    (tmp_path / "elsewhere").rename(to)
+    with RunDirectory.open(out) as there:
+        there.change(exported=Exported(step=2, to=str(to)))
+    with pytest.raises(UsageError, match="no model yet"):
+        drop_store(out, sure=True, without_model=False)
+    with RunDirectory.open(out) as there:
+        there.change(exported=Exported(step=4, to=str(to)))
+    assert drop_store(out, sure=True, without_model=False).step == 4
+    assert not list(out.glob("*.ssdplan")) and (to / "model.safetensors").is_file()
+
+
 def test_a_volume_that_was_not_made_for_a_run_becomes_blank(directory, tmp_path):
     initialise(tmp_path / "v.ssdplan", 64 << 20, force=False)
     out = tmp_path / "run"
@@ -127,6 +155,44 @@ def test_a_drop_that_was_cut_off_leaves_a_run_that_goes_on(directory, tmp_path, 
     with reopened(out) as kept:
         assert kept.step == 3 and kept.directory.run.dropped is None
     assert drop_store(out, sure=True, without_model=False).step == 3
+
+
+@pytest.mark.parametrize("held_out", [None, "held-out.txt"])
+def test_a_signal_is_told_what_it_leads_to(directory, tmp_path, monkeypatch, held_out):
+    """After the last step nothing is left but the model, so the run finishes; a moment before it stops, as it says."""
+    ends = "its steps are done: it ends with its model; a second signal stops it now"
+    stops = "stops with a snapshot when this step ends; a second signal stops it now"
+
+    def signalled(method):
+        def then(it, steps_or_session, *more):
+            if 2 in (steps_or_session, *more):
+                os.kill(os.getpid(), signal.SIGHUP)
+            return method(it, steps_or_session, *more)
+
+        return then
+
+    at_once = SimpleNamespace(
+        Thread=lambda *, target, daemon: SimpleNamespace(start=target),
+        current_thread=threading.current_thread,
+        main_thread=threading.main_thread,
+    )
+    monkeypatch.setattr(interruption, "threading", at_once)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    choices = {"steps": 2, "snapshot_every": 100, "held_out": held_out}
+    plan, notes = plan_of(directory, SPREAD), []
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Keeper, "take", signalled(Keeper.take))
+            result = run(directory, tmp_path / "finished", plan, notes=notes, **choices)
+        assert ends in notes and stops not in notes and len(result.losses) == 2
+        assert (tmp_path / "finished" / "model" / "model.safetensors").is_file()
+        notes.clear()
+        with monkeypatch.context() as patch, pytest.raises(StoppedWithSnapshot):
+            patch.setattr(Loop, "_evaluate", signalled(Loop._evaluate))
+            run(directory, tmp_path / "stopped", plan, notes=notes, **choices)
+        assert stops in notes and ends not in notes
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_stop_with_a_snapshot_is_no_error(directory, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from ssdplan import cli
 from ssdplan.executor.device.device import open_device
@@ -44,6 +46,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LENGTH, SIZES = 192, (1, 2)
+DOCUMENT = Path(__file__).parents[3] / "docs" / "catalogue.md"
 
 
 def tiny_shape(family: Any, tied: bool) -> Shape:
@@ -172,10 +175,31 @@ TRAININGS = [
 @pytest.mark.parametrize(("gpu", "shape", "length", "rows", "measured"), TRAININGS)
 def test_compute_is_as_fast_as_measured_trainings(gpu: str, shape: str, length: int, rows: int, measured: int) -> None:
     """Within a fifth, and on the whole to neither side by much."""
+    assert rows * length / seconds_of_compute(shape, gpu, length, rows) == pytest.approx(measured, rel=0.2)
+
+
+def seconds_of_compute(shape: str, gpu: str, length: int, rows: int) -> float:
+    """All forwards and backwards of one micro-batch. The head has no forward of its own: its backward is all of it."""
     model = estimate(what_if(model=shape, gpu=gpu, sequence_length=length, micro_batch_sizes=(rows,))).model
-    timings = [model.timing(layer.layer_class, rows) for layer in model.layers]
-    seconds = sum(timing.forward_seconds + timing.backward_seconds for timing in timings)
-    assert rows * length / seconds == pytest.approx(measured, rel=0.2)
+    *layers, head = [model.timing(layer.layer_class, rows) for layer in model.layers]
+    return sum(timing.forward_seconds + timing.backward_seconds for timing in layers) + head.backward_seconds
+
+
+def test_the_document_has_today_s_estimates_and_the_command_says_them() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    table = text.split("| `--model` | `--gpu` |")[1].split("\n\n")[0].splitlines()[2:]
+    shown = []
+    for line in table:
+        _, shape, gpu, length, rows, measured, told = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        seconds = seconds_of_compute(shape, gpu, int(length), int(rows))
+        tokens, of = int(length) * int(rows) / seconds, float(measured.replace(",", "").removesuffix(" s"))
+        ours, words = (seconds, f"{seconds:.1f} s") if measured.endswith("s") else (tokens, f"{tokens:,.0f}")
+        assert told == f"{words} ({ours / of - 1:+.0%})", line
+        shown.append((gpu, shape, int(length), int(rows), of))
+    assert shown[:-1] == TRAININGS
+    said = text.split('`solve` says\nit under "batch":\n\n    ssdplan ')[1].split("\n\n")[0].replace("\\\n", "")
+    done = CliRunner().invoke(cli.make_command_line(), shlex.split(said), catch_exceptions=False)
+    assert "Compute alone would allow 848 tokens/s here, all else 84." in " ".join(done.stdout.split())
 
 
 # FlashAttention-2, forward and backward without a mask, TFLOP/s by row length (the issues that gpus.py names).
@@ -439,7 +463,7 @@ def test_a_what_if_is_told_of_its_own_sizes() -> None:
             r"7 is not a multiple of any of the micro-batch sizes 4; name one that divides it with --micro-",
         ),
         (SolveRequest(GIB, micro_batch_size=2), r"2 is not one of --micro-batch-sizes \(4\)"),
-        (SolveRequest(GIB, device_memory_bytes=128 * GIB), "128.000 GiB: rtx-4090 has 23 GiB for a plan; ask for less"),
+        (SolveRequest(GIB, device_memory_bytes=128 * GIB), "128 GiB: rtx-4090 has 23 GiB for a plan; ask for less"),
     ):
         with pytest.raises(UsageError, match=why):
             solve(profile, request)
@@ -516,7 +540,7 @@ def test_no_run_takes_a_what_if(
 
 
 def test_the_document_explains_a_sweep() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
     part = text.split("## A sweep as JSON")[1]
     for model in (Sweep, SweepPoint, SweepResult):
         for name, field in model.model_fields.items():

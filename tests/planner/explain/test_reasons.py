@@ -18,6 +18,7 @@ from ssdplan.plans.documents.plan import Least, Plan, Sensitivity
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.units import parse_bytes
 from tests.planner.machines import machines, models
 from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 
@@ -364,10 +365,10 @@ def test_the_least_of_a_deep_model_is_the_least_that_a_refusal_names() -> None:
     (row,) = [row for row in plan.least if row.budget == "host memory"]
     with pytest.raises(InfeasibleError) as refused:
         planned(profile, SolveRequest(MIB, micro_batch_size=1, micro_batches=3))
-    named = re.search(r"would do is ([\d.]+) KiB", str(refused.value))
+    named = re.search(r"would do is ([\d.]+ MiB)", str(refused.value))
     assert named, str(refused.value)
-    exact = int(named[1]) << 10
-    assert exact - (1 << 10) <= row.least_bytes <= exact + len(model.states) * (2048 * 18 + 10 * OP_BYTES)
+    exact = parse_bytes(named[1])
+    assert exact - MIB // 100 <= row.least_bytes <= exact + len(model.states) * (2048 * 18 + 10 * OP_BYTES)
     found = planned(profile, SolveRequest(row.least_bytes, micro_batch_size=1, micro_batches=3))
     assert found.prediction.tokens_per_second <= row.tokens_per_second * (1 + 1e-9)
 

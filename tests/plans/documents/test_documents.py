@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import UsageError
-from ssdplan.plans.units import format_bytes, format_seconds, parse_bytes
+from ssdplan.plans.units import format_bytes, format_enough, format_seconds, format_there, parse_bytes
 from tests.planner.made import made_profile
 
 
@@ -87,6 +89,36 @@ def test_sizes_are_read_and_written():
     assert [parse_bytes(nothing, 0) for nothing in ("0", "0.0", "0B", "0GiB")] == [0] * 4
     assert [format_bytes(n) for n in (0, 4096, 3 << 29, 900 << 20)] == ["0 B", "4 KiB", "1.5 GiB", "900 MiB"]
     assert [format_seconds(s) for s in (0.25, 12.34, 245, 3723)] == ["250 ms", "12.3 s", "4:05", "1:02:03"]
+    assert format_seconds(0.9996) == "1 s"
+
+
+ROUNDED = {
+    1023: ("1023 B", "1023 B", "1023 B"),
+    (1 << 20) - 1: ("1 MiB", "1023 KiB", "1 MiB"),
+    16101 << 10: ("15.7 MiB", "15.7 MiB", "15.8 MiB"),
+    1 << 30: ("1 GiB", "1 GiB", "1 GiB"),
+    (1 << 30) + 1: ("1 GiB", "1 GiB", "1.01 GiB"),
+    (1 << 40) - 1: ("1 TiB", "1023 GiB", "1 TiB"),
+    3 << 40: ("3 TiB", "3 TiB", "3 TiB"),
+    128 << 30: ("128 GiB", "128 GiB", "128 GiB"),
+    1234 << 20: ("1.21 GiB", "1.2 GiB", "1.21 GiB"),
+}
+"""Nearest, down and up."""
+
+
+def test_a_size_has_one_form_however_it_is_rounded():
+    found = {nbytes: (format_bytes(nbytes), format_there(nbytes), format_enough(nbytes)) for nbytes in ROUNDED}
+    assert found == ROUNDED
+
+
+@given(st.integers(1, 1 << 59))
+def test_a_rounded_size_is_never_on_the_wrong_side(nbytes):
+    """And nothing is rounded by more than a hundredth, or has a number of 1024 below the largest unit."""
+    down, near, up = format_there(nbytes), format_bytes(nbytes), format_enough(nbytes)
+    least, nearest, most = map(parse_bytes, (down, near, up))
+    assert 0.99 * nbytes <= least <= nbytes <= most <= 1.01 * nbytes + 1 and nearest in (least, most)
+    assert all(float(text.split()[0]) < 1024 or text.endswith("TiB") for text in (down, near, up))
+    assert format_enough(nbytes + 1) != down
 
 
 @pytest.mark.parametrize(

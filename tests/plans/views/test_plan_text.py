@@ -29,7 +29,7 @@ from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views import plan_text as text
 from ssdplan.plans.views.plan_text import describe_plan
 from ssdplan.plans.views.profile_text import describe_profile
-from ssdplan.plans.views.quantities import bar, count, duration, exact_percent, number, percent
+from ssdplan.plans.views.quantities import bar, count, decimal, duration, exact_percent, number, percent
 from ssdplan.plans.views.report_text import describe_report
 from tests.planner.made import made_machine, made_model, made_profile, made_volume
 from tests.plans.decided import decide
@@ -235,11 +235,11 @@ def test_the_least_budgets() -> None:
         Least(budget="ssd space", least_bytes=12 * GIB + 1, tokens_per_second=1311.0),
     )
     page = _page(least=least)
-    assert "host memory 3072 MiB about 700 tokens/s" in " ".join(page.split())
+    assert "host memory 3 GiB about 700 tokens/s" in " ".join(page.split())
     section = page.split("The least budgets that ")[1].split("\n\n")[0]
     assert section.startswith("3 micro-batches of 2 would still fit, each alone")
     assert "bound" not in section and "at most" not in section, "a simulated step may beat the program"
-    assert "ssd space 12.001 GiB about 1,311 tokens/s" in " ".join(page.split())
+    assert "ssd space 12.1 GiB about 1,311 tokens/s" in " ".join(page.split())
 
 
 def test_how_long_the_drive_lasts() -> None:
@@ -482,6 +482,8 @@ def test_numbers() -> None:
         "124 million",
         "7.62 billion",
     ]
+    edges = [duration(0.9996e-3), count(999_960_000), decimal(999.96e6), number(999.6)]
+    assert edges == ["1 ms", "1 billion", "1 GB", "1,000"], "nothing is written as 1e+03"
     assert [percent(s) for s in (0, 1e-5, 0.0005, 0.5, 0.9999, 1)] == ["-", "<0.1%", "0.1%", "50%", ">99.9%", "100%"]
     assert exact_percent(0.258912) == "25.8912%" and exact_percent(1.0) == "100%"
     assert bar(0, 1, 4) == "[....]" and bar(1e-9, 1, 4) == "[#...]" and bar(5, 1, 4) == "[####]" == bar(1, 0, 4)

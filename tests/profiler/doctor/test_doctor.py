@@ -2,15 +2,30 @@
 
 import errno
 import json
+import resource
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
+from ssdplan import cli
 from ssdplan.commands import profile as profile_command
 from ssdplan.native.process import Memory
+from ssdplan.profiler.doctor import facts as facts_module
 from ssdplan.profiler.doctor.doctor import judge
 from ssdplan.profiler.doctor.drives import Drive, Mount
-from ssdplan.profiler.doctor.facts import Facts, Gpu, Locking, Package, Pages, Place, Uring, gather
+from ssdplan.profiler.doctor.facts import (
+    Facts,
+    Failure,
+    Gpu,
+    Locking,
+    Package,
+    Pages,
+    Place,
+    Uring,
+    gather,
+    own_limits,
+)
 from ssdplan.profiler.doctor.findings import Finding, describe
 from ssdplan.profiler.doctor.health import Health
 from ssdplan.profiler.products import DEFAULT_PRECISION, slow_precision
@@ -32,8 +47,9 @@ WELL = Facts(
     isa="x86-64-v4",
     stolen_share=0.004,
     hardware_bytes=64 * GIB,
+    hardware_available_bytes=60 * GIB,
     memory=Memory(64 * GIB, 60 * GIB),
-    obtainable_bytes=60 * GIB,
+    limits={},
     pages=Pages("madvise", 1.0, 0),
     locking=Locking(None, None, False, ""),
     uring=Uring("io_uring, queue depth 16", "", "0", ""),
@@ -44,6 +60,7 @@ WELL = Facts(
     driver="580.65",
     gpus=(Gpu("Made GPU", 24 * GIB, (8, 9)),),
     products={},
+    failed={},
 )
 
 
@@ -80,8 +97,10 @@ WARNED = [
     (replace(WELL, kernel="4.18.0-553.el8"), "kernel", "5.13"),
     (replace(WELL, isa="baseline"), "processor", ""),
     (replace(WELL, stolen_share=0.12), "processor", ""),
-    (replace(WELL, obtainable_bytes=GIB), "memory", "ulimit -v"),
-    (replace(WELL, memory=Memory(GIB, GIB), obtainable_bytes=GIB), "memory", "docker run --memory"),
+    (replace(WELL, limits={"-v": GIB}), "memory", "ulimit -v unlimited"),
+    (replace(WELL, limits={"-v": GIB, "-d": 32 * GIB}), "memory", "ulimit -d unlimited; ulimit -v unlimited"),
+    (replace(WELL, memory=Memory(GIB, GIB)), "memory", "docker run --memory"),
+    (replace(WELL, memory=Memory(32 * GIB, GIB), hardware_available_bytes=GIB), "memory", "end other programs"),
     (replace(WELL, locking=Locking(8 * MIB, 8 * MIB, False, "")), "locked memory", "/etc/security/limits.d"),
     (replace(WELL, locking=Locking(8 * MIB, None, False, "")), "locked memory", "ulimit -l unlimited"),
     (replace(WELL, locking=Locking(8 * MIB, 8 * MIB, False, ""), container=True), "locked memory", "--ulimit memlock"),
@@ -118,8 +137,10 @@ WARNED = [
 NO_TORCH = Package("torch", ">=2.6", "", False)
 REFUSED = [
     (replace(WELL, system="Darwin"), "kernel", "", 1),
-    (replace(WELL, obtainable_bytes=100 * MIB), "memory", "ulimit", 4),
-    (replace(WELL, memory=Memory(60 * GIB, 100 * MIB), obtainable_bytes=100 * MIB), "memory", "docker", 4),
+    (replace(WELL, limits={"-d": 100 * MIB}), "memory", "ulimit -d", 4),
+    (replace(WELL, memory=Memory(60 * GIB, 100 * MIB)), "memory", "docker", 4),
+    (replace(WELL, failed={"huge pages": Failure("MemoryError: no arena", 4)}), "huge pages", "end other programs", 4),
+    (replace(WELL, failed={"GPU": Failure("RuntimeError: CUDA error", 1)}), "GPU", "", 1),
     (replace(WELL, uring=Uring("io_uring", "", "0", "turbo")), "io_uring", "unset", 2),
     (replace(WELL, uring=Uring("", "Operation not permitted", "0", "io_uring")), "io_uring", "unset", 6),
     (place(is_directory=False, problem="none", errno=errno.ENOENT), "directory", "mkdir -p /volume", 2),
@@ -158,6 +179,50 @@ def test_what_stands_in_the_way_ends_with_a_runs_code(facts: Facts, what: str, m
     assert (finding.what, finding.status, finding.exit_code) == (what, "bad", code) and mend in finding.mend
     assert report.exit_code == code and "cannot run here: 1 in its way" in describe(report)
     assert json.loads(report.json())["can_run"] is False
+
+
+def test_a_limit_is_named_where_one_is_set_and_binds() -> None:
+    """Not because memory that is available is counted twice, a moment apart; and 22 GiB are not little."""
+    (well,) = findings(replace(WELL, limits={"-v": 60 * GIB, "-d": 100 * GIB}), "memory")
+    assert well.status == "ok" and "ulimit" not in well.found
+    (less,) = findings(replace(WELL, limits={"-v": 22 * GIB, "-d": 100 * GIB}), "memory")
+    assert (less.status, less.mend) == ("warn", "ulimit -v unlimited") and "little" not in less.means
+    assert less.found.endswith("; this process may take 22 GiB (ulimit -v)")
+    (grouped,) = findings(replace(WELL, memory=Memory(24 * GIB, 22 * GIB)), "memory")
+    assert (grouped.status, grouped.mend) == ("ok", "")
+
+
+def test_limits_are_those_that_are_set(monkeypatch) -> None:
+    """By what the process has mapped, as the kernel counts it."""
+    limits = {resource.RLIMIT_AS: (8 * GIB, 9 * GIB), resource.RLIMIT_DATA: (resource.RLIM_INFINITY,) * 2}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[which])
+    monkeypatch.setattr(facts_module, "read_fields", lambda path: iter([("VmSize", "1048576 kB"), ("VmData", "1 kB")]))
+    assert own_limits() == {"-v": 7 * GIB}
+    limits[resource.RLIMIT_DATA] = (512, 1024)
+    assert own_limits() == {"-v": 7 * GIB, "-d": 0}
+
+
+def test_a_probe_that_raises_is_a_finding_beside_all_others(tmp_path, monkeypatch) -> None:
+    """The JSON is whole, and names what was raised."""
+
+    def none(nbytes: int, **options: object) -> None:
+        raise MemoryError(f"cannot map {nbytes} bytes")
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("CUDA driver error")
+
+    monkeypatch.setattr(facts_module, "Arena", none)
+    monkeypatch.setattr("ssdplan.executor.device.device.visible_gpus", broken)
+    asked = ["doctor", str(tmp_path), "--json"]
+    done = CliRunner().invoke(cli.make_command_line(), asked, catch_exceptions=False)
+    document = json.loads(done.stdout)
+    bad = {each["what"]: each for each in document["findings"] if each["status"] == "bad"}
+    assert {"huge pages", "directory", "GPU"} <= set(bad) and document["can_run"] is False
+    assert bad["huge pages"]["found"] == f"MemoryError: cannot map {8 * MIB} bytes"
+    assert (bad["huge pages"]["exit_code"], bad["GPU"]["found"]) == (4, "RuntimeError: CUDA driver error")
+    assert done.exit_code == next(each["exit_code"] for each in document["findings"] if each["status"] == "bad")
+    assert {"kernel", "processor", "memory", "versions"} <= {each["what"] for each in document["findings"]}
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_virtual_drive_is_not_blamed() -> None:
