@@ -12,8 +12,8 @@ from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.graph.ops import Backward, Forward, Op, Resource, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_machine, made_model, made_volume
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_machine, made_model, made_volume
 
 LANES: dict[Resource, tuple[str, str]] = {
     "read": ("SSD reads", "into DRAM"),

@@ -20,14 +20,7 @@ from typing import TypeVar
 
 from ssdplan.native import Arena, Engine, isa
 from ssdplan.native.engines import ENGINE_VARIABLE
-from ssdplan.native.process import (
-    Memory,
-    host_memory,
-    read_fields,
-    read_lines,
-    read_words,
-    stolen_share,
-)
+from ssdplan.native.process import Memory, host_memory, read_fields, read_lines, read_words, stolen_share
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError
 

@@ -8,9 +8,9 @@ import pytest
 
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
-from tests.planner.made import made_machine, made_model
-from tests.plans.decided import decide
-from tests.plans.planned import planned
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import made_machine, made_model
 
 CODE = (
     "import sys\nfrom ssdplan import cli\ncode = cli.main(sys.argv[1:])\n"

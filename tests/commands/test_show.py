@@ -9,9 +9,9 @@ from ssdplan import cli
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_machine, made_model, made_profile
-from tests.plans.decided import decide
-from tests.plans.planned import planned
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import made_machine, made_model, made_profile
 from tests.plans.read_csv import read_csv
 
 LINES = (

@@ -12,7 +12,7 @@ from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes, parse_bytes
 from ssdplan.plans.views.profile_text import suggested_host_memory
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, with_frozen
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, with_frozen
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from ssdplan.plans.units import parse_bytes
 from tests.bounds import HANG_SECONDS
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 from tests.warm import ENVIRONMENT, run
 
 COMMAND = [sys.executable, "-m", "ssdplan.cli"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from tests.tiny import make_tokenizer
+from tests.made.models import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 HEADS, KEY_VALUE_HEADS = 4, 2

@@ -22,8 +22,8 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from tests.executor.data.test_fuzz_preview import DAMAGES, damaged
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 CODES = (0, 2, 3, 4, 5, 6, 7, 8)
 JSON = ("metrics.jsonl", "report.json", "run.json", "trace.json")

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.test_commands import QUICK, refused, ssdplan
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 
 def test_weights_without_a_place_are_left_out_only_when_told(tmp_path):

@@ -16,7 +16,7 @@ from ssdplan.plans.documents.stripe_shares import STRIPE_BYTES
 from tests.bounds import HANG_SECONDS
 from tests.e2e.test_commands import QUICK, refused, ssdplan
 from tests.executor.store.test_store import MIB, PLAN, flip, get, one, put
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 
 @contextlib.contextmanager

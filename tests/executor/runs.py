@@ -16,7 +16,7 @@ from ssdplan.executor.model.model import StreamedModel, open_model
 from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.store import Store
 from ssdplan.plans.schedule.build import build_schedule
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 LENGTH = 16
 

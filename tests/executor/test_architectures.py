@@ -27,10 +27,10 @@ from ssdplan.executor.train import train
 from ssdplan.plans.errors import MismatchError
 from tests import reference
 from tests.executor.losses import plain_loss, rows_of, streamed_loss
-from tests.executor.planned import make_plan
 from tests.executor.runs import micro_batches_of, prepare
 from tests.executor.test_families import compare, make_steps
-from tests.tiny import make_model
+from tests.made.models import make_model
+from tests.made.plans import make_plan
 
 GENERAL = {
     "vocab_size": 97,

@@ -16,8 +16,8 @@ from ssdplan.executor.data.tokens import end_tokens, load_tokenizer
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 
 def test_texts_that_no_cache_has_are_tokenised_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import StreamedModel, open_model
 from ssdplan.executor.model.weights import Weights
 from tests import reference
+from tests.made.models import FAMILIES, OTHERS, make_model
 from tests.reference import AdamW
-from tests.tiny import FAMILIES, OTHERS, make_model
 
 CPU = torch.device("cpu")
 STEPS, ROWS, LENGTH, VOCAB = 20, 2, 14, 97

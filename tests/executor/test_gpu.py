@@ -15,9 +15,9 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from tests import reference
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
-from tests.tiny import FAMILIES, make_model
+from tests.made.models import FAMILIES, make_model
+from tests.made.plans import make_plan
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,8 @@ from ssdplan.executor.model.model import LayerSpec, StateSpec, open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 Laid = tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]
 

@@ -18,10 +18,10 @@ from ssdplan.executor.train import train
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError, NumericalError, UsageError
 from tests import reference
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.executor.test_families import vanishing
-from tests.tiny import FAMILIES
+from tests.made.models import FAMILIES
+from tests.made.plans import make_plan
 
 RECIPE = Recipe(steps=5, optimizer=AdamW(lr=1e-3, weight_decay=0.1))
 

@@ -16,8 +16,8 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.optimizer.learning_rate import LearningRate
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.made.plans import make_plan
 
 STEPS, MICRO_BATCHES, ROWS = 6, 3, 2
 

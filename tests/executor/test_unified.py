@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ssdplan.executor.model.model import open_model
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 from tests.executor.test_schedules import bits
+from tests.made.plans import make_plan
 
 
 @pytest.fixture(scope="module")

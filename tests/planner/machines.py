@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from ssdplan.plans.documents.profile import Machine, Model, Volume
-from tests.planner.made import MIB, made_machine, made_model, made_volume
+from tests.made.profiles import MIB, made_machine, made_model, made_volume
 
 RATES = st.floats(0.05, 20.0)
 """Of a drive, link or device, relative to what makes it about as slow as the others."""

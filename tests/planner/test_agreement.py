@@ -18,8 +18,8 @@ from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.plan_text import describe_plan
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
 
 CLIP = "clipping by the global norm needs all gradients before any update"
 FP16 = "skipping steps that overflow in fp16 needs all gradients before any update"

@@ -22,11 +22,11 @@ from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.graph.ops import Backward
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.plan_text import describe_plan
+from tests.made.decisions import decide
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
 from tests.planner.program.test_program import at, decision_of
 from tests.planner.test_solve import check, least_named
-from tests.plans.decided import decide
 
 RELAXED = settings(deadline=None, max_examples=40, print_blob=True)
 SHARE = st.sampled_from((0.0, 0.0, 0.4, 1.0, 1.0))

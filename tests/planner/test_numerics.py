@@ -21,11 +21,11 @@ from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.profile_text import describe_profile
+from tests.made.decisions import decide
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.catalogue.test_whatif import COMMAND
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.test_solve import check
-from tests.plans.decided import decide
 
 FORMATS: tuple[OptimizerStates, OptimizerStates] = ("fp32", "bf16")
 

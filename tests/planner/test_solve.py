@@ -22,8 +22,8 @@ from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import parse_bytes
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 
 QUICK = settings(deadline=None, max_examples=12, print_blob=True)
 

@@ -19,7 +19,7 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.schedule.build import build_schedule
-from tests.plans.decided import decide
+from tests.made.decisions import decide
 
 GIB = 1 << 30
 SOLVE_SECONDS, SIMULATE_SECONDS = 8.0, 2.0

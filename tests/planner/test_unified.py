@@ -14,8 +14,8 @@ from ssdplan.plans.documents.profile import Kernels, Machine, Model, Timing
 from ssdplan.plans.documents.rows import row_lengths
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
+from tests.made.profiles import MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
-from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.program.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
 from tests.planner.test_solve import QUICK, check, least_named
 

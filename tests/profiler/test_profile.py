@@ -23,8 +23,8 @@ from ssdplan.profiler import profile as profiling
 from ssdplan.profiler import storage
 from ssdplan.profiler.profile import ProfileLimits, profile, state_classes
 from ssdplan.profiler.storage import MIB
+from tests.made.models import make_model
 from tests.profiler.made import MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
-from tests.tiny import make_model
 
 QUICK = ProfileLimits.within(1.5)
 

@@ -17,9 +17,9 @@ from ssdplan.rivals import compare as comparing
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.processes import Ended, IoBytes
 from tests.bounds import HANG_SECONDS
+from tests.made.models import make_model, make_tokenizer
 from tests.plans.read_csv import cell, read_csv
 from tests.processor import PRECISION
-from tests.tiny import make_model, make_tokenizer
 
 SHAPE = "hidden=64,layers=2,heads=4,vocab=512"
 COMMAND = [sys.executable, "-m", "ssdplan.cli", "compare"]

@@ -19,14 +19,7 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.rivals import processes, torch_arm
 from ssdplan.rivals.arms import Batch, arms_of, memory_bytes, missing, profile_command, solve_command
 from ssdplan.rivals.compare import _round
-from ssdplan.rivals.comparison import (
-    Comparison,
-    Round,
-    Surroundings,
-    arm_result,
-    held_together,
-    ratios,
-)
+from ssdplan.rivals.comparison import Comparison, Round, Surroundings, arm_result, held_together, ratios
 from ssdplan.rivals.comparison_text import arms_frame, describe_comparison
 from ssdplan.rivals.job import LEARNING_RATE, SEED, WEIGHT_DECAY, Job, batches
 from ssdplan.rivals.making import Order, make
@@ -34,8 +27,8 @@ from ssdplan.rivals.picture import draw
 from ssdplan.rivals.processes import environment, run
 from ssdplan.rivals.shapes import ModelFacts, Shape
 from tests.bounds import HANG_SECONDS
+from tests.made.models import make_model, make_tokenizer
 from tests.plans.read_csv import cell, written_and_read
-from tests.tiny import make_model, make_tokenizer
 
 SHAPE = "hidden=32,layers=2,heads=4,vocab=101"
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ssdplan.plans.errors import UsageError
+from tests.made.models import make_model, make_tokenizer
 from tests.rivals.test_parts import made
-from tests.tiny import make_model, make_tokenizer
 
 
 def test_a_tokenizer_that_needs_code_of_its_own_is_refused_and_the_code_not_run(tmp_path, monkeypatch):

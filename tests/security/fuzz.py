@@ -54,11 +54,11 @@ from ssdplan.plans.errors import MemoryBudgetError, SsdplanError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.report_text import describe_report
 from ssdplan.plans.views.trace import read_trace
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 from tests.executor.store.test_store import MIB, get, one, put
-from tests.planner.made import made_profile
-from tests.tiny import make_tokenizer
+from tests.made.models import make_tokenizer
+from tests.made.plans import make_plan
+from tests.made.profiles import made_profile
 
 SECONDS = 60
 GROWTH_BYTES = 1 << 30

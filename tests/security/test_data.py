@@ -18,7 +18,7 @@ from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokenising import tokenise_apart
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import MemoryBudgetError, SsdplanError, UsageError
-from tests.tiny import make_tokenizer
+from tests.made.models import make_tokenizer
 
 MIB = 1 << 20
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

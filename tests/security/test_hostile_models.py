@@ -17,7 +17,7 @@ from ssdplan.executor.model.directory.export import TensorEntry, export_model
 from ssdplan.executor.model.model import open_model
 from ssdplan.native.process import growing_at_most
 from ssdplan.plans.errors import MismatchError, SsdplanError, UsageError
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

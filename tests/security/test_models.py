@@ -5,7 +5,7 @@ import torch
 
 from ssdplan.executor.model.directory.export import TensorEntry, copy_model, export_model, require_copyable
 from ssdplan.plans.errors import UsageError
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
 

@@ -11,7 +11,7 @@ import pytest
 from ssdplan.commands.streams import Plain
 from ssdplan.plans.printable import printable
 from ssdplan.plans.views.progress_line import ProgressLine
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 EVIL = "a\x1b]0;owned\x07b\x9b2Jc\u202egnp\u2066d\re\x00f\u2028g\ud800h"
 STEERING = [chr(code) for code in (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202E, 0x2066, 0x2028, 0x200F)]

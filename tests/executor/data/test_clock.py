@@ -12,7 +12,7 @@ from ssdplan.executor.data.samples.clock import timed
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import UsageError
-from tests.tiny import EOS, make_tokenizer
+from tests.made.models import EOS, make_tokenizer
 
 NOON = datetime(2024, 7, 26, 12, 30, 5, 678)
 LATER = datetime(2025, 1, 2, 3, 4, 5, 6)

@@ -20,7 +20,7 @@ from ssdplan.executor.data.samples.formats import FORMATS
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import SsdplanError, UsageError
-from tests.tiny import EOS, make_tokenizer
+from tests.made.models import EOS, make_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -18,7 +18,7 @@ from pyarrow import ipc, parquet
 from ssdplan import cli
 from ssdplan.executor.data.reading import documents
 from ssdplan.native import process
-from tests.tiny import make_tokenizer
+from tests.made.models import make_tokenizer
 
 MOST_GROWTH_BYTES = 256 << 20
 TALK = [{"role": "user", "content": "What is stored?"}, {"role": "assistant", "content": "What is read again."}]

@@ -19,7 +19,7 @@ from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference
 from tests.executor.test_families import compare, run_step
-from tests.tiny import FAMILIES, OTHERS, make_model, make_tokenizer
+from tests.made.models import FAMILIES, OTHERS, make_model, make_tokenizer
 
 CPU = torch.device("cpu")
 APART = (*FAMILIES, "gpt_neox", "gptj", "gpt_neo", "olmo2", "cohere2", *({"gemma4"} & set(OTHERS)))

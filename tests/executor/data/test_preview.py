@@ -12,7 +12,7 @@ from ssdplan import cli
 from ssdplan.executor.data.preview import describe, look
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
-from tests.tiny import EOS, make_tokenizer
+from tests.made.models import EOS, make_tokenizer
 
 ROWS = [
     {"prompt": "The quick", "completion": " brown fox"},

@@ -30,7 +30,7 @@ from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from tests.bounds import HANG_SECONDS
-from tests.tiny import EOS, make_tokenizer
+from tests.made.models import EOS, make_tokenizer
 
 DOCUMENTS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -18,7 +18,7 @@ from ssdplan.executor.data.tokenising import tokenise_apart
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import IoFailure, SsdplanError, UsageError
 from tests.bounds import HANG_SECONDS
-from tests.tiny import make_tokenizer
+from tests.made.models import make_tokenizer
 
 MIB = 1 << 20
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -23,8 +23,8 @@ from ssdplan.profiler import model as measuring
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
 from tests.executor.device.cuda_stub import MIB, Stub, stubbed
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 GIB = 1 << 30
 WORKSPACE, TF32 = "CUBLAS_WORKSPACE_CONFIG", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"

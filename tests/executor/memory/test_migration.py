@@ -24,8 +24,8 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.ops import Graph
 from ssdplan.plans.schedule.build import build_schedule
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, opened, prepare
+from tests.made.plans import make_plan
 
 STEPS_IN_ALL = 8
 

@@ -9,9 +9,9 @@ from ssdplan.executor.optimizer.loss_scale import LossScale
 from ssdplan.executor.snapshots.run_directory import on_planned_drives
 from ssdplan.executor.snapshots.snapshots import SCHEMA, Origin, Scaling, Snapshot
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_machine, made_model, made_volume
-from tests.plans.decided import decide
-from tests.plans.planned import planned
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import made_machine, made_model, made_volume
 
 
 def test_drives_are_told_apart_however_many_there_are(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import Folder
 from ssdplan.plans.views.report_text import describe_report
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 
 @pytest.fixture(scope="module")

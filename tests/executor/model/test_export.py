@@ -23,7 +23,7 @@ from ssdplan.executor.model.directory.export import TensorEntry, copy_model, exp
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 Named = list[tuple[str, torch.Tensor]]
 

@@ -15,8 +15,8 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.runtime.session import Session
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import NumericalError
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 LAYERS = 3
 

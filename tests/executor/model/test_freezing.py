@@ -29,8 +29,8 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from tests import reference
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
+from tests.made.plans import make_plan
 
 STEPS = 4
 OPTIMIZER = AdamW(lr=3e-3, weight_decay=0.1, beta2=0.95, eps=1e-4)

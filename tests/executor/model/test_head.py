@@ -26,10 +26,10 @@ from ssdplan.plans.documents.profile import LEAST_CHUNK_TOKENS, LOGITS_CHUNK_BYT
 from ssdplan.plans.errors import MismatchError
 from tests import reference
 from tests.bounds import HANG_SECONDS
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH as LENGTH_OF_RUNS
 from tests.executor.runs import prepare
-from tests.tiny import FAMILIES, OTHERS, make_model
+from tests.made.models import FAMILIES, OTHERS, make_model
+from tests.made.plans import make_plan
 
 CPU = torch.device("cpu")
 ROWS, LENGTH = 3, 11

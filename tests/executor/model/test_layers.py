@@ -17,7 +17,7 @@ from ssdplan.executor.model.model import StreamedModel, open_model
 from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.errors import MismatchError
 from tests import reference
-from tests.tiny import make_model
+from tests.made.models import make_model
 
 CPU = torch.device("cpu")
 DROPOUT = {

@@ -35,7 +35,7 @@ from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 from ssdplan.plans.errors import MismatchError, UsageError
 from tests import reference
-from tests.tiny import FAMILIES, OTHERS, make_model, make_tokenizer
+from tests.made.models import FAMILIES, OTHERS, make_model, make_tokenizer
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ssdplan.executor.snapshots.snapshots import weights_fingerprint
 from ssdplan.plans.errors import MismatchError, UsageError
 from tests import reference
 from tests.executor.losses import plain_loss, rows_of, streamed_loss
-from tests.tiny import make_model, make_tokenizer
+from tests.made.models import make_model, make_tokenizer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BATCHES = [rows_of(9, 12), rows_of(5, 5, seed=1)]

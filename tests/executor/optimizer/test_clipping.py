@@ -14,8 +14,8 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from tests import reference
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
+from tests.made.plans import make_plan
 
 OPTIMIZER = AdamW(lr=3e-3, weight_decay=0.1, beta2=0.95, eps=0.1)
 """With this epsilon a gradient's size matters: AdamW with a small one does the same for gradients of any scale."""

@@ -21,8 +21,8 @@ from ssdplan.executor.snapshots.resume import Kept, reopened
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import NumericalError, UsageError
 from tests import reference
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare, states_of
+from tests.made.plans import make_plan
 
 STEPS = 20
 HUGE = LossScale(scale=2.0**26, growth_interval=4)

@@ -19,8 +19,8 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import UsageError
 from tests import reference
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
+from tests.made.plans import make_plan
 
 
 def theirs(rate: LearningRate, peak: float, count: int) -> list[float]:

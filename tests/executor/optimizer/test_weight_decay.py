@@ -19,10 +19,10 @@ from ssdplan.executor.optimizer.weight_decay import spared_parameters, spared_sp
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from tests import reference
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.executor.test_families import vanishing
-from tests.tiny import FAMILIES, OTHERS, make_model
+from tests.made.models import FAMILIES, OTHERS, make_model
+from tests.made.plans import make_plan
 
 OPTIMIZER = AdamW(lr=1e-3, weight_decay=30.0, beta1=0.8, beta2=0.95, eps=1e-6, decay_all=False)
 """Of so strong a decay one step shows whether a parameter had it."""

@@ -28,8 +28,8 @@ from ssdplan.executor.train import train
 from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError
 from tests.bounds import HANG_SECONDS
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", "12"))
 KINDS = ("EIO", "ENOSPC", "short", "delay")

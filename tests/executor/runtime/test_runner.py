@@ -18,8 +18,8 @@ from ssdplan.executor.runtime.runner import IN_FLIGHT, OverlappedRunner, SerialR
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Region
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 from tests.plans.hand_made import made_transfer
 from tests.processor import PRECISION
 

@@ -26,9 +26,9 @@ from ssdplan.plans.errors import StallError, UsageError
 from ssdplan.plans.graph.ops import Update
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
 from tests.executor.runtime.test_runner import chain
+from tests.made.plans import make_plan
 
 MIB = 1 << 20
 TRIES = 50

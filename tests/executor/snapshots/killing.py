@@ -42,8 +42,8 @@ from ssdplan.plans.files import Folder
 from ssdplan.plans.graph.ops import Graph
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 STEPS, FEW_STEPS = 12, 3
 FREEZE = tuple(os.environ.get("SSDPLAN_KILL_FREEZE", "").split())

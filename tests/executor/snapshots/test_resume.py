@@ -39,8 +39,8 @@ from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
 from tests.bounds import HANG_SECONDS
 from tests.executor.memory.test_migration import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, opened, prepare
+from tests.made.plans import make_plan
 
 STEPS = 6
 RECIPE: dict[str, Any] = {"steps": STEPS, "optimizer": AdamW(lr=1e-3, weight_decay=0.1), "eval_every": 4}

@@ -24,10 +24,10 @@ from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.plans.documents.run import RUN
 from ssdplan.plans.errors import MismatchError
 from tests.executor.memory.test_migration import SPREAD
-from tests.executor.planned import make_plan
 from tests.executor.runs import opened, prepare
 from tests.executor.snapshots.test_resume import STEPS, resume, run, stopped
-from tests.tiny import EOS
+from tests.made.models import EOS
+from tests.made.plans import make_plan
 
 TIMED = (
     "{{ strftime_now('%j %H:%M:%S.%f') }}{% for m in messages %}<{{ m.role }}>{{ m.content }}" + EOS + "{% endfor %}"

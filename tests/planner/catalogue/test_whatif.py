@@ -32,8 +32,8 @@ from ssdplan.profiler import model as profiler_model
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.profile import state_classes
+from tests.made.models import make_model, make_tokenizer
 from tests.plans.read_csv import read_csv
-from tests.tiny import make_model, make_tokenizer
 
 GIB = 1 << 30
 ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "max_position_embeddings": 512}

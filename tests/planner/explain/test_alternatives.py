@@ -14,9 +14,9 @@ from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.plan import Compared, Plan
 from ssdplan.plans.documents.profile import Machine, Profile
 from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.machines import machines
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume
-from tests.plans.decided import decide
 
 BATCH = 8
 LINK = 1e12

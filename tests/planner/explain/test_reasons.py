@@ -19,8 +19,8 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import parse_bytes
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 
 BATCH = SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2)
 FAST = made_volume(read=2e10, write=2e10)

@@ -26,9 +26,9 @@ from ssdplan.planner.explain.zero_infinity import (
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
+from tests.made.profiles import made_machine, made_model, made_volume
 from tests.planner.machines import machines, models
-from tests.planner.made import made_machine, made_model, made_volume
-from tests.plans.decided import decide
 
 TINY = Tensors(
     parameters=100_000, hidden_size=8, blocks=3, element_bytes=2, ends=(30_000, 30_000), block=(4_096, 2_048)

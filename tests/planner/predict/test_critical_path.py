@@ -15,9 +15,9 @@ from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Op, Region, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
+from tests.made.profiles import made_machine, made_model, made_volume
 from tests.planner.machines import machines
-from tests.planner.made import made_machine, made_model, made_volume
-from tests.plans.decided import decide
 from tests.plans.hand_made import made_backward, made_forward, made_transfer, made_update
 
 MODEL = made_model(flops=1e9)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ssdplan.executor.store.striping import Striping
 from ssdplan.planner.predict.drive import combined_frontier, hull_edges, io_cores, shared_fraction
 from ssdplan.plans.documents.stripe_shares import bandwidths, deal, shares
+from tests.made.profiles import made_volume
 from tests.planner.machines import volumes
-from tests.planner.made import made_volume
 
 
 def seconds_by_turns(points: list[tuple[float, float]], read: float, write: float) -> float:

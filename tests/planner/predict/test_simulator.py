@@ -15,7 +15,7 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update
-from tests.planner.made import made_machine, made_model, made_profile, made_volume
+from tests.made.profiles import made_machine, made_model, made_profile, made_volume
 from tests.plans.hand_made import made_backward, made_forward, made_transfer, made_update
 
 MODEL = made_model(flops=1e9)

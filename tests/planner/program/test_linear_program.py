@@ -29,8 +29,8 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import UsageError
+from tests.made.profiles import MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.machines import machines, models
-from tests.planner.made import MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.program.pulp_solver import optimum
 from tests.planner.program.test_program import scale_of
 

@@ -20,8 +20,8 @@ from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.schedule.build import build_schedule
+from tests.made.profiles import GIB, made_machine, made_model, made_volume
 from tests.planner.machines import machines, models
-from tests.planner.made import GIB, made_machine, made_model, made_volume
 from tests.planner.predict.test_drive import seconds_by_turns
 from tests.planner.program.pulp_solver import solve_by
 

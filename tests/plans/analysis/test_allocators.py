@@ -21,8 +21,8 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Buffer, Graph, Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 from tests.plans.hand_made import made_buffer
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -22,9 +22,9 @@ from ssdplan.plans.views.curves_plot import draw_curves, write_curves_plot
 from ssdplan.plans.views.curves_text import Standing, describe_curves, figures
 from ssdplan.plans.views.quantities import duration, loss_figure, number
 from ssdplan.plans.views.tables import COLUMNS
-from tests.planner.made import made_machine, made_model, made_volume
-from tests.plans.decided import decide
-from tests.plans.planned import planned
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import made_machine, made_model, made_volume
 from tests.plans.read_csv import cell, written_and_read
 
 MODEL = made_model(blocks=2, hidden=64)

@@ -21,9 +21,9 @@ from ssdplan.plans.graph.ops import Forward, Graph
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.drift_text import describe_change, describe_drift
-from tests.planner.made import MIB, made_machine, made_model, made_volume
-from tests.plans.decided import decide
-from tests.plans.planned import planned
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import MIB, made_machine, made_model, made_volume
 
 
 def _machine(

@@ -12,8 +12,8 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Buffer, Graph, Region, Schedule, Tier, Transfer
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_machine, made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_machine, made_model
 from tests.plans.hand_made import made_buffer, made_transfer
 
 PAGE = 4096

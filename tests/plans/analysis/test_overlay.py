@@ -16,10 +16,10 @@ from ssdplan.plans.graph.ops import RESOURCES, Forward, Graph, Op, Region, Sched
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.overlay_text import describe_overlay
-from tests.planner.made import made_machine, made_model, made_volume
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import made_machine, made_model, made_volume
 from tests.plans.hand_made import made_forward, made_transfer
-from tests.plans.planned import planned
 
 NOWHERE = Region(0, 0, 4096)
 IN_FLIGHT = {"read": 4, "write": 4}

@@ -5,8 +5,8 @@ from pydantic import ValidationError
 
 from ssdplan.plans.documents.plan import MAX_VISITS, Decision, Placement, Plan, Prediction
 from ssdplan.plans.documents.profile import Model
-from tests.planner.made import made_machine, made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_machine, made_model
 
 
 def edited(decision: Decision, state_class: str = "block", **fields: float) -> dict:

@@ -10,7 +10,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes, format_enough, format_seconds, format_there, parse_bytes
-from tests.planner.made import made_profile
+from tests.made.profiles import made_profile
 
 
 def test_a_profile_survives_a_round_trip(tmp_path):

@@ -14,7 +14,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_profile
+from tests.made.profiles import made_profile
 
 ODD = [0, -1, 1 << 62, 1 << 70, 1e308, 5e-324, "", "\ud800", "x" * 300, "a\nb", "ssdplan.plan/1"]
 JSON = st.recursive(

@@ -28,8 +28,8 @@ from ssdplan.plans.graph.ops import Backward, Forward, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 
 INT8 = Format("int8", 1, block_elements=256, side_bytes=4)
 """Made up: blocks of 256 under a scale in fp32."""

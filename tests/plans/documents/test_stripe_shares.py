@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ssdplan.executor.store.striping import Striping
 from ssdplan.plans.documents.stripe_shares import CYCLE, STRIPE_BYTES, bandwidths, deal, room, shares
 from ssdplan.plans.errors import UsageError
-from tests.planner.made import MIB, made_volume
+from tests.made.profiles import MIB, made_volume
 
 
 def pace(counts: tuple[int, ...], each: list[float]) -> float:

@@ -13,8 +13,8 @@ from ssdplan.plans.documents.plan import ScheduleName
 from ssdplan.plans.graph.contents import CONTENTS, ROLES, Content, Role, title_of
 from ssdplan.plans.graph.ops import Backward, Forward, Op, Schedule, Transfer, Update
 from ssdplan.plans.schedule.build import ORDERS, build_schedule
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 
 ROOT = Path(__file__).parents[3]
 OF_LAYERS = {Content.HIDDEN_STATE, Content.ACTIVATION_CHECKPOINT, Content.ACTIVATION_GRADIENT}

@@ -13,8 +13,8 @@ from ssdplan.plans.graph.ops import RESOURCES, Schedule, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.trace import read_trace, write_trace
-from tests.planner.made import made_machine, made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_machine, made_model
 
 NANOSECOND = 1e-9
 

@@ -13,8 +13,8 @@ from ssdplan.plans.graph.contents import Content, Role
 from ssdplan.plans.graph.ops import Backward, Forward, Schedule, Transfer, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_model, with_frozen
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model, with_frozen
 
 fractions = st.sampled_from([0.0, 0.37, 1.0]) | st.floats(0, 1)
 SHARE = st.sampled_from([0.0, 0.0, 0.4, 1.0, 1.0])

@@ -8,8 +8,8 @@ from ssdplan.plans.graph.contents import Content, Role
 from ssdplan.plans.graph.ops import Backward, Forward, Transfer, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 from tests.plans.schedule.test_schedule import assert_every_element_is_updated_once, fractions
 
 ELEMENT = 2

@@ -10,8 +10,8 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Transfer, Update
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.schedule.homes import kept_on_device
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 
 ELEMENT = 2
 

@@ -4,8 +4,8 @@ import pytest
 
 from ssdplan.plans.graph.ops import Transfer, Update
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 
 
 @pytest.mark.parametrize("schedule", ["vertical", "horizontal"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Schedule, Transfer, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 
 fractions = st.sampled_from([0.0, 0.37, 1.0]) | st.floats(0, 1)
 

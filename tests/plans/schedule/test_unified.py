@@ -12,8 +12,8 @@ from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.schedule.homes import kept_on_device
 from ssdplan.plans.units import PAGE
-from tests.planner.made import made_model
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
 from tests.plans.schedule.test_schedule import assert_every_element_is_updated_once, fractions
 
 

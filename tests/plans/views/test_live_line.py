@@ -9,7 +9,7 @@ from ssdplan.plans.analysis.wear import share_of_rating
 from ssdplan.plans.views import progress_line as progress
 from ssdplan.plans.views.live_line import Pace, live_line
 from ssdplan.plans.views.progress_line import ProgressLine
-from tests.planner.made import made_machine, made_volume
+from tests.made.profiles import made_machine, made_volume
 
 
 @pytest.mark.parametrize("begun", [0, 37])

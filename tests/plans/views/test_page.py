@@ -28,9 +28,9 @@ from ssdplan.plans.views.page.colours import DARK_GROUND, LEAST_CONTRAST, on_dar
 from ssdplan.plans.views.page.data import pack
 from ssdplan.plans.views.plan_text import describe_plan
 from ssdplan.plans.views.quantities import duration, number
-from tests.planner.made import made_machine, made_model
-from tests.plans.decided import decide
-from tests.plans.planned import planned
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import made_machine, made_model
 from tests.plans.views import browser
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"> &amp; \u2028'"

@@ -18,9 +18,9 @@ from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views import plan_plots as plots
 from ssdplan.plans.views.plan_plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
-from tests.planner.made import made_machine, made_model
-from tests.plans.decided import decide
-from tests.plans.planned import planned
+from tests.made.decisions import decide
+from tests.made.plans import planned
+from tests.made.profiles import made_machine, made_model
 
 NAMES = ["memory.png", "timeline.png", "throughput.png"]
 

@@ -31,8 +31,8 @@ from ssdplan.plans.views.plan_text import describe_plan
 from ssdplan.plans.views.profile_text import describe_profile
 from ssdplan.plans.views.quantities import bar, count, decimal, duration, exact_percent, number, percent
 from ssdplan.plans.views.report_text import describe_report
-from tests.planner.made import made_machine, made_model, made_profile, made_volume
-from tests.plans.decided import decide
+from tests.made.decisions import decide
+from tests.made.profiles import made_machine, made_model, made_profile, made_volume
 
 GIB = 1 << 30
 

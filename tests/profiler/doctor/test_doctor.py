@@ -14,18 +14,7 @@ from ssdplan.native.process import Memory
 from ssdplan.profiler.doctor import facts as facts_module
 from ssdplan.profiler.doctor.doctor import judge
 from ssdplan.profiler.doctor.drives import Drive, Mount
-from ssdplan.profiler.doctor.facts import (
-    Facts,
-    Failure,
-    Gpu,
-    Locking,
-    Package,
-    Pages,
-    Place,
-    Uring,
-    gather,
-    own_limits,
-)
+from ssdplan.profiler.doctor.facts import Facts, Failure, Gpu, Locking, Package, Pages, Place, Uring, gather, own_limits
 from ssdplan.profiler.doctor.findings import Finding, describe
 from ssdplan.profiler.doctor.health import Health
 from ssdplan.profiler.products import DEFAULT_PRECISION, slow_precision

@@ -1,0 +1,201 @@
+"""Plans for tests: of a streamed model with any fractions, without a profile or a solver (`make_plan`), and around any
+decision, with what the simulator says of it (`planned`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ssdplan.planner.predict.simulator import simulate
+from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Sensitivity
+from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, State, Timing
+from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
+from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
+from tests.made.profiles import GIB, made_machine, made_volume
+
+if TYPE_CHECKING:
+    from ssdplan.executor.model.model import StreamedModel
+
+
+def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: int, precision: Precision) -> Model:
+    """The plan's view of a model, with timings that were never measured."""
+    from ssdplan.profiler.profile import state_classes
+
+    timing = Timing(
+        micro_batch_size=micro_batch_size,
+        forward_seconds=0.001,
+        backward_seconds=0.003,
+        forward_workspace_bytes=0,
+        backward_workspace_bytes=0,
+        saved_activation_bytes=0,
+    )
+    classes = sorted({layer.layer_class for layer in model.layers})
+    return Model(
+        name=model.name,
+        path=str(model.path),
+        architecture=model.architecture,
+        fingerprint=model.fingerprint,
+        parameters=sum(state.elements for state in model.states),
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        precision=precision,
+        sequence_length=sequence_length,
+        context_bytes={micro_batch_size: 0},
+        states=tuple(
+            State(name=state.name, state_class=state_class, elements=state.elements, frozen=state.frozen)
+            for state, state_class in zip(model.states, state_classes(model), strict=True)
+        ),
+        layers=tuple(
+            Layer(name=layer.name, layer_class=layer.layer_class, states=layer.states) for layer in model.layers
+        ),
+        classes=tuple(LayerClass(name=name, timings=(timing,)) for name in classes),
+        freeze=model.freeze,
+        allow_unused_weights=model.allow_unused_weights,
+    )
+
+
+def machine(device: Literal["cpu", "cuda"] = "cpu") -> Machine:
+    """Round figures. One thread computes: torch's threads spin while they wait, and tests run beside each other."""
+    volume = made_volume(read=2e9, write=1e9, free_bytes=GIB, path=".")
+    shape = made_machine(
+        host_memory=GIB,
+        device_memory=GIB,
+        cores=2,
+        shared=device == "cpu",
+        link=1e10,
+        update_rate=1e8,
+        volumes=(volume,),
+    )
+    return shape.model_copy(update={"compute_threads": 1})
+
+
+def make_plan(
+    model: StreamedModel,
+    *,
+    sequence_length: int = 16,
+    micro_batch_size: int = 2,
+    micro_batches: int = 2,
+    precision: Precision = "fp32",
+    alpha: float = 0.0,
+    optimizer: float = 0.0,
+    parameters: float = 0.0,
+    checkpoints: float = 0.0,
+    gradient: float = 1.0,
+    chunk: int = 1 << 14,
+    lookahead: int = 2,
+    on_device: float = 0.0,
+    across_turn: float = 0.0,
+    schedule: Literal["vertical", "horizontal"] = "vertical",
+    device: Literal["cpu", "cuda"] = "cpu",
+    optimizer_states: OptimizerStates = "fp32",
+    clip_grad_norm: float | None = None,
+    unified: bool = False,
+) -> Plan:
+    """A plan with these fractions on host, `on_device` and `across_turn` on the device."""
+    shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
+    decision = decide(
+        shape,
+        alpha=alpha,
+        optimizer=optimizer,
+        parameters=parameters,
+        checkpoints=checkpoints,
+        gradient=gradient,
+        micro_batches=micro_batches,
+        micro_batch_size=micro_batch_size,
+        chunk=chunk,
+        lookahead=lookahead,
+        on_device=on_device,
+        across_turn=across_turn,
+        schedule=schedule,
+        optimizer_states=optimizer_states,
+        clip_grad_norm=clip_grad_norm,
+        unified=unified,
+    )
+    built = build_schedule(shape, decision)
+    return Plan(
+        profile_sha256="0" * 64,
+        model=shape,
+        machine=machine(device),
+        decision=decision,
+        prediction=_prediction(
+            built, seconds=1.0, speed=1.0, bound_by="nothing measured", busy={}, program_seconds=0.0
+        ),
+        alternatives=(),
+        sensitivity=(),
+    )
+
+
+def planned(model: Model, machine: Machine, decision: Decision, schedule: Schedule) -> Plan:
+    """The plan of `decision`, whose `schedule` is given; alternatives and sensitivities are made up."""
+    timeline = simulate(schedule.steady, model, machine, decision.micro_batch_size)
+    seconds = timeline.seconds
+    n, size = decision.micro_batches, decision.micro_batch_size
+    speed = n * size * decision.sequence_length / seconds
+    busy = {name: min(spent / seconds, 1.0) for name, spent in timeline.busy().items()}
+    alternatives = tuple(
+        Alternative(
+            micro_batch_size=rows,
+            micro_batches=count,
+            tokens_per_second=speed * min(count / n, 1.5),
+            delay_ratio=0.0,
+            program_seconds=1.0,
+            compute_tokens_per_second=speed * 2,
+            io_tokens_per_second=speed * count / n,
+            simulated=(rows, count) == (size, n),
+        )
+        for rows in (1, 2)
+        for count in (1, 2, 4, 8, 16)
+    )
+    sensitivity = (
+        Sensitivity(resource="host memory", unit="GiB", seconds_per_unit=-0.01, throughput_gain=0.09),
+        Sensitivity(resource="compute", unit="10%", seconds_per_unit=0.0, throughput_gain=0.0),
+    )
+    return Plan(
+        schema="ssdplan.plan/1",
+        profile_sha256="0" * 64,
+        model=model,
+        machine=machine,
+        decision=decision,
+        prediction=_prediction(
+            schedule,
+            seconds=seconds,
+            speed=speed,
+            bound_by="ssd",
+            busy=busy,
+            program_seconds=seconds,
+            workspace=1 << 20,
+        ),
+        alternatives=alternatives,
+        sensitivity=sensitivity,
+    )
+
+
+def _prediction(
+    schedule: Schedule,
+    *,
+    seconds: float,
+    speed: float,
+    bound_by: str,
+    busy: dict[str, float] | None = None,
+    program_seconds: float = 0.0,
+    workspace: int = 0,
+) -> Prediction:
+    """Bytes are the schedule's own; `workspace` is what compute takes of the device beside its arena."""
+    traffic = schedule.traffic("steady")
+    return Prediction(
+        step_seconds=seconds,
+        tokens_per_second=speed,
+        peak_host_bytes=schedule.arenas["host"],
+        peak_device_bytes=schedule.arenas["device"] + workspace,
+        host_arena_bytes=schedule.arenas["host"],
+        device_arena_bytes=schedule.arenas["device"],
+        ssd_bytes=schedule.arenas["ssd"],
+        ssd_read_bytes=traffic["read"],
+        ssd_write_bytes=traffic["write"],
+        h2d_bytes=traffic["h2d"],
+        d2h_bytes=traffic["d2h"],
+        bound_by=bound_by,
+        busy=busy or {},
+        program_seconds=program_seconds,
+    )
