@@ -11,7 +11,6 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
 
 from .data.text_data import Batch, HoldOut, TextData
-from .data.tokenising import tokenise_apart
 from .model.model import StreamedModel
 from .recipe import Recipe, Watch
 
@@ -19,7 +18,8 @@ from .recipe import Recipe, Watch
 class Texts:
     """The training text, and the held-out text if there is one, as batches of the plan's size.
 
-    `instant`: when it is for a chat template that writes the time."""
+    `tokenizer`: the one that they are read by, or a reader by one. `instant`: when it is for a chat template that
+    writes the time. Raises the errors of `TextData`, and UsageError where the two were read by different tokenizers."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Texts:
                 cache=recipe.token_cache,
                 vocab_size=model.vocab_size,
                 progress=lambda done, total: watch.loading(done / total, f"tokenising {path}"),
-                tokenise=tokenise_apart,
                 instant=instant,
             )
             if found.has_borders and not recipe.attend_across:
@@ -64,6 +63,8 @@ class Texts:
         self._shared = eval_data is None
         self._training = text(data, recipe.hold_out)
         self._held_out = text(eval_data) if eval_data else self._training.held_out
+        if self._held_out and self._tokenizers_differ():
+            raise UsageError(f"{model.path}: the tokenizer changed while it was read; start again")
         if eval_data and self._held_out and (shared := self._held_out.shared(self._training)):
             watch.note(
                 f"{eval_data}: {shared} of its {self._held_out.documents} sample(s) are in the training data too, so "
@@ -76,6 +77,13 @@ class Texts:
             )
         step, epoch = plan.decision.micro_batches * plan.decision.micro_batch_size, self._training.samples
         watch.note(f"a step takes {step} row(s), and {epoch / step:,.1f} steps take all of them once")
+
+    def _tokenizers_differ(self) -> bool:
+        """Whether held-out text was read by another tokenizer: someone wrote to the model's directory meanwhile."""
+        return (
+            self._held_out is not None
+            and len({each.content["tokenizer_files"] for each in (self._training, self._held_out)}) > 1
+        )
 
     @property
     def content(self) -> dict[str, str]:

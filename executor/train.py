@@ -26,7 +26,7 @@ from ssdplan.plans.views.trace import trace_of
 from .batches import Texts
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
-from .data.tokens import load_tokenizer
+from .data.reader import Apart
 from .device.device import Device
 from .loop import Loop
 from .memory.store_records import Records
@@ -95,7 +95,7 @@ def train(
         for note in weights.notes:
             watch.note(note)
     rendered_at = (resume.directory.run.rendered_at if resume else None) or datetime.now()
-    texts = Texts(plan, recipe, data, eval_data, load_tokenizer(model.path), model, watch, rendered_at)
+    texts = Texts(plan, recipe, data, eval_data, Apart(model.path), model, watch, rendered_at)
     origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if recipe.snapshots else None
     if resume:
         assert origin, "a run that goes on keeps snapshots"

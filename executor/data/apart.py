@@ -40,6 +40,10 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PAGE = 1 << 13
 _HEAD = struct.Struct("<QQH")
 _READ_BYTES = 1 << 16
+_SAID_BYTES = 1 << 26
+"""Of one thing that is said; plain facts are short."""
+_ENVIRONMENT = {"RUST_BACKTRACE": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+"""For the process that is watched; the second, so that transformers does not advise to install PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def ask(module: str, request: dict[str, Any], told: Told, path: str, limits: Lim
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[board.descriptor],
-            env={**os.environ, "TMPDIR": scratch, "RUST_BACKTRACE": "0"},
+            env={**os.environ, **_ENVIRONMENT, "TMPDIR": scratch},
         )
         message = None
         try:
@@ -208,6 +212,11 @@ def _said(process: subprocess.Popen[bytes], board: Board, watch: Watch) -> Itera
                 *lines, kept[stream] = (kept[stream] + data).split(b"\n")
                 if not data:
                     selector.unregister(stream)
+                if len(kept[stream]) > _SAID_BYTES:
+                    process.kill()
+                    raise UsageError(
+                        f"{_where(board.read())} says more than {_SAID_BYTES >> 20} MiB of it; look at the files there"
+                    )
                 if stream is process.stdout:
                     yield from map(json.loads, lines)
                 else:  # ours writes what of it steers a terminal as an escape
@@ -242,6 +251,7 @@ def answer(work: Callable[[dict[str, Any], At, Callable[..., None]], None]) -> i
     for asked in _ENDS:
         if asked != signal.SIGHUP or signal.getsignal(asked) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(asked, _leave)
+    sys.modules["torch"] = None  # type: ignore[assignment] # tokenizers need none, and begin in a third of the time
     board: Board | None = None
     try:
         with contextlib.suppress(OSError):  # where memory ends, it is this process that goes, and not the run

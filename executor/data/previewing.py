@@ -13,10 +13,10 @@ from typing import Any
 
 from .apart import LIMITS, Limits, answer, ask
 from .preview import Part, Preview, Shown, look
-from .reading.files import find_files
+from .reader import Here
 from .reading.places import At, unsaid
 from .text_data import TextData
-from .tokenising import Paced, Progress, Work, tokenise
+from .tokenising import Paced, Progress
 from .tokens import load_tokenizer, positions_of, vocabulary_of
 
 
@@ -49,16 +49,10 @@ def look_here(order: Order, progress: Progress | None, at: At = unsaid) -> Previ
         length, length_from = order.usual_length, "since --sequence-length is not given"
         if (most := positions_of(model)) is not None and most < length:
             length, length_from = most, f"the model's max_position_embeddings, {length_from}"
-    nbytes = sum(file.stat().st_size for file in find_files(path).files)
-    at("reading", order.data, nbytes)
-
-    def tokenised(work: Work, tokenizer: Any, file: Path, progress: Progress | None) -> None:
-        tokenise(work, tokenizer, file, progress, at)
-        at("looking at", order.data, nbytes)
 
     data = TextData(
         path,
-        tokenizer,
+        Here(tokenizer, at=at),
         sequence_length=length,
         pack=order.pack,
         format=order.format,
@@ -66,7 +60,6 @@ def look_here(order: Order, progress: Progress | None, at: At = unsaid) -> Previ
         cache=None if order.cache is None else Path(order.cache),
         vocab_size=vocab_size,
         progress=progress,
-        tokenise=tokenised,
     )
     return look(path, data, tokenizer, order.samples, length_from)
 

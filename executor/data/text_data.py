@@ -6,7 +6,6 @@ what the killed one would have seen. It never runs a model and never reaches for
 
 import copy
 import functools
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,13 +20,13 @@ from ssdplan.plans.documents.rows import row_length
 from ssdplan.plans.errors import MismatchError, UsageError
 
 from .packing import EndToEnd, OneARow, Rows, Segment, WholeSamples
-from .reading.files import copies, find_files, named
+from .reader import Asked, Facts, Here, Reader
+from .reading.files import find_files, named
 from .rendering import NOT_LEARNT
-from .samples.formats import ambiguous, listed, recognise, samples, unread_fields
+from .samples.formats import ambiguous
 from .samples.notes import AMBIGUOUS, Note, cut_before_end, cut_off, left_out, no_end, read_notes, words
-from .token_cache import Tokens, cache_key, digest_of_files, digests_of_files, open_cache
-from .tokenising import Progress, Tokenise, Work, digest_of, digests_of, is_chat, made_by, times_of, tokenise
-from .tokens import end_of_sequence, end_tokens
+from .token_cache import Tokens
+from .tokenising import Progress, Tokenise
 
 NOT_COUNTED = -100
 """The label of a position that does not count towards the loss, as Hugging Face models have it."""
@@ -73,21 +72,16 @@ class HoldOut:
         return hashes <= np.partition(hashes, self.samples - 1)[self.samples - 1]
 
 
-def _padding(tokenizer: Any, eos: int, vocab_size: int | None) -> int:
+def _padding(facts: Facts, vocab_size: int | None) -> int:
     """What rows are padded with, which nothing sees: the tokenizer's own token for it, if the model has that."""
-    own = [] if tokenizer.pad_token_id is None else [int(tokenizer.pad_token_id)]
-    return next(id for id in (*own, eos, 0) if vocab_size is None or id < vocab_size)
+    own = [] if facts.padding is None else [facts.padding]
+    return next(id for id in (*own, facts.eos, 0) if vocab_size is None or id < vocab_size)
 
 
 def _state(file: Path) -> tuple[int, int, int]:
     """What changes of a file when somebody writes to it or puts another in its place."""
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _names(tokenizer: Any) -> list[str]:
-    """What the tokens at which a model stops are called."""
-    return [str(tokenizer.convert_ids_to_tokens(end)) for end in end_tokens(tokenizer)]
 
 
 @functools.lru_cache(maxsize=2)
@@ -98,7 +92,7 @@ def _shuffle(seed: int, epoch: int, samples: int) -> Ints:
 
 
 class TextData:
-    """The samples of a data set, tokenised once.
+    """The samples of a data set, tokenised once. `tokenizer` is the one that they are read by, or a reader by one.
 
     Without `pack` each sample is one row, cut at `sequence_length` and padded on the right to the least of a few
     lengths (`plans/documents/rows.py`) that its micro-batch needs. With it samples share rows: texts are laid end to
@@ -114,7 +108,7 @@ class TextData:
     without. `has_borders` says whether a row may hold several samples, `full_rows` whether none is ever shorter than
     `sequence_length`. With `append_eos` every conversation learns an end token, whatever the chat template writes.
     `instant` is when it is for a template that writes the time (now, by default). The tokens are kept in the directory
-    `cache`, or in an unnamed temporary file; `tokenise` makes them, in this process or in another (`tokenising`).
+    `cache`, or in an unnamed temporary file; `tokenise` makes them where no reader is given.
 
     Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the data have ids that a model of
     `vocab_size` lacks, DiskFullError when the cache does not fit.
@@ -134,7 +128,7 @@ class TextData:
         cache: Path | None = None,
         vocab_size: int | None = None,
         progress: Progress | None = None,
-        tokenise: Tokenise = tokenise,
+        tokenise: Tokenise | None = None,
         instant: datetime | None = None,
     ) -> None:
         if sequence_length < 2:
@@ -144,41 +138,30 @@ class TextData:
         self.attend_across = attend_across
         self.hold_out = hold_out
         self.path = path
-        eos = end_of_sequence(tokenizer)
-        self._padding = _padding(tokenizer, eos, vocab_size)
+        self._reader = tokenizer if isinstance(tokenizer, Reader) else Here(tokenizer, tokenise)
         chosen = find_files(path)
         self.files = list(chosen.files)
-        self.format = recognise(self.files, format)
-        self.as_chat = is_chat(tokenizer, self.format)
-        self._append_eos = append_eos
-        self._instant = instant or datetime.now()
+        when = (instant or datetime.now()).isoformat()
+        self._asked = Asked(str(path), tuple(map(str, self.files)), format, append_eos, when)
         before = [_state(file) for file in self.files]
-        held = digests_of_files(self.files)
-        self._content = {
-            "files": digest_of_files(self.files, held),
-            "format": self.format,
-            "tokenizer": digest_of(tokenizer, self.format, append_eos),
-            "times": times_of(tokenizer, self.format, self._instant),
-            "ends": ",".join(map(str, end_tokens(tokenizer))),
-            "made_by": made_by(),
-        }
-        self._read_notes = self._what_to_know((*chosen.notes, *copies(path, self.files, held)))
-        found = self._tokenised(tokenise, tokenizer, eos, cache, progress)
-        self._content |= digests_of(tokenizer, self.format, append_eos)
+        self._facts, found = self._read(cache, progress)
+        self.format, self.as_chat = self._facts.format, self._facts.as_chat
+        self._padding = _padding(self._facts, vocab_size)
+        self._read_notes = (*chosen.notes, *self._facts.notes)
         for file, state in zip(self.files, before, strict=True):
             if _state(file) != state:
                 raise UsageError(f"{file}: changed while it was read; start again when nothing writes to it")
-        self._content["tokens"] = f"{found.checksum:08x}"
+        self._content = {**self._facts.content, "tokens": f"{found.checksum:08x}"}
         if vocab_size is not None and found.largest >= vocab_size:
-            raise self._beyond(found, vocab_size, tokenizer)
+            raise self._beyond(found, vocab_size)
         self._tokens, self._hashes = found.tokens, found.hashes
         ends = found.ends.astype(np.int64)
         self._bounds = (np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends) if len(ends) else (ends, ends)
         self._notes = self._told(read_notes(found.notes), format)
-        self._no_end = self._without_end(tokenizer) if self.as_chat else None
+        self._no_end = self._without_end() if self.as_chat else None
         self.held_out: TextData | None = None
         if hold_out is None:
-            self._choose(None, tokenizer)
+            self._choose(None)
             return
         apart = hold_out.of(found.hashes)
         if apart.all() or not apart.any():
@@ -188,25 +171,21 @@ class TextData:
                 "with --eval-data"
             )
         self.held_out = copy.copy(self)
-        self.held_out._choose(np.flatnonzero(apart), tokenizer)
-        self._choose(np.flatnonzero(~apart), tokenizer)
+        self.held_out._choose(np.flatnonzero(apart))
+        self._choose(np.flatnonzero(~apart))
 
-    def _tokenised(
-        self, tokenise: Tokenise, tokenizer: Any, eos: int, cache: Path | None, progress: Progress | None
-    ) -> Tokens:
+    def _read(self, cache: Path | None, progress: Progress | None) -> tuple[Facts, Tokens]:
         if cache is None:
             with tempfile.TemporaryDirectory(prefix="ssdplan-") as folder:  # the mapping outlives the name
-                return self._tokenised(tokenise, tokenizer, eos, Path(folder), progress)
-        file = cache / f"{cache_key(*self._content.values())}.tokens"
-        found = open_cache(file)
-        if found is None:
-            files = tuple(map(str, self.files))
-            digest, instant = self._content["tokenizer"], self._instant.isoformat()
-            work = Work(str(self.path), files, self.format, eos, digest, instant, self._append_eos)
-            tokenise(work, tokenizer, file, progress)
-            found = open_cache(file)
-            assert found is not None, file
-        return found
+                return self._read(Path(folder), progress)
+        return self._reader.read(self._asked, cache, progress)
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        """The tokens at which a model stops. Raises UsageError where they cannot be told."""
+        if self._facts.ends_refused:
+            raise UsageError(self._facts.ends_refused)
+        return self._facts.ends
 
     def _told(self, notes: tuple[Note, ...], asked: str | None) -> tuple[Note, ...]:
         """The notes on the samples. Raises UsageError where one of them would do as several formats, and none is
@@ -216,7 +195,7 @@ class TextData:
                 raise ambiguous(f"{self._place(note.first)}: the row's fields", note.detail)
         return tuple(note for note in notes if note.kind != AMBIGUOUS)
 
-    def _beyond(self, found: Tokens, vocab_size: int, tokenizer: Any) -> MismatchError:
+    def _beyond(self, found: Tokens, vocab_size: int) -> MismatchError:
         """What to say of the first token that is none of the model's."""
         for start in range(0, len(found.tokens), _COUNTED_AT_A_TIME):
             ids = found.tokens[start : start + _COUNTED_AT_A_TIME] & ~NOT_LEARNT
@@ -225,21 +204,10 @@ class TextData:
         id = int(ids[beyond[0]])
         [where] = self.places(1, int(np.searchsorted(found.ends, start + beyond[0], side="right")))
         return MismatchError(
-            f"{where}: becomes the id {id} ({tokenizer.convert_ids_to_tokens(id)!r}) among others, and the model's "
+            f"{where}: becomes the id {id} ({self._reader.called(id)!r}) among others, and the model's "
             f"vocab_size is {vocab_size}; use the model's own tokenizer, take that token out of the data, or resize "
             "the model's embedding"
         )
-
-    def _what_to_know(self, notes: tuple[str, ...]) -> tuple[str, ...]:
-        found = list(notes)
-        if unread := unread_fields(self.files, self.format):
-            found.append(f"{self.path}: fields that are not read: {listed(unread)}")
-        if times := self._content["times"]:
-            found.append(
-                f"{self.path}: the chat template asks for the time, and gets that of {self._instant:%Y-%m-%d %H:%M:%S} "
-                f"for every sample: {times}"
-            )
-        return tuple(found)
 
     def what_was_read(self) -> str:
         """Files, samples, tokens and rows, on a line."""
@@ -254,13 +222,13 @@ class TextData:
         ours, theirs = (each._hashes if each._chosen is None else each._hashes[each._chosen] for each in (self, other))
         return int(np.isin(ours, theirs).sum())
 
-    def _choose(self, chosen: Ints | None, tokenizer: Any) -> None:
+    def _choose(self, chosen: Ints | None) -> None:
         """Take the samples `chosen` (all of them: None), and lay them into rows."""
         starts, stops = self._bounds if chosen is None else (bound[chosen] for bound in self._bounds)
         self.documents = len(starts)
         self.tokens = int((stops - starts).sum())
         self.full_rows = self.pack and self.format == "text"
-        self._cut_before_end: tuple[Note, list[str]] | None = None
+        self._cut_before_end: Note | None = None
         if self.full_rows:
             self.cut = self.cut_off = self.left_out = self.left_out_tokens = 0
             self.row_tokens_used = 1.0
@@ -284,10 +252,10 @@ class TextData:
             longer = np.flatnonzero(stops - starts > self.sequence_length)
             self.cut = len(longer)
             if self.cut:
-                lacking = kept[longer[self._end_is_cut(starts[longer], stops[longer], end_tokens(tokenizer))]]
+                lacking = kept[longer[self._end_is_cut(starts[longer], stops[longer], self._ends)]]
                 if len(lacking):
                     first = int(lacking[0] if chosen is None else chosen[lacking[0]])
-                    self._cut_before_end = Note("", len(lacking), first, ""), _names(tokenizer)
+                    self._cut_before_end = Note("", len(lacking), first, "")
             self._rows = (WholeSamples if self.pack else OneARow)(starts, stops, self.sequence_length)
             used = int(np.minimum(stops - starts, self.sequence_length).sum())
             self.cut_off = int((stops - starts).sum()) - used
@@ -298,8 +266,7 @@ class TextData:
 
     def places(self, count: int, first: int = 0) -> list[str]:
         """Where the samples from `first` on are: file and line or row. It reads the files up to there."""
-        found = samples(self.files, self.format, as_chat=self.as_chat)
-        return [sample.place for sample in itertools.islice(found, first, first + count)]
+        return self._reader.places(self._asked, self._facts, range(first, first + count))
 
     def _learnt(self, starts: Ints, stops: Ints) -> Ints:
         """How many tokens of each range are learnt; its first is predicted from nothing."""
@@ -318,12 +285,11 @@ class TextData:
             first = last
         return found
 
-    def _without_end(self, tokenizer: Any) -> tuple[Note, list[str]] | None:
-        """The samples that learn no token at which a model stops, and what those tokens are called."""
-        ends = end_tokens(tokenizer)
+    def _without_end(self) -> Note | None:
+        """The samples that learn no token at which a model stops."""
         starts, stops = self._bounds
-        lacking = np.flatnonzero(self._ends_learnt(starts, stops, ends) == 0)
-        return (Note("", len(lacking), int(lacking[0]), ""), _names(tokenizer)) if len(lacking) else None
+        lacking = np.flatnonzero(self._ends_learnt(starts, stops, self._ends) == 0)
+        return Note("", len(lacking), int(lacking[0]), "") if len(lacking) else None
 
     def _ends_learnt(self, starts: Ints, stops: Ints, ends: tuple[int, ...]) -> Ints:
         """How many of the tokens `ends` are learnt in each range; the mark of one that is not makes it none of them."""
@@ -349,14 +315,15 @@ class TextData:
         """What a user should know of which files and fields were read, when it is for the chat template, and how
         samples, those that are held out too, are rendered. It reads the files up to the first sample of which there is
         something to tell."""
-        total = len(self._bounds[0])
-        found = [*self._read_notes, *words(self._notes, self.path, total, self._place)]
-        if self._no_end:
-            note, ends = self._no_end
-            found.append(no_end(self.path, note, total, self._place(note.first), ends))
-        if self._cut_before_end:
-            note, ends = self._cut_before_end
-            found.append(cut_before_end(self.path, note, self.documents, self._place(note.first), ends))
+        total, ends = len(self._bounds[0]), self._facts.ends_called
+        told = [note for note in (*self._notes, self._no_end, self._cut_before_end) if note]
+        firsts = sorted({note.first for note in told})
+        places = dict(zip(firsts, self._reader.places(self._asked, self._facts, firsts), strict=True))
+        found = [*self._read_notes, *words(self._notes, self.path, total, places.__getitem__)]
+        if note := self._no_end:
+            found.append(no_end(self.path, note, total, places[note.first], ends))
+        if note := self._cut_before_end:
+            found.append(cut_before_end(self.path, note, self.documents, places[note.first], ends))
         return found
 
     def _place(self, index: int) -> str:

@@ -1,7 +1,8 @@
 """The token cache: a memory-mapped file of all tokens of a data set, keyed by what they were made of.
 
-Owns the file's format, its atomic writing and its checks; no data set is ever whole in memory. Its checksums find
-damage, and no forgery: a cache, or a directory of them, that others own or may write to is refused.
+Owns the file's format, its atomic writing and its checks; no data set is ever whole in memory. Beside it lies what a
+reader found out of data and tokenizer (`reader.Facts`). The checksums find damage, and no forgery: a cache, or a
+directory of them, that others own or may write to is refused.
 """
 
 import errno
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
-from ssdplan.plans.files import make_folder, open_regular, require_private
+from ssdplan.plans.files import make_folder, open_regular, require_private, write_whole
 from ssdplan.plans.room import no_room
 
 from .reading.documents import Document, opened
@@ -37,7 +38,7 @@ _ID = np.uint32((1 << 31) - 1)
 """The bits of a token that are its id (`rendering.NOT_LEARNT`)."""
 _READ_BYTES = 1 << 20
 _WAY_OUT = "name a directory of your own with --token-cache or SSDPLAN_CACHE"
-_OWN = re.compile(r"[0-9a-f]{64}\.tokens|\.[0-9a-f]{64}\.tokens\..*")
+_OWN = re.compile(r"[0-9a-f]{64}\.(tokens|facts)|\.[0-9a-f]{64}\.(tokens|facts)\..*")
 _KEPT_SECONDS = 30 * 86400
 """A cache that nobody has opened for so long is removed when another is made beside it."""
 
@@ -218,6 +219,31 @@ def _write_tokens(
     stream.seek(nbytes)
     footer = _FOOTER.pack(_MAGIC, tokens, samples, len(told), checksum, largest)
     stream.write(told + footer + _check(told + footer))
+
+
+_FACTS_BYTES = 1 << 24
+"""Facts are short; what is longer was not kept here."""
+
+
+def keep_facts(file: Path, facts: bytes) -> None:
+    """Keep what a reader found out (`reader.Facts`) beside the tokens, with its CRC-32. Where that cannot be, as on a
+    full drive, nothing is kept: the facts are found out again."""
+    if len(facts) <= _FACTS_BYTES:
+        with suppress(OSError):
+            write_whole(file, _check(facts) + facts)
+
+
+def kept_facts(file: Path) -> bytes | None:
+    """What `keep_facts` kept; None where there is nothing, or it is damaged. Raises as `open_cache`."""
+    try:
+        require_private(file.parent, file.parent.stat(), _WAY_OUT)
+        with _opened(file) as stream:
+            check, facts = stream.read(_CHECK.size), stream.read(_FACTS_BYTES + 1)
+            with suppress(OSError):
+                os.utime(stream.fileno())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return facts if check == _check(facts) else None
 
 
 def digests_of_files(files: Sequence[Path]) -> list[bytes]:

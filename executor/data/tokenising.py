@@ -1,16 +1,12 @@
 """Tokenising: the files of a data set become a token cache.
 
-Owns that a run does so in a process of its own (`apart.py`), `python -m ssdplan.executor.data.tokenising`: a
-tokenizer's threads keep tens of MiB to the end of theirs, which a run's memory, predicted to a few, would carry through
-every step.
+Owns what is tokenised (`Work`), and the digests of all that decides the tokens. `reader.py` says in which process.
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +20,6 @@ import numpy.typing as npt
 
 from ssdplan.plans.errors import UsageError
 
-from .apart import LIMITS, Limits, answer, ask
 from .reading.places import At, unsaid
 from .rendering import sample_tokens
 from .samples.clock import timed
@@ -32,7 +27,7 @@ from .samples.conversations import chat_template
 from .samples.formats import samples
 from .samples.notes import Tally
 from .token_cache import counted, write_cache
-from .tokens import end_tokens, load_tokenizer, token_pieces, tokenizer_identity
+from .tokens import end_tokens, token_pieces, tokenizer_identity
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and in all."""
@@ -49,14 +44,13 @@ _OWN = (
 @dataclass(frozen=True)
 class Work:
     """What is tokenised: the samples of `files`, which errors call `path`, each text with the token `eos` behind it.
-    `tokenizer` says by which (`digest_of`), and `instant`, in ISO 8601, when it is for a template that writes the time;
-    with `append_eos` every conversation learns an end token."""
+    `instant` says, in ISO 8601, when it is for a template that writes the time; with `append_eos` every conversation
+    learns an end token."""
 
     path: str
     files: tuple[str, ...]
     format: str
     eos: int
-    tokenizer: str
     instant: str
     append_eos: bool = False
 
@@ -73,20 +67,17 @@ def _template(tokenizer: Any, format: str) -> str | None:
     return chat_template(tokenizer) if format in ("messages", "alpaca") else None
 
 
-def digest_of(tokenizer: Any, format: str, append_eos: bool = False) -> str:
-    """What decides the tokens that a tokenizer makes of samples of a format."""
+def digests_of(tokenizer: Any, format: str, append_eos: bool = False) -> dict[str, str]:
+    """What decides the tokens that a tokenizer makes of samples of a format, as sha256: `tokenizer` is of all of it,
+    the others of what it consists of, so that a change can be named."""
     template = _template(tokenizer, format)
     ends = json.dumps(end_tokens(tokenizer)) if append_eos and template else ""
-    return hashlib.sha256(tokenizer_identity(tokenizer) + (template or "").encode() + ends.encode()).hexdigest()
-
-
-def digests_of(tokenizer: Any, format: str, append_eos: bool = False) -> dict[str, str]:
-    """The same by what it consists of, so that a change can be named."""
-    template = _template(tokenizer, format)
+    identity, written = tokenizer_identity(tokenizer), (template or "").encode()
     parts = {
-        "tokenizer_files": tokenizer_identity(tokenizer),
-        "chat_template": (template or "").encode(),
-        "end_tokens": json.dumps(end_tokens(tokenizer) if append_eos and template else []).encode(),
+        "tokenizer": identity + written + ends.encode(),
+        "tokenizer_files": identity,
+        "chat_template": written,
+        "end_tokens": (ends or "[]").encode(),
     }
     return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
 
@@ -145,38 +136,6 @@ def _whole(
         progress(total, total)
 
 
-def tokenise_apart(work: Work, tokenizer: Any, file: Path, progress: Progress | None, limits: Limits = LIMITS) -> None:
-    """The same in a process of its own, which reads `tokenizer` again from where it was read (`load_tokenizer`), and
-    which is watched (`apart.ask`).
-
-    Raises its errors, UsageError when the tokenizer there is another by now, and those of `apart.ask`. It ends with
-    this process, and whenever this function does.
-    """
-
-    def told(said: dict[str, Any]) -> None:
-        if progress is not None:
-            progress(said["done"], said["total"])
-
-    request = {"work": dataclasses.asdict(work), "model": tokenizer.name_or_path, "file": str(file)}
-    ask(__name__, request, told, work.path, limits)
-
-
-def main() -> int:
-    """What is asked is the work, the model's directory and the cache's file; what is told, bytes `done` of `total`."""
-
-    def asked(request: dict[str, Any], at: At, tell: Callable[..., None]) -> None:
-        work = Work(**request["work"])
-        at("reading", request["model"], 0)
-        tokenizer = load_tokenizer(Path(request["model"]))
-        if digest_of(tokenizer, work.format, work.append_eos) != work.tokenizer:
-            raise UsageError(
-                f"{request['model']}: the tokenizer or its chat template changed while it was read; start again"
-            )
-        tokenise(work, tokenizer, Path(request["file"]), Paced(lambda done, total: tell(done=done, total=total)), at)
-
-    return answer(asked)
-
-
 class Paced:
     """Progress that is told at times, not always."""
 
@@ -187,7 +146,3 @@ class Paced:
         if (now := time.monotonic()) >= self._next or done == total:
             self._next = now + _PROGRESS_SECONDS
             self._told(done, total)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,6 +6,7 @@ tokenised whole.
 """
 
 import contextlib
+import hashlib
 import json
 import re
 import stat
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from ssdplan.plans.errors import UsageError, first_line
 
 from .frame import Frame
-from .reading.documents import Document, require_itself
+from .reading.documents import Document, opened, require_itself
 from .reading.model_config import read_config
 from .reading.places import At, unsaid
 from .samples.notes import Tally
@@ -48,6 +49,7 @@ WHOLE_CHARACTERS = 100_000_000
 _MADE, _MADE_A_CHARACTER = 1024, 64
 """A tokenizer makes no more than so many tokens, and so many for each character: the longest that Unicode's own forms
 make of one is 33 bytes."""
+_NAME_CHARACTERS = 1 << 10
 
 
 def load_tokenizer(model_dir: Path) -> Any:
@@ -95,6 +97,33 @@ def require_files(model_dir: Path) -> None:
             raise UsageError(
                 f"{path}: larger than {most >> 20} MiB, as none of a tokenizer's files is; copy the model's own again"
             )
+
+
+def fingerprint(model_dir: Path) -> str:
+    """A digest that changes with the tokenizer in a directory: of the names and contents of its files, and of names,
+    sizes and times of all that lies beside them. Nothing is parsed. Raises as `require_files`, OSError."""
+    require_files(model_dir)
+    templates = model_dir / _TEMPLATES
+    found = hashlib.sha256()
+    for path in sorted([*model_dir.iterdir(), *(templates.iterdir() if templates.is_dir() else ())]):
+        held: object = None
+        with contextlib.suppress(FileNotFoundError):  # a link that leads nowhere
+            if path.is_file() and (path.parent == templates or path.name in (*VOCABULARY_FILES, *_SETTINGS)):
+                with opened(path) as stream:
+                    held = hashlib.file_digest(stream, "sha256").hexdigest()
+            else:
+                status = path.stat()
+                held = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        found.update(f"{str(path.relative_to(model_dir))!a} {held}\n".encode())
+    return found.hexdigest()
+
+
+def called(tokenizer: Any, id: int) -> str:
+    """What the tokenizer calls a token, or would if it had it: no more than a note can show."""
+    try:
+        return str(tokenizer.convert_ids_to_tokens(id))[:_NAME_CHARACTERS]
+    except Exception:  # each tokenizer has its own for an id that it lacks
+        return f"id {id}"
 
 
 def vocabulary_of(model_dir: Path) -> int | None:

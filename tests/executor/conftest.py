@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ssdplan.executor import batches as texts
+from ssdplan.executor import train
 from ssdplan.executor.data import previewing
-from ssdplan.executor.data.tokenising import tokenise
+from ssdplan.executor.data.reader import Here
+from ssdplan.executor.data.tokens import load_tokenizer
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -21,9 +22,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="package")
 def tokenised_here() -> Iterator[None]:
-    """A process that tokenises takes seconds to begin; `data/test_tokenising.py` has what it does, and commands start
-    it in all other tests."""
+    """A process that reads takes seconds to begin; `data/test_apart.py` has what it does, and commands start it in all
+    other tests."""
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(texts, "tokenise_apart", tokenise)
+        patches.setattr(train, "Apart", lambda model: Here(load_tokenizer(model)))
         patches.setattr(previewing, "look_apart", previewing.look_here)
         yield

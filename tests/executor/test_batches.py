@@ -1,4 +1,4 @@
-"""A run's texts: what is not in the cache is tokenised in a process of its own, once."""
+"""A run's texts: what is not in the cache is tokenised, once."""
 
 import json
 from datetime import datetime
@@ -10,24 +10,25 @@ import torch
 
 from ssdplan.executor import batches as texts
 from ssdplan.executor.data.preview import describe, look
+from ssdplan.executor.data.reader import Here
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import end_tokens, load_tokenizer
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
+from ssdplan.plans.errors import UsageError
 from tests.executor.runs import LENGTH, prepare
 from tests.made.plans import make_plan
 
 
-def test_texts_that_no_cache_has_are_tokenised_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_no_cache_has_are_tokenised_once(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def apart(work: Any, *rest: Any) -> None:
+    def counted(work: Any, *rest: Any) -> None:
         asked.append(Path(work.path).name)
         tokenise(work, *rest)
 
-    monkeypatch.setattr(texts, "tokenise_apart", apart)
     directory = prepare(tmp_path)
     model = open_model(directory / "llama", torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, micro_batches=2, micro_batch_size=1)
@@ -38,7 +39,7 @@ def test_texts_that_no_cache_has_are_tokenised_apart(tmp_path: Path, monkeypatch
             recipe,
             directory / "text.txt",
             directory / "held-out.txt",
-            load_tokenizer(model.path),
+            Here(load_tokenizer(model.path), counted),
             model,
             Watch(),
             datetime(2024, 7, 26),
@@ -96,3 +97,22 @@ def test_a_run_and_the_preview_say_what_is_cut_in_the_same_words(tmp_path: Path)
     for words in expected:
         assert f"{data}: {words}" in notes
         assert sum(line.endswith(words) for line in shown) == 1, words
+
+
+def test_texts_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
+    """As when somebody writes to the model's directory while a run reads it: each text has a process of its own."""
+    directory = prepare(tmp_path)
+    model = open_model(directory / "llama", torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, micro_batches=1, micro_batch_size=1)
+    recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3))
+    data, held_out = directory / "text.txt", directory / "held-out.txt"
+
+    class Meanwhile(Here):
+        def read(self, *asked: Any) -> Any:
+            answered = super().read(*asked)
+            self._tokenizer.add_tokens(["quick"])
+            return answered
+
+    tokenizer = Meanwhile(load_tokenizer(model.path))
+    with pytest.raises(UsageError, match=r"llama: the tokenizer changed while it was read; start again"):
+        texts.Texts(plan, recipe, data, held_out, tokenizer, model, Watch(), datetime(2024, 7, 26))

@@ -71,13 +71,15 @@ class Conversation:
 Sample = Document | Completion | Conversation
 
 
-def recognise(files: list[Path], asked: str | None = None) -> str:
-    """The one format of all `files`, by their fields; `asked` decides where the fields would do for several.
+def recognise(files: list[Path], asked: str | None = None, at: At = unsaid) -> str:
+    """The one format of all `files`, by their fields; `asked` decides where the fields would do for several. `at` is
+    told of each file before it is opened.
 
     Raises UsageError, by file, for fields of no format or of several, and for files of different formats.
     """
     found: tuple[Path, str] | None = None
     for file in files:
+        at("reading", str(file), 0)
         require_content(file)
         format = _format_of(file, asked)
         if format is None:
@@ -128,12 +130,17 @@ def _either(formats: Iterable[str]) -> str:
     return " or ".join(f"`{format}`" for format in formats)
 
 
-def unread_fields(files: Iterable[Path], format: str) -> list[str]:
+def unread_fields(files: Iterable[Path], format: str, at: At = unsaid) -> list[str]:
     """The fields that the first rows of `files` have and no sample is made of, sorted; but for those that are told row
-    by row (`_CONTENTS`). Those that only later rows have, `samples` tells of."""
-    read = {*_read(format), *(() if format == "text" else _CONTENTS)}
-    firsts = (field_names(file) for file in files if not is_plain_text(file))
-    return sorted({name for first in firsts if first for name in first[1]} - read)
+    by row (`_CONTENTS`). Those that only later rows have, `samples` tells of. `at` is told of each file before it is
+    read."""
+    found: set[str] = set()
+    for file in files:
+        if not is_plain_text(file):
+            at("reading", str(file), 0)
+            first = field_names(file)
+            found.update(first[1] if first else ())
+    return sorted(found - {*_read(format), *(() if format == "text" else _CONTENTS)})
 
 
 def _read(format: str) -> tuple[str, ...]:
@@ -170,7 +177,7 @@ def samples(
     row that is none."""
     others = () if format == "text" else (*_CONTENTS, _VERDICT)
     wanted = (*_read(format), *others, *_SPLITS)
-    told = {*_read(format), *others, *unread_fields(files, format)} if tally else set()
+    told = {*_read(format), *others, *unread_fields(files, format, at)} if tally else set()
     number = 0
     for file in files:
         if is_plain_text(file):

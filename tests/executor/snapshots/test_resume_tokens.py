@@ -15,7 +15,7 @@ import torch
 
 from ssdplan.executor import batches as texts
 from ssdplan.executor import train
-from ssdplan.executor.data import text_data
+from ssdplan.executor.data import reader, text_data
 from ssdplan.executor.data.token_cache import open_cache, write_cache
 from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
@@ -107,9 +107,9 @@ def test_a_run_of_a_version_that_did_not_keep_the_time_is_refused(directory, tmp
 def test_other_tokens_of_the_same_files_are_refused(directory, tmp_path, monkeypatch):
     """As another version of a library, or of ours, may make them."""
     out = tmp_path / "run"
-    monkeypatch.setattr(text_data, "made_by", lambda: "tokenizers 1")
+    monkeypatch.setattr(reader, "made_by", lambda: "tokenizers 1")
     stopped(directory, out, plan(directory), 3)
-    monkeypatch.setattr(text_data, "made_by", lambda: "tokenizers 2")
+    monkeypatch.setattr(reader, "made_by", lambda: "tokenizers 2")
     changed: list[str] = []
 
     def otherwise(work: Any, tokenizer: Any, file: Path, progress: Any) -> None:
@@ -122,7 +122,7 @@ def test_other_tokens_of_the_same_files_are_refused(directory, tmp_path, monkeyp
         starts = np.concatenate([[0], made.ends[:-1]]).astype(int)
         write_cache(file, ((tokens[i:j], True) for i, j in zip(starts, made.ends.astype(int), strict=True)))
 
-    monkeypatch.setattr(texts, "tokenise_apart", otherwise)
+    monkeypatch.setattr(train, "Apart", lambda model: reader.Here(load_tokenizer(model), otherwise))
     for name, what in (("text.txt", "training"), ("held-out.txt", "held-out")):
         changed[:] = [name]
         with pytest.raises(MismatchError) as refused:

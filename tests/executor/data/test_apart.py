@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssdplan.executor.data.reader import Apart
 from ssdplan.executor.data.text_data import TextData
-from ssdplan.executor.data.tokenising import tokenise_apart
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import IoFailure, SsdplanError, UsageError
 from tests.bounds import HANG_SECONDS
@@ -56,17 +56,16 @@ def large_text(path: Path, nbytes: int) -> Path:
 
 
 @pytest.mark.parametrize("format", ROWS)
-def test_its_tokens_are_the_same(tmp_path: Path, tokenizer: Any, format: str) -> None:
+def test_its_tokens_are_the_same(tmp_path: Path, tokenizer: Any, model_dir: Path, format: str) -> None:
     path = write(tmp_path / "a.jsonl", ROWS[format] * 20)
     calls: list[tuple[int, int]] = []
     here = TextData(path, tokenizer, sequence_length=64, pack=False)
     apart = TextData(
         path,
-        tokenizer,
+        Apart(model_dir),
         sequence_length=64,
         pack=False,
         cache=tmp_path / "cache",
-        tokenise=tokenise_apart,
         progress=lambda done, total: calls.append((done, total)),
     )
     assert apart.content == here.content and apart.documents == here.documents > 0
@@ -74,10 +73,10 @@ def test_its_tokens_are_the_same(tmp_path: Path, tokenizer: Any, format: str) ->
         for ours, theirs in zip(apart.sample(index), here.sample(index), strict=True):
             assert np.array_equal(ours, theirs)
     assert calls and calls == sorted(calls) and all(0 < done <= total for done, total in calls)
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert sorted(file.suffix for file in (tmp_path / "cache").iterdir()) == [".facts", ".tokens"]
 
 
-def test_its_errors_are_the_same(tmp_path: Path, tokenizer: Any) -> None:
+def test_its_errors_are_the_same(tmp_path: Path, tokenizer: Any, model_dir: Path) -> None:
     blank = write(tmp_path / "blank.jsonl", [{"text": "  "}])
     lacks = write(tmp_path / "lacks.jsonl", [{"text": "a b"}, {"other": "a b"}])
     for path, cache, kind in (
@@ -86,24 +85,16 @@ def test_its_errors_are_the_same(tmp_path: Path, tokenizer: Any) -> None:
         (write(tmp_path / "good.jsonl", [{"text": "a b"}]), Path("/proc/none"), IoFailure),
     ):
         messages = set()
-        for tokenise in ({}, {"tokenise": tokenise_apart}):
+        for by in (tokenizer, Apart(model_dir)):
             with pytest.raises(kind) as error:
-                TextData(path, tokenizer, sequence_length=4, cache=cache, **tokenise)
+                TextData(path, by, sequence_length=4, cache=cache)
             assert type(error.value) is kind
             messages.add(str(error.value))
         assert len(messages) == 1 and messages != {""}
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_tokenizer_that_is_not_the_directorys_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    path = write(tmp_path / "a.jsonl", ROWS["text"])
-    tokenizer.add_tokens(["quick"])
-    with pytest.raises(UsageError, match="the tokenizer or its chat template changed while it was read"):
-        TextData(path, tokenizer, sequence_length=4, cache=tmp_path / "cache", tokenise=tokenise_apart)
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_killed_one_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_killed_one_is_an_error(tmp_path: Path, model_dir: Path) -> None:
     """As the kernel ends it where memory does."""
 
     def kill(done: int, total: int) -> None:
@@ -112,25 +103,22 @@ def test_a_killed_one_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
 
     path = large_text(tmp_path / "a.txt", 4 * MIB)
     with pytest.raises(SsdplanError, match=r"ended with -9 while tokenising .*a\.txt:1; where memory ended"):
-        TextData(path, tokenizer, sequence_length=4, tokenise=tokenise_apart, progress=kill)
+        TextData(path, Apart(model_dir), sequence_length=4, progress=kill)
 
 
 ONE_RUN = """
 import sys
 from pathlib import Path
 from ssdplan.executor.data.text_data import TextData
-from ssdplan.executor.data.tokenising import tokenise, tokenise_apart
-from ssdplan.executor.data.tokens import load_tokenizer
+from ssdplan.executor.data.reader import Apart
 from ssdplan.native import process
 
 data, model, cache = map(Path, sys.argv[1:4])
-tokenizer = load_tokenizer(model)
-tokenizer("a")
 def told(done, total):
     print("told", flush=True)
-TextData(data, tokenizer, sequence_length=4, cache=cache / "first", tokenise=tokenise_apart)
+TextData(data, Apart(model), sequence_length=4, cache=cache / "first")
 before = process.resident_bytes()
-TextData(Path(sys.argv[4]), tokenizer, sequence_length=4, cache=cache, tokenise=tokenise_apart, progress=told)
+TextData(Path(sys.argv[4]), Apart(model), sequence_length=4, cache=cache, progress=told)
 print(process.resident_bytes() - before)
 """
 
@@ -151,8 +139,8 @@ def test_it_leaves_no_memory_behind(tmp_path: Path, model_dir: Path) -> None:
 
 def test_one_that_nobody_tells_what_to_do_says_nothing() -> None:
     """As one whose asker was killed while it wrote."""
-    for said in ("", '{"work": {'):
-        command = [sys.executable, "-m", "ssdplan.executor.data.tokenising"]
+    for said in ("", '{"asked": {'):
+        command = [sys.executable, "-m", "ssdplan.executor.data.reader"]
         done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
         assert done.returncode == 128 + signal.SIGINT and not done.stdout and not done.stderr
 
@@ -175,9 +163,9 @@ def test_it_ends_with_the_one_that_asked(tmp_path: Path, model_dir: Path, how: s
 
 
 def children(pid: int) -> list[int]:
-    """Those of a process that tokenise."""
+    """Those of a process that read for it."""
     found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [child for child in found if b"tokenising" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in found if b"data.reader" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def running(pid: int) -> bool:
