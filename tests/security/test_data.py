@@ -13,9 +13,9 @@ from pyarrow import ipc, parquet
 from ssdplan.executor.data import previewing, tokens
 from ssdplan.executor.data.apart import LIMITS, Board, Limits, Seen, Watch
 from ssdplan.executor.data.previewing import look_apart  # itself: other tests have another in its place
+from ssdplan.executor.data.reader import Apart
 from ssdplan.executor.data.reading import columns, documents
 from ssdplan.executor.data.text_data import TextData
-from ssdplan.executor.data.tokenising import tokenise_apart
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import MemoryBudgetError, SsdplanError, UsageError
 from tests.made.models import make_tokenizer
@@ -126,10 +126,9 @@ def test_a_template_that_never_ends_or_allocates_gigabytes(model, tmp_path, temp
     with pytest.raises(kind, match=rf"a\.jsonl:2: {said}.*look at the chat template"):
         TextData(
             path,
-            load_tokenizer(model),
+            Apart(model, limits),
             sequence_length=16,
             pack=False,
-            tokenise=lambda *asked: tokenise_apart(*asked, limits=limits),
         )
 
 
@@ -171,10 +170,9 @@ def test_a_normalizer_that_takes_gigabytes_is_ended(model, tmp_path):
     with pytest.raises(SsdplanError, match=r"a\.jsonl:1 to .*a\.jsonl:2: tokenising it took more than"):
         TextData(
             path,
-            load_tokenizer(model),
+            Apart(model, limits),
             sequence_length=16,
             pack=False,
-            tokenise=lambda *asked: tokenise_apart(*asked, limits=limits),
         )
 
 

@@ -5,14 +5,17 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ssdplan.commands.streams import Plain
 from ssdplan.plans.printable import printable
 from ssdplan.plans.views.progress_line import ProgressLine
+from tests import watched
 from tests.made.models import make_model, make_tokenizer
 
+ROOT = Path(__file__).parents[2]
 EVIL = "a\x1b]0;owned\x07b\x9b2Jc\u202egnp\u2066d\re\x00f\u2028g\ud800h"
 STEERING = [chr(code) for code in (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202E, 0x2066, 0x2028, 0x200F)]
 
@@ -51,7 +54,8 @@ def test_a_stream_writes_nothing_that_steers_but_what_the_line_itself_does():
 
 def _ssdplan(*arguments: object, cwd: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", "ssdplan.cli", *map(str, arguments)],
+        [sys.executable, "-P", "-c", watched.COMMAND, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), watched.ADDRESS: watched.address()},
         capture_output=True,
         text=True,
         errors="surrogateescape",
@@ -84,6 +88,7 @@ def test_a_templates_error_is_printed_harmlessly(tmp_path, field):
     (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
     done = _ssdplan("data", "preview", "--model", "model", "--data", "chat.jsonl", cwd=tmp_path)
     assert done.returncode == 2 and harmless(done.stderr + done.stdout), done.stderr
+    assert "chat.jsonl:1: the chat template refuses the conversation" in done.stderr
 
 
 def test_a_sample_is_shown_harmlessly_in_colour_and_without(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssdplan.executor.data import reader
 from ssdplan.executor.data.reader import Apart
+from ssdplan.executor.data.reading.files import find_files
+from ssdplan.executor.data.reading.places import unsaid
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.plans.errors import IoFailure, SsdplanError, UsageError
+from ssdplan.plans.errors import IoFailure, MismatchError, SsdplanError, UsageError
 from tests.bounds import HANG_SECONDS
 from tests.made.models import make_tokenizer
 
 MIB = 1 << 20
+NOON = "2024-07-26T12:00:00"
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 TALK = [{"role": "user", "content": "What is stored?"}, {"role": "assistant", "content": "What is read."}]
 ROWS = {
@@ -173,3 +178,141 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("a process was started")
+
+
+def facts_of(path: Path, by: Any, cache: Path, **asked: Any) -> Any:
+    files = tuple(map(str, find_files(path).files))
+    named = {"format": None, "append_eos": False, "instant": NOON} | asked
+    return by.read(reader.Asked(str(path), files, **named), cache, None)[0]
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What `Apart` has asked, each answered here as its process would answer it, by way of JSON."""
+    asked: list[str] = []
+
+    def answer(work: Any) -> int:
+        work(request, unsaid, lambda **said: told(json.loads(json.dumps(said))))
+        return 0
+
+    def ask(module: str, wanted: dict[str, Any], hears: Any, path: str, limits: Any) -> None:
+        nonlocal request, told
+        asked.append(wanted["what"])
+        request, told = json.loads(json.dumps(wanted)), hears
+        reader.main()
+
+    request: dict[str, Any] = {}
+    told: Any = None
+    monkeypatch.setattr(reader, "ask", ask)
+    monkeypatch.setattr(reader, "answer", answer)
+    return asked
+
+
+def test_a_second_run_starts_no_process_and_loads_no_tokenizer(
+    tmp_path: Path, tokenizer: Any, model_dir: Path, in_this_process: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = write(tmp_path / "a.jsonl", ROWS["text"] * 20), tmp_path / "cache"
+    first = TextData(path, Apart(model_dir), sequence_length=16, cache=cache)
+    assert in_this_process == ["read"]
+    monkeypatch.setattr(reader, "load_tokenizer", refuse)
+    again = TextData(path, Apart(model_dir), sequence_length=16, cache=cache)
+    here = TextData(path, tokenizer, sequence_length=16)
+    assert in_this_process == ["read"]
+    assert first.content == again.content == here.content and first.remarks() == again.remarks() == here.remarks()
+    assert np.array_equal(
+        again.micro_batches(0, micro_batches=1, micro_batch_size=4, seed=1)[0].input_ids,
+        here.micro_batches(0, micro_batches=1, micro_batch_size=4, seed=1)[0].input_ids,
+    )
+
+
+@pytest.mark.parametrize(
+    "what", ["data", "data of the same size", "tokenizer.json", "generation_config.json", "template", "unknown", "cut"]
+)
+def test_facts_are_kept_of_what_they_were_found_in(
+    tmp_path: Path, in_this_process: list[str], what: str, model_dir: Path
+) -> None:
+    """Whatever changes, the facts are those that a tokenizer, loaded anew, has."""
+    model = tmp_path / "model"
+    shutil.copytree(model_dir, model)
+    path, cache = write(tmp_path / "a.jsonl", ROWS["messages"] * 3), tmp_path / "cache"
+    before = facts_of(path, Apart(model), cache)
+    assert facts_of(path, Apart(model), cache) == before and in_this_process == ["read"]
+    [kept] = cache.glob("*.facts")
+    if what == "data":
+        write(path, ROWS["completion"])
+    elif what == "data of the same size":
+        state = path.stat()
+        path.write_text(path.read_text().replace("What", "Thus"))
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    elif what == "tokenizer.json":
+        settings = json.loads((model / what).read_text())
+        settings["normalizer"] = {"type": "Lowercase"}
+        (model / what).write_text(json.dumps(settings))
+    elif what == "generation_config.json":
+        (model / what).write_text('{"eos_token_id": 3}')
+    elif what == "template":
+        (model / "chat_template.jinja").write_text(TEMPLATE.replace(": ", " says "))
+    elif what == "unknown":
+        (model / "something.bin").write_text("of a tokenizer that is not known")
+    else:
+        kept.write_bytes(kept.read_bytes()[:-1])
+    now = facts_of(path, Apart(model), cache)
+    assert in_this_process == ["read"] * 2
+    assert now == facts_of(path, reader.Here(load_tokenizer(model)), tmp_path / "other")
+    assert (now == before) == (what in ("unknown", "cut"))
+
+
+def test_the_time_that_a_template_writes_is_never_kept(tmp_path: Path, in_this_process: list[str]) -> None:
+    model = make_tokenizer(tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}" + TEMPLATE)
+    path = write(tmp_path / "a.jsonl", ROWS["messages"])
+    for year in ("2024", "2031"):
+        facts = facts_of(path, Apart(model), tmp_path / "cache", instant=f"{year}-07-26T12:00:00")
+        assert json.loads(facts.content["times"]) == {"%Y": year}
+    assert in_this_process == ["read"] * 2 and not list((tmp_path / "cache").glob("*.facts"))
+
+
+def test_its_notes_name_the_same_places(
+    tmp_path: Path, tokenizer: Any, model_dir: Path, in_this_process: list[str]
+) -> None:
+    talk = {"messages": TALK}
+    long = {"messages": [TALK[0], {"role": "assistant", "content": "What is read. " * 30}]}
+    rows = [talk, {**talk, "system": "Be brief."}, long, {**talk, "id": 3}]
+    path = write(tmp_path / "a.jsonl", rows)
+    options = {"sequence_length": 64, "pack": False, "append_eos": True}
+    here = TextData(path, tokenizer, **options)
+    apart = TextData(path, Apart(model_dir), **options)
+    assert apart.remarks() == here.remarks() and apart.places(9) == here.places(9)
+    assert apart.places(2, 1) == [f"{path}:2", f"{path}:3"]
+    said = "\n".join(apart.remarks())
+    assert f"first {path}:2" in said and f"first {path}:3" in said, said
+    assert in_this_process == ["read", "places", "places", "places", "places"], "once for all remarks"
+    for by in (tokenizer, Apart(model_dir)):
+        with pytest.raises(MismatchError, match=rf"{path}:1: becomes the id 85 \('u'\)"):
+            TextData(path, by, **options, vocab_size=20)
+
+
+def test_kept_facts_of_others_are_refused(tmp_path: Path, model_dir: Path, in_this_process: list[str]) -> None:
+    path, cache = write(tmp_path / "a.jsonl", ROWS["text"]), tmp_path / "cache"
+    facts_of(path, Apart(model_dir), cache)
+    [kept] = cache.glob("*.facts")
+    kept.chmod(0o666)
+    with pytest.raises(UsageError, match=r"\.facts: others may write here, so what it says is not believed"):
+        facts_of(path, Apart(model_dir), cache)
+    kept.unlink()
+    kept.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"\.facts: is a symbolic link"):
+        facts_of(path, Apart(model_dir), cache)
+
+
+def test_ends_that_cannot_be_told_matter_where_they_are_needed(tmp_path: Path, in_this_process: list[str]) -> None:
+    model = make_tokenizer(tmp_path / "model")
+    (model / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    path = write(tmp_path / "a.jsonl", ROWS["text"])
+    assert TextData(path, Apart(model), sequence_length=4).samples > 0
+    with pytest.raises(UsageError, match=r"generation_config\.json: eos_token_id is '</s>'"):
+        TextData(path, Apart(model), sequence_length=4, pack=False)
