@@ -38,21 +38,41 @@ def content(*places: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for place in places for path in sorted(place.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture
-def victim(directory, tmp_path) -> Path:
-    """A run of the user's, stopped, its store on a drive outside of its directory."""
-    out = tmp_path / "victim"
-    stopped(directory, out, plan_of(directory, SPREAD), 3, volumes=(tmp_path / "drive",))
+@pytest.fixture(scope="module")
+def begun(directory, tmp_path_factory) -> Path:
+    """Two runs that were stopped: `inside` has its store in its directory, `outside` on a `drive` beside it."""
+    home = tmp_path_factory.mktemp("begun")
+    stopped(directory, home / "inside", plan_of(directory, SPREAD), 3)
+    stopped(directory, home / "outside", plan_of(directory, SPREAD), 3, volumes=(home / "drive",))
+    return home
+
+
+def claimed(out: Path) -> Path:
+    """A copy of a run, as if it had been begun at `out`."""
+    Claims.of_user().note(Run.load(out / "run.json").identity, out)
     return out
 
 
-def received(directory: Path, tmp_path: Path, victim: Path, **fields: object) -> Path:
+@pytest.fixture
+def victim(begun, tmp_path) -> Path:
+    """A run of the user's, stopped, its store on a drive outside of its directory."""
+    out = shutil.copytree(begun / "outside", tmp_path / "victim")
+    shutil.copytree(begun / "drive", tmp_path / "drive")
+    document = json.loads((out / "run.json").read_text())
+    assert document["volumes"] == [str(begun / "drive")]
+    (out / "run.json").write_text(json.dumps({**document, "volumes": [str(tmp_path / "drive")]}))
+    return claimed(out)
+
+
+@pytest.fixture
+def own(begun, tmp_path) -> Path:
+    """A run of the user's, stopped, its store in its directory."""
+    return claimed(shutil.copytree(begun / "inside", tmp_path / "run"))
+
+
+def received(begun: Path, tmp_path: Path, victim: Path, **fields: object) -> Path:
     """A run that came from elsewhere, with a snapshot of its own, whose run.json says `fields`."""
-    made = tmp_path / "made-elsewhere"
-    stopped(directory, made, plan_of(directory, SPREAD), 3)
-    there = tmp_path / "received"
-    shutil.copytree(made, there)
-    shutil.rmtree(made)
+    there = shutil.copytree(begun / "inside", tmp_path / "received")
     document = json.loads((there / "run.json").read_text())
     theirs = Run.load(victim / "run.json")
     document["stores"] = [*theirs.stores, *document["stores"]]
@@ -61,10 +81,10 @@ def received(directory: Path, tmp_path: Path, victim: Path, **fields: object) ->
 
 
 @pytest.mark.parametrize("field", ["left", "volumes"])
-def test_a_received_run_touches_no_store_of_another(directory, tmp_path, victim, expected, field):
+def test_a_received_run_touches_no_store_of_another(directory, begun, tmp_path, victim, expected, field):
     """Its run.json names the identity of the other's store, and where that lies."""
     place = str(tmp_path / "drive" / "volume-0.ssdplan") if field == "left" else str(tmp_path / "drive")
-    there = received(directory, tmp_path, victim, **{field: [place]})
+    there = received(begun, tmp_path, victim, **{field: [place]})
     before = content(victim, tmp_path / "drive")
     with pytest.raises(UsageError, match=r"begun elsewhere .*has its store outside of it, in .*drive"):
         resume(directory, there)
@@ -74,9 +94,9 @@ def test_a_received_run_touches_no_store_of_another(directory, tmp_path, victim,
     same_run(victim, resume(directory, victim), *expected)
 
 
-def test_an_identity_alone_clears_nothing_away(directory, tmp_path, victim, expected):
+def test_an_identity_alone_clears_nothing_away(directory, begun, tmp_path, victim, expected):
     """Nobody says where the other store is, but it lies where the received run's store is to move."""
-    there = received(directory, tmp_path, victim)
+    there = received(begun, tmp_path, victim)
     (tmp_path / "drive" / "keep").mkdir()
     before = content(victim, tmp_path / "drive")
     with pytest.raises(UsageError, match="--adopt"):
@@ -85,8 +105,8 @@ def test_an_identity_alone_clears_nothing_away(directory, tmp_path, victim, expe
     assert content(victim, tmp_path / "drive") == before
 
 
-def test_a_link_in_a_received_run_is_not_followed_to_a_volume(directory, tmp_path, victim):
-    there = received(directory, tmp_path, victim)
+def test_a_link_in_a_received_run_is_not_followed_to_a_volume(directory, begun, tmp_path, victim):
+    there = received(begun, tmp_path, victim)
     (there / "volume-7.ssdplan").symlink_to(tmp_path / "drive" / "volume-0.ssdplan")
     before = content(victim, tmp_path / "drive")
     with pytest.raises(SsdplanError, match=r"volume-7.ssdplan: is a symbolic link"):
@@ -94,8 +114,8 @@ def test_a_link_in_a_received_run_is_not_followed_to_a_volume(directory, tmp_pat
     assert content(victim, tmp_path / "drive") == before
 
 
-def test_a_hard_link_in_a_received_run_is_not_cleared_away(directory, tmp_path, victim, expected):
-    there = received(directory, tmp_path, victim)
+def test_a_hard_link_in_a_received_run_is_not_cleared_away(directory, begun, tmp_path, victim, expected):
+    there = received(begun, tmp_path, victim)
     os.link(tmp_path / "drive" / "volume-0.ssdplan", there / "volume-7.ssdplan")
     before = content(tmp_path / "drive")
     same_run(there, resume(directory, there), *expected)
@@ -129,9 +149,8 @@ def test_what_is_cleared_away_is_told_first(directory, tmp_path, victim):
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "report.json", "trace.json", "run.json", "plan.json", "config.yaml", "plan.next.json"]
 )
-def test_no_file_is_written_through_a_link(directory, tmp_path, name):
-    out, precious = tmp_path / "run", tmp_path / "precious"
-    stopped(directory, out, plan_of(directory, SPREAD), 3)
+def test_no_file_is_written_through_a_link(directory, tmp_path, own, name):
+    out, precious = own, tmp_path / "precious"
     precious.write_bytes((out / name).read_bytes() if (out / name).exists() else b"precious\n")
     before = precious.read_bytes()
     (out / name).unlink(missing_ok=True)
@@ -144,9 +163,8 @@ def test_no_file_is_written_through_a_link(directory, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [".trace.json.tmp", ".report.json.tmp", ".run.json.1.tmp", ".config.yaml.tmp"])
-def test_no_temporary_name_can_be_foreseen(directory, tmp_path, name):
-    out, precious = tmp_path / "run", tmp_path / "precious"
-    stopped(directory, out, plan_of(directory, SPREAD), 3)
+def test_no_temporary_name_can_be_foreseen(directory, tmp_path, own, name):
+    out, precious = own, tmp_path / "precious"
     precious.write_text("precious")
     (out / name).symlink_to(precious)
     resume(directory, out)
@@ -164,12 +182,10 @@ def test_a_run_is_its_owners_alone_whatever_the_umask(directory, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory to another user")
-def test_a_run_of_another_user_is_refused(directory, tmp_path):
-    out = tmp_path / "run"
-    stopped(directory, out, plan_of(directory, SPREAD), 3)
-    os.chown(out, 65534, 65534)
+def test_a_run_of_another_user_is_refused(directory, own):
+    os.chown(own, 65534, 65534)
     with pytest.raises(UsageError, match=r"belongs to another user .*cp -r"):
-        resume(directory, out)
+        resume(directory, own)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720])
