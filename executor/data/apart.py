@@ -150,14 +150,17 @@ def _where(seen: Seen) -> str:
     return f"{seen.place}: {seen.doing} it" if seen.count else "the process that reads the data"
 
 
-def ask(module: str, request: dict[str, Any], told: Told, path: str, limits: Limits = LIMITS) -> None:
-    """Run `module` as a process of its own (`answer`) on `request`, and hand each thing it says to `told`.
+def ask(
+    module: str, request: dict[str, Any], told: Told, path: str, limits: Limits = LIMITS, cache: Path | None = None
+) -> None:
+    """Run `module` as a process of its own (`answer`) on `request`, and hand each thing it says to `told`. What it
+    began to write in the directory `cache` (`token_cache.write_cache`) is gone once it has ended, in whatever way.
 
     Raises the error that it ends with, MemoryBudgetError and UsageError where it goes beyond its `limits`, and
     SsdplanError, which names the data `path`, where it ends in another way. It ends with this process, and whenever
     this function does.
     """
-    with Board() as board, tempfile.TemporaryDirectory(prefix="ssdplan-") as scratch:
+    with Board() as board, tempfile.TemporaryDirectory(prefix="ssdplan-") as scratch, _swept(cache, scratch):
         written = json.dumps({**request, "board": board.descriptor}).encode()
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
@@ -194,6 +197,17 @@ def ask(module: str, request: dict[str, Any], told: Told, path: str, limits: Lim
             f"{path}: the process that tokenised it ended with {code}{at}; where memory ended, `ssdplan data preview` "
             "first, without a limit, keeps the tokens for the run"
         )
+
+
+@contextlib.contextmanager
+def _swept(cache: Path | None, scratch: str) -> Iterator[None]:
+    """Remove what a process whose own temporary directory is `scratch` began in `cache` and did not end."""
+    try:
+        yield
+    finally:
+        if cache is not None:
+            for begun in cache.glob(f".*.{Path(scratch).name}.*"):
+                begun.unlink(missing_ok=True)
 
 
 def _said(process: subprocess.Popen[bytes], board: Board, watch: Watch) -> Iterator[dict[str, Any]]:

@@ -78,7 +78,8 @@ def look_apart(order: Order, progress: Progress | None, limits: Limits = LIMITS)
         elif progress is not None:
             progress(said["done"], said["total"])
 
-    ask(__name__, dataclasses.asdict(order), told, order.data, limits)
+    cache = None if order.cache is None else Path(order.cache)
+    ask(__name__, dataclasses.asdict(order), told, order.data, limits, cache)
     [preview] = found
     return Preview(**{**preview, "notes": tuple(preview["notes"]), "shown": tuple(shown)})
 

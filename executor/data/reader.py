@@ -209,7 +209,7 @@ class Apart(Reader):
                 progress(said["done"], said["total"])
 
         answered: list[Facts] = []
-        self._ask("read", asked, told, cache=str(cache))
+        self._ask("read", asked, told, cache)
         [facts] = answered
         found = open_cache(facts.tokens_in(cache))
         assert found is not None, facts
@@ -240,9 +240,16 @@ class Apart(Reader):
         self._ask("called", asked, lambda said: answered.append(said["called"]), id=int(id))
         return answered[0]
 
-    def _ask(self, what: str, asked: Asked, told: Callable[[dict[str, Any]], None], **more: Any) -> None:
-        request = {"what": what, "model": str(self._model), "asked": dataclasses.asdict(asked), **more}
-        ask(__name__, request, told, asked.path, self._limits)
+    def _ask(
+        self,
+        what: str,
+        asked: Asked,
+        told: Callable[[dict[str, Any]], None],
+        cache: Path | None = None,
+        **more: Any,
+    ) -> None:
+        named = {"what": what, "model": str(self._model), "asked": dataclasses.asdict(asked), "cache": str(cache or "")}
+        ask(__name__, {**named, **more}, told, asked.path, self._limits, cache)
 
 
 def _facts_key(model: str, asked: Asked) -> str:

@@ -157,13 +157,14 @@ def write_cache(
 ) -> None:
     """Writes a cache file under a temporary name and renames it, so that a file that exists is whole, however many
     processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it; `notes` says
-    what there is to tell of them once they are all there."""
+    what there is to tell of them once they are all there. The name of the process's directory of temporary files is in
+    the temporary name: whoever ends a process that has one of its own removes what it began (`apart.ask`)."""
     partial: Path | None = None
     try:
         make_folder(file.parent)
         require_private(file.parent, file.parent.stat(), _WAY_OUT)
         _remove_old(file.parent)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.{Path(tempfile.gettempdir()).name}.")
         partial = Path(name)
         with os.fdopen(handle, "w+b") as stream, tempfile.TemporaryFile(dir=file.parent) as table:
             _write_tokens(stream, table, pieces, notes)

@@ -108,7 +108,8 @@ def test_a_killed_one_is_an_error(tmp_path: Path, model_dir: Path) -> None:
 
     path = large_text(tmp_path / "a.txt", 4 * MIB)
     with pytest.raises(SsdplanError, match=r"ended with -9 while tokenising .*a\.txt:1; where memory ended"):
-        TextData(path, Apart(model_dir), sequence_length=4, progress=kill)
+        TextData(path, Apart(model_dir), sequence_length=4, cache=tmp_path / "cache", progress=kill)
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 ONE_RUN = """
@@ -199,7 +200,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         work(request, unsaid, lambda **said: told(json.loads(json.dumps(said))))
         return 0
 
-    def ask(module: str, wanted: dict[str, Any], hears: Any, path: str, limits: Any) -> None:
+    def ask(module: str, wanted: dict[str, Any], hears: Any, path: str, limits: Any, cache: Any) -> None:
         nonlocal request, told
         asked.append(wanted["what"])
         request, told = json.loads(json.dumps(wanted)), hears
