@@ -9,6 +9,7 @@ A run uses `TextData` of `text_data.py`: the samples of a step, as a pure functi
 - samples become rows (`packing.py`).
 
 `preview.py` shows them to people. `apart.py` bounds what untrusted content may cost: it runs the work in a process of
-its own and watches that. `reader.py` reads so for a run, and `previewing.py` makes a preview so. Nothing here knows a plan or a model, or imports torch.
+its own and watches that. `reader.py` reads so for a run, and `previewing.py` makes a preview so. Nothing here knows a
+plan or a model, or imports torch.
 Importing this package imports nothing, so that a command that only names the formats starts at once.
 """

@@ -21,8 +21,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ssdplan.plans.errors import UsageError
-
 from .apart import LIMITS, Limits, answer, ask
 from .reading.files import copies
 from .reading.places import At, unsaid
@@ -39,7 +37,7 @@ from .token_cache import (
 from .tokenising import Paced, Progress, Tokenise, Work, digests_of, is_chat, made_by, times_of, tokenise
 from .tokens import called, end_of_sequence, end_tokens, fingerprint, load_tokenizer
 
-_KEY = ("files", "format", "tokenizer", "times", "made_by")
+_KEY = ("files", "format", "tokenizer", "times", "ends", "made_by")
 """What of the content names the token cache."""
 
 
@@ -60,8 +58,8 @@ class Facts:
     """What a run must know of data and tokenizer. All of it is plain, and none of it is long.
 
     `eos` and `padding` are ids of the tokenizer. `ends` are the tokens at which a model stops, and `ends_called` what
-    they are called; where these cannot be told, `ends_refused` is the error. `notes` are for the user. `content` says
-    by digests what was read, and by which tokenizer (`text_data.TextData.content`).
+    they are called. `notes` are for the user. `content` says by digests what was read, and by which tokenizer
+    (`text_data.TextData.content`).
     """
 
     format: str
@@ -70,7 +68,6 @@ class Facts:
     padding: int | None
     ends: tuple[int, ...]
     ends_called: tuple[str, ...]
-    ends_refused: str
     notes: tuple[str, ...]
     content: dict[str, str]
 
@@ -137,7 +134,7 @@ class Here(Reader):
         digests = digests_of(tokenizer, format, asked.append_eos)
         instant = datetime.fromisoformat(asked.instant)
         times = times_of(tokenizer, format, instant)
-        ends, refused = _ends(tokenizer)
+        ends = end_tokens(tokenizer)
         names = tuple(called(tokenizer, end) for end in ends)
         unread = unread_fields(files, format, self._at)
         held = []
@@ -157,11 +154,12 @@ class Here(Reader):
             "format": format,
             "tokenizer": digests["tokenizer"],
             "times": times,
+            "ends": ",".join(map(str, ends)),
             "made_by": made_by(),
             **digests,
         }
         as_chat = is_chat(tokenizer, format)
-        return Facts(format, as_chat, eos, padding, ends, names, refused, tuple(notes), content)
+        return Facts(format, as_chat, eos, padding, ends, names, tuple(notes), content)
 
     def places(self, asked: Asked, facts: Facts, indices: Sequence[int]) -> list[str]:
         files = [Path(file) for file in asked.files]
@@ -177,14 +175,6 @@ class Here(Reader):
 
 def _tokenise(work: Work, tokenizer: Any, file: Path, progress: Progress | None, at: At) -> None:
     tokenise(work, tokenizer, file, progress, at)
-
-
-def _ends(tokenizer: Any) -> tuple[tuple[int, ...], str]:
-    """The tokens at which a model stops, or why they cannot be told: only some data need them."""
-    try:
-        return end_tokens(tokenizer), ""
-    except UsageError as error:
-        return (), str(error)
 
 
 class Apart(Reader):

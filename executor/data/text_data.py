@@ -180,13 +180,6 @@ class TextData:
                 return self._read(Path(folder), progress)
         return self._reader.read(self._asked, cache, progress)
 
-    @property
-    def _ends(self) -> tuple[int, ...]:
-        """The tokens at which a model stops. Raises UsageError where they cannot be told."""
-        if self._facts.ends_refused:
-            raise UsageError(self._facts.ends_refused)
-        return self._facts.ends
-
     def _told(self, notes: tuple[Note, ...], asked: str | None) -> tuple[Note, ...]:
         """The notes on the samples. Raises UsageError where one of them would do as several formats, and none is
         `asked` for."""
@@ -252,7 +245,7 @@ class TextData:
             longer = np.flatnonzero(stops - starts > self.sequence_length)
             self.cut = len(longer)
             if self.cut:
-                lacking = kept[longer[self._end_is_cut(starts[longer], stops[longer], self._ends)]]
+                lacking = kept[longer[self._end_is_cut(starts[longer], stops[longer], self._facts.ends)]]
                 if len(lacking):
                     first = int(lacking[0] if chosen is None else chosen[lacking[0]])
                     self._cut_before_end = Note("", len(lacking), first, "")
@@ -288,7 +281,7 @@ class TextData:
     def _without_end(self) -> Note | None:
         """The samples that learn no token at which a model stops."""
         starts, stops = self._bounds
-        lacking = np.flatnonzero(self._ends_learnt(starts, stops, self._ends) == 0)
+        lacking = np.flatnonzero(self._ends_learnt(starts, stops, self._facts.ends) == 0)
         return Note("", len(lacking), int(lacking[0]), "") if len(lacking) else None
 
     def _ends_learnt(self, starts: Ints, stops: Ints, ends: tuple[int, ...]) -> Ints:

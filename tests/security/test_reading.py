@@ -23,8 +23,8 @@ from ssdplan.executor.data.apart import LIMITS, Limits
 from ssdplan.executor.data.reader import Apart
 from ssdplan.executor.model.model import open_model
 from tests import watched
-from tests.executor.planned import make_plan
 from tests.executor.runs import LENGTH, prepare
+from tests.made.plans import make_plan
 
 MIB = 1 << 20
 SHORT = replace(LIMITS, first_seconds=1.0, seconds=1.0, seconds_a_character=0.0)

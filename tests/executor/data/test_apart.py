@@ -308,12 +308,3 @@ def test_kept_facts_of_others_are_refused(tmp_path: Path, model_dir: Path, in_th
     kept.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=r"\.facts: is a symbolic link"):
         facts_of(path, Apart(model_dir), cache)
-
-
-def test_ends_that_cannot_be_told_matter_where_they_are_needed(tmp_path: Path, in_this_process: list[str]) -> None:
-    model = make_tokenizer(tmp_path / "model")
-    (model / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
-    path = write(tmp_path / "a.jsonl", ROWS["text"])
-    assert TextData(path, Apart(model), sequence_length=4).samples > 0
-    with pytest.raises(UsageError, match=r"generation_config\.json: eos_token_id is '</s>'"):
-        TextData(path, Apart(model), sequence_length=4, pack=False)
