@@ -28,13 +28,11 @@ from ssdplan.plans.errors import (
     StoppedWithSnapshot,
     UsageError,
     first_line,
+    says_no_memory,
 )
 from ssdplan.plans.room import no_room
 
 INTERRUPTED = 130
-NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc", "can't start new thread")
-"""What torch's allocator, the oneDNN in it, products without oneDNN and Python, for the stack of a thread, say where an
-operating system gives no more."""
 COMMANDS: dict[str, str] = {
     "doctor": "check whether this machine and a directory are fit, and print the command that fixes each problem",
     "profile": "measure this machine and a model, and write profile.json",
@@ -84,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED  # the run has said what it keeps
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
-    except (MemoryError, RuntimeError) as error:  # torch's allocator has no error of its own
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
+    except (MemoryError, RuntimeError) as error:
+        if not says_no_memory(error):
             raise
         return _fail(f"the process may take no more memory: {first_line(error)}", MemoryBudgetError.exit_code)
     except OSError as error:

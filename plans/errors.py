@@ -74,6 +74,18 @@ def error_of(exit_code: int, message: str) -> SsdplanError:
     return next((kind for kind in kinds if kind.exit_code == exit_code), SsdplanError)(message)
 
 
+NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc", "can't start new thread")
+"""What torch's allocator, the oneDNN in it, products without oneDNN and Python, for the stack of a thread, say where an
+operating system gives no more."""
+
+
+def says_no_memory(error: BaseException) -> bool:
+    """Whether an error is that the operating system gives no more memory: torch's allocator has no error of its own."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    )
+
+
 def first_line(error: BaseException) -> str:
     """What another library's error says, as a part of a line; its kind where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ssdplan import native
 from ssdplan.native import process
-from ssdplan.plans.errors import MismatchError
+from ssdplan.plans.errors import MismatchError, first_line, says_no_memory
 
 from ..device.device import generators
 from ..device.tensors import DTYPE_NAMES
@@ -330,8 +330,25 @@ class Layers:
         prefix = f"{self._model.anatomy.blocks_path}.{index}."
         own = {name.removeprefix(prefix): parameter for name, parameter in parameters.items()}
         args, kwargs = self._calls[micro_batch][index].arguments(hidden)
-        result = functional_call(self._blocks[index], own, args, kwargs)
+        try:
+            result = functional_call(self._blocks[index], own, args, kwargs)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if self._device.type != "cpu" or says_no_memory(error):  # the device says what a GPU's errors mean
+                raise
+            raise MismatchError(self._failed(layer, micro_batch, error)) from error
         return result if isinstance(result, torch.Tensor) else result[0]
+
+    def _failed(self, layer: int, micro_batch: int, error: Exception) -> str:
+        """In words, that the model's own code cannot do what is asked of it."""
+        inputs = self._micro_batches[micro_batch]
+        rows, length = inputs.input_ids.shape
+        kind = (
+            "padded" if inputs.attention_mask is not None else "shared" if inputs.position_ids is not None else "full"
+        )
+        return (
+            f"{self._model.name}: the code of {self._model.architecture} fails in {self._model.layers[layer].name} on "
+            f"{rows} x {length} tokens in {kind} rows: {type(error).__name__}: {first_line(error)}"
+        )
 
     def _embed(self, micro_batch: int, parameters: dict[str, torch.Tensor], *, record: bool) -> torch.Tensor:
         """Runs the model's own forward up to its first block; to record what each is called with, up to the last."""

@@ -211,6 +211,7 @@ class StreamedModel:
 
     def require_apart(self, sequence_length: int) -> None:
         """MismatchError unless `keeps_apart`."""
+        self.require_alike(sequence_length)  # where this fails, --no-pack is no way out
         if not self.keeps_apart(sequence_length):
             raise MismatchError(
                 f"{self.name}: {self.architecture} cannot keep texts apart that share a row of {sequence_length} "

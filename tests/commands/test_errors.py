@@ -46,4 +46,4 @@ def test_a_doctor_that_cannot_measure_does_not_blame_torch(
     monkeypatch.setattr("ssdplan.executor.device.device.visible_gpus", tuple)
     said = CliRunner().invoke(cli.make_command_line(), ["doctor"])
     assert said.exit_code == 6
-    assert "Input/output error" in said.stderr and "reinstall" not in said.stdout
+    assert "Input/output error" in said.stdout and "reinstall" not in said.stdout

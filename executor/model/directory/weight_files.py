@@ -68,7 +68,8 @@ def _chosen(path: Path) -> _Chosen:
     distributed = next(filter(_DISTRIBUTED.fullmatch, others), None)
     if distributed is not None:
         raise MismatchError(
-            f"{path / distributed}: transformers loads a distributed checkpoint from here; save the model whole, by "
+            f"{path / distributed}: where training is distributed, transformers loads this checkpoint's shards and "
+            "no other weights; move them away, or save the model whole, by "
             "from_pretrained and save_pretrained"
         )
     candidates = [_named_by_config(path), path / SINGLE_FILE, path / INDEX_FILE]

@@ -353,6 +353,36 @@ def test_the_models_own_layers_are_back_after_an_error(tmp_path: Path) -> None:
     assert list(it.model.blocks) == blocks
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("The size of tensor a (4) must match the size of tensor b (8)\nmore"), MismatchError),
+        (TypeError("no such argument"), MismatchError),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), RuntimeError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_a_models_own_code_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
+) -> None:
+    """As that of MiniCPM3 with fewer heads of keys, which attention with a mask cannot take."""
+    it = opened(make_model("llama", tmp_path / "llama"))
+    it.batches = micro_batches(1)
+    it.layers.begin_step(0, it.batches)
+    it.forward(0, 0)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(type(it.model.blocks[0]), "forward", fail)
+    with pytest.raises(told) as found:
+        it.forward(1, 0)
+    assert type(found.value) is told
+    if told is MismatchError:
+        assert str(found.value).startswith("llama: the code of LlamaForCausalLM fails in block.0 on 2 x ")
+        assert str(found.value).endswith(f"rows: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+
 # The step's inputs and what is recorded
 
 
