@@ -22,6 +22,8 @@ _FOREIGN_PICKLES = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_st
 """What transformers' Trainer leaves beside a model: no weights."""
 _DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _KINDS = (".safetensors", ".safetensors.index.json")
+_OF_OTHERS = ("*.h5", "*.msgpack", "*.gguf", "original/*.safetensors", "original/*.pth")
+"""Weights in formats that from_pretrained does not look for, or in the folder of a model's first publisher."""
 _NAMED = 4
 """Files that a note lists."""
 
@@ -49,6 +51,7 @@ def left_weights(path: Path) -> str:
     chosen = _chosen(path)
     found = {file.name for pattern in ("*.safetensors", "*.index.json") for file in path.glob(pattern)}
     left = found - {file.name for file in (chosen.source, *chosen.files)} | set(_pickles(path))
+    left |= {str(file.relative_to(path)) for pattern in _OF_OTHERS for file in path.glob(pattern)}
     if not left:
         return ""
     return (
@@ -104,7 +107,9 @@ def _named_by_config(path: Path) -> Path | None:
     if name is None:
         return None
     if not isinstance(name, str) or Path(name).name != name or not name.endswith(_KINDS):
-        raise MismatchError(f"{file}: transformers_weights is {name!r}, not a safetensors file or index beside it")
+        raise MismatchError(
+            f"{file}: transformers_weights is {name!r}, not the plain name of a safetensors file or index beside it"
+        )
     if not (path / name).is_file():
         raise MismatchError(f"{file}: transformers_weights names {name}, which is not there")
     return path / name

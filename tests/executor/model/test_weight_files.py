@@ -94,6 +94,10 @@ def test_other_files_with_weights_are_named(llama: Path) -> None:
     for name in ("pytorch_model.bin", "optimizer.pt", "training_args.bin", "rng_state_0.pth", "scheduler.pt"):
         (llama / name).write_bytes(b"x")
     assert left_weights(llama).endswith("left are consolidated.safetensors, model.fp16.safetensors, pytorch_model.bin")
+    for name in ("tf_model.h5", "original/consolidated.00.pth"):
+        (llama / name).parent.mkdir(exist_ok=True)
+        (llama / name).write_bytes(b"")
+    assert left_weights(llama).endswith("original/consolidated.00.pth, pytorch_model.bin and 1 more")
     (llama / SINGLE).unlink()
     with pytest.raises(UsageError, match=r"pytorch_model\.bin is a pickle"):
         weight_files(llama)
