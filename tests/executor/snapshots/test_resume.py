@@ -788,7 +788,10 @@ def test_the_export_of_a_run_is_its_model_at_the_last_snapshot(directory, tmp_pa
     stopped(directory, out, plan, 5)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert export_run(out, tmp_path / "exported") == 4
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    after = {path.name: path.read_bytes() for path in out.iterdir()}
+    told = json.loads(after.pop("run.json"))
+    assert told == json.loads(before.pop("run.json")) | {"exported": {"step": 4, "to": str(tmp_path / "exported")}}
+    assert after == before
     ours, theirs = (sorted(path.iterdir()) for path in (tmp_path / "exported", four.model_directory))
     assert [path.name for path in ours] == [path.name for path in theirs]
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(ours, theirs, strict=True))
