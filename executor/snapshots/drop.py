@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdplan.plans.documents.run import MODEL
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.units import format_bytes
 
+from ..model.directory.weight_files import weight_files
 from ..store import Lying, inspect
 from .resume import clear, files_of, stores_of
 from .run_directory import RunDirectory
@@ -43,6 +44,10 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
         stores = found.clearable
         if not found.stores and not directory.run.snapshots:
             raise UsageError(f"{run}: kept no snapshots, so its store went when it ended; there is nothing to drop")
+        if not found.stores and directory.run.dropped is not None:
+            raise UsageError(
+                f"{run}: its store was dropped already, with the states after step {directory.run.dropped}"
+            )
         if not found.stores:
             raise UsageError(
                 f"{run}: no store of this run is on {' '.join(map(str, found.places))}; name where it is with --volume"
@@ -73,9 +78,14 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
 
 
 def _is_exported(directory: RunDirectory, step: int) -> bool:
-    """Whether the model after `step` steps was exported, and its directory is there."""
+    """Whether the model after `step` steps was exported, and its directory is there, weights and all."""
     exported = directory.run.exported
-    return exported is not None and exported.step == step and Path(exported.to).is_dir()
+    if exported is None or exported.step != step or not directory.known:
+        return False
+    try:
+        return bool(weight_files(Path(exported.to)))
+    except (SsdplanError, OSError):  # whatever is in the way of loading it
+        return False
 
 
 def _parts(stores: Sequence[Lying], directory: RunDirectory) -> tuple[list[Path], list[Path]]:

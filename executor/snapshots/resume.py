@@ -200,8 +200,7 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
         if not whole and directory.run.dropped is not None:
             raise StoreError(
                 f"{path}: its store was dropped (ssdplan volume drop), and with it the states after step "
-                f"{directory.run.dropped}, so it cannot go on; a model that it finished with is in {path / MODEL}, and "
-                "a new run may train that further, with new optimizer states"
+                f"{directory.run.dropped}, so it cannot go on; {_model_left(directory)}"
             )
         if not whole:
             _require_unused(directory, ours, places)
@@ -259,3 +258,13 @@ def _holds(place: Path, volume: Path) -> bool:
 def _is_empty(place: Path) -> bool:
     """Whether no volume is at `place` or in it."""
     return not (any(place.glob(f"*{SUFFIX}")) if place.is_dir() else place.exists())
+
+
+def _model_left(directory: RunDirectory) -> str:
+    """Where the model of a run without a store is, in words."""
+    exported = directory.run.exported if directory.known else None  # else a place that somebody else named
+    places = [directory.path / MODEL, *([Path(exported.to)] if exported else [])]
+    there = next((place for place in places if place.is_dir()), None)
+    if there is None:
+        return "no model of it is known here either"
+    return f"its model is in {there}, and a new run may train that further, with new optimizer states"

@@ -88,7 +88,7 @@ def test_a_store_is_dropped_when_it_is_told_to_and_the_run_says_so_later(directo
     assert not path.exists() and (out / "model" / "model.safetensors").exists()
     with pytest.raises(StoreError, match=r"dropped \(ssdplan volume drop\).*after step 2"):
         resume(directory, out, steps=3)
-    with pytest.raises(UsageError, match="no store of this run"):
+    with pytest.raises(UsageError, match="was dropped already, with the states after step 2"):
         drop_store(out, sure=True, without_model=False)
     assert export_run(out, tmp_path / "model") is None, "the model that it finished with"
     name = "model.safetensors"
@@ -120,6 +120,10 @@ def test_states_whose_model_was_exported_are_dropped_without_asking_for_it_again
     with pytest.raises(UsageError, match="no model yet"):
         drop_store(out, sure=True, without_model=False)
     (tmp_path / "elsewhere").rename(to)
+    (to / "model.safetensors").rename(tmp_path / "weights")
+    with pytest.raises(UsageError, match="no model yet"):
+        drop_store(out, sure=True, without_model=False)
+    (tmp_path / "weights").rename(to / "model.safetensors")
     with RunDirectory.open(out) as there:
         there.change(exported=Exported(step=2, to=str(to)))
     with pytest.raises(UsageError, match="no model yet"):
@@ -128,6 +132,11 @@ def test_states_whose_model_was_exported_are_dropped_without_asking_for_it_again
         there.change(exported=Exported(step=4, to=str(to)))
     assert drop_store(out, sure=True, without_model=False).step == 4
     assert not list(out.glob("*.ssdplan")) and (to / "model.safetensors").is_file()
+    with pytest.raises(StoreError, match="dropped.*its model is in " + re.escape(str(to))):
+        resume(directory, out, steps=5)
+    to.rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="dropped.*no model of it is known here"):
+        resume(directory, out, steps=5)
 
 
 def test_a_volume_that_was_not_made_for_a_run_becomes_blank(directory, tmp_path):
