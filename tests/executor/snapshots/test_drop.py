@@ -135,7 +135,7 @@ def test_states_whose_model_was_exported_are_dropped_without_asking_for_it_again
     with pytest.raises(StoreError, match="dropped.*its model is in " + re.escape(str(to))):
         resume(directory, out, steps=5)
     to.rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="dropped.*no model of it is known here"):
+    with pytest.raises(StoreError, match=r"dropped.*no model of it is known here"):
         resume(directory, out, steps=5)
 
 
