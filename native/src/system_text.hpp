@@ -1,8 +1,7 @@
 // Owns how text of the kernel's (/proc, /sys) is read: whole, by system calls.
 //
-// Not by streams: where a process has loaded another C++ library than the one that this module was compiled for (a
-// newer compiler beside the system's, or what PyTorch's libraries bring along), a stream of <fstream> read nonsense or
-// crashed.
+// Not by streams: on a machine whose compiler was not the system's, beside PyTorch's libraries, which export parts of a
+// C++ library of their own, a stream of <fstream> read nonsense and crashed. The cause was not established.
 #pragma once
 
 #include <fcntl.h>

@@ -8,8 +8,7 @@ STREAMS = ("fstream", "sstream", "iostream", "istream", "ostream", "iomanip", "l
 
 
 def test_no_source_uses_streams():
-    """PyTorch's libraries export parts of a C++ library of their own; a stream made of both crashed on a machine with a
-    GPU."""
+    """Streams crashed on a machine with a GPU, beside PyTorch's libraries, which export parts of a C++ library."""
     found = [
         (path.name, header)
         for path in SOURCES.iterdir()
