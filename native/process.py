@@ -60,12 +60,18 @@ def host_memory(root: Path = Path("/")) -> Memory:
 def obtainable_bytes() -> int:
     """What this process may still take: what is available, within its own limits (`ulimit -d` and `-v`), which count
     what is mapped and not only what is used."""
-    least = host_memory().available
-    for which, counted in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+    return min((host_memory().available, *own_limits().values()))
+
+
+def own_limits() -> dict[str, int]:
+    """Bytes that this process may still map within its resource limits, by the option of `ulimit` (-d, -v); of those
+    that are set. They count what is mapped, and not only what is used."""
+    found = {}
+    for option, which, counted in (("-d", resource.RLIMIT_DATA, "VmData"), ("-v", resource.RLIMIT_AS, "VmSize")):
         limit, _ = resource.getrlimit(which)
         if limit != resource.RLIM_INFINITY:
-            least = min(least, max(limit - _status(counted), 0))
-    return least
+            found[option] = max(limit - _status(counted), 0)
+    return found
 
 
 @contextmanager

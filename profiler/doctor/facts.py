@@ -20,7 +20,15 @@ from typing import TypeVar
 
 from ssdplan.native import Arena, Engine, isa
 from ssdplan.native.engines import ENGINE_VARIABLE
-from ssdplan.native.process import Memory, host_memory, read_fields, read_lines, read_words, stolen_share
+from ssdplan.native.process import (
+    Memory,
+    host_memory,
+    own_limits,
+    read_fields,
+    read_lines,
+    read_words,
+    stolen_share,
+)
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import IoFailure, MemoryBudgetError, SsdplanError
 
@@ -231,18 +239,6 @@ def gather(
         products=dict(products),
         failed=probes.failed,
     )
-
-
-def own_limits() -> dict[str, int]:
-    """Bytes that this process may still map within its resource limits, by the option of `ulimit`; of those that are
-    set. They count what is mapped, and not only what is used."""
-    counted = dict(read_fields(Path("/proc/self/status")))
-    found = {}
-    for option, which, name in (("-d", resource.RLIMIT_DATA, "VmData"), ("-v", resource.RLIMIT_AS, "VmSize")):
-        soft, _ = resource.getrlimit(which)
-        if soft != resource.RLIM_INFINITY:
-            found[option] = max(soft - _kibibytes(counted, name), 0)
-    return found
 
 
 def in_container(root: Path = Path("/")) -> bool:

@@ -10,11 +10,12 @@ from click.testing import CliRunner
 
 from ssdplan import cli
 from ssdplan.commands import profile as profile_command
+from ssdplan.native import process
 from ssdplan.native.process import Memory
 from ssdplan.profiler.doctor import facts as facts_module
 from ssdplan.profiler.doctor.doctor import judge
 from ssdplan.profiler.doctor.drives import Drive, Mount
-from ssdplan.profiler.doctor.facts import Facts, Failure, Gpu, Locking, Package, Pages, Place, Uring, gather, own_limits
+from ssdplan.profiler.doctor.facts import Facts, Failure, Gpu, Locking, Package, Pages, Place, Uring, gather
 from ssdplan.profiler.doctor.findings import Finding, describe
 from ssdplan.profiler.doctor.health import Health
 from ssdplan.profiler.products import DEFAULT_PRECISION, slow_precision
@@ -185,10 +186,10 @@ def test_limits_are_those_that_are_set(monkeypatch) -> None:
     """By what the process has mapped, as the kernel counts it."""
     limits = {resource.RLIMIT_AS: (8 * GIB, 9 * GIB), resource.RLIMIT_DATA: (resource.RLIM_INFINITY,) * 2}
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits[which])
-    monkeypatch.setattr(facts_module, "read_fields", lambda path: iter([("VmSize", "1048576 kB"), ("VmData", "1 kB")]))
-    assert own_limits() == {"-v": 7 * GIB}
+    monkeypatch.setattr(process, "read_fields", lambda path: iter([("VmSize", "1048576 kB"), ("VmData", "1 kB")]))
+    assert process.own_limits() == {"-v": 7 * GIB}
     limits[resource.RLIMIT_DATA] = (512, 1024)
-    assert own_limits() == {"-v": 7 * GIB, "-d": 0}
+    assert process.own_limits() == {"-v": 7 * GIB, "-d": 0}
 
 
 def test_a_probe_that_raises_is_a_finding_beside_all_others(tmp_path, monkeypatch) -> None:
