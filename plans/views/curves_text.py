@@ -95,10 +95,8 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
         words = times(len(curves.skipped), "step")
         pairs.append(("skipped", f"{words} whose gradients overflowed, the last of them step {curves.skipped[-1]:,}"))
     if len(curves.snapshots):
-        middle = curves.snapshots.median(skipna=False)
-        each = f"{middle['snapshot_seconds'] * 1e3:.3g} ms and {format_bytes(middle['snapshot_bytes'])} each (medians)"
         last = f"the last after step {curves.snapshots.index[-1]:,}"
-        pairs.append(("snapshots", f"{len(curves.snapshots):,}, {last}; {each}"))
+        pairs.append(("snapshots", f"{len(curves.snapshots):,}, {last}{_each(curves.snapshots)}"))
     if len(curves.resumed):
         after = ", ".join(f"{step:,}" for step in curves.resumed[-6:])
         more = "... " if len(curves.resumed) > 6 else ""
@@ -109,6 +107,16 @@ def figures(curves: Curves, plan: Plan) -> list[tuple[str, str]]:
         rated = "" if share is None else f", {percent(share)} of what the drive is rated for"
         pairs.append(("written to ssd", f"{decimal(written)}{rated}"))
     return pairs
+
+
+def _each(snapshots: pd.DataFrame) -> str:
+    """What a snapshot took, by the medians of what is told of them."""
+    told = []
+    if len(seconds := _finite(snapshots["snapshot_seconds"])):
+        told.append(f"{seconds.median() * 1e3:.3g} ms")
+    if len(nbytes := _finite(snapshots["snapshot_bytes"])):
+        told.append(format_bytes(nbytes.median()))
+    return f"; {' and '.join(told)} each (medians)" if told else ""
 
 
 def _progress(curves: Curves, standing: Standing) -> list[str]:

@@ -359,3 +359,21 @@ def test_paths_and_commands_are_never_cut() -> None:
     lines = describe_curves(Curves(), PLAN, standing).splitlines()
     assert f"It goes on with: ssdplan run --resume {path}" in lines
     assert f"  {path}/volume-0.ssdplan" in lines and f"  ssdplan volume drop {path} --yes" in lines
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (((0.1, 1 << 20), (0.3, 3 << 20)), "200 ms and 2 MiB each (medians)"),
+        (((None, None), (0.3, 3 << 20)), "300 ms and 3 MiB each (medians)"),
+        (((0.1, None), (0.3, None)), "; 200 ms each (medians)"),
+        (((None, None), (None, None)), "the last after step 2"),
+    ],
+)
+def test_snapshots_whose_cost_is_not_told_have_no_part_in_the_medians(tmp_path, told, words):
+    lines = [step_line(1, 2.0), step_line(2, 1.0)]
+    for step, (seconds, nbytes) in enumerate(told, 1):
+        lines.append({"step": step, "snapshot_seconds": seconds, "snapshot_bytes": nbytes, "flush_seconds": 0.0})
+    written(tmp_path / "metrics.jsonl", lines)
+    found = dict(figures(read_curves(tmp_path / "metrics.jsonl"), PLAN))
+    assert found["snapshots"].endswith(words)
