@@ -55,8 +55,10 @@ _TRAIN_BESIDE = (
 )
 _HELD_OUT_BESIDE = _word("blind|hidden|bench(?:marks?)?")
 _TEST_BESIDE = re.compile(r"(?<![a-z])te(?![a-z])")
+_TRAIN_SHORT, _TEST_SHORT = (re.compile(rf"(?<![a-z]){word}(?![a-z])") for word in ("tr", "ts"))
 """Words that are of a split only beside a file of another one: those of training data beside held-out data, those of
-held-out data beside training data, and `te` beside `tr`."""
+held-out data beside training data, and `te` beside `tr`. A `ts` is of one only where a `tr` stands behind the same
+letters (`data_ts` beside `data_tr`), for alone it is a time stamp or TypeScript."""
 _LANGUAGE = re.compile(r"(?<![a-z])[a-z]{2}(?![a-z])")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -277,17 +279,21 @@ def _by_their_company(
     others: list[Path], by_splits: dict[frozenset[str], Path], below: Path
 ) -> dict[frozenset[str], Path]:
     """`by_splits` with those of the `others`, which no word says a split of, that are of one for what lies beside:
-    `trainval` beside `test`, `benchmark` beside `train`, and `tr` beside `te`. The last two are languages where others
-    lie beside."""
+    `trainval` beside `test`, `benchmark` beside `train`, `tr` beside `te`, and `data_tr` beside `data_ts`. The short
+    ones are languages where others lie beside."""
     words = {file: _words(file.relative_to(below) if file.is_relative_to(below) else file) for file in others}
-    known = {"tr", "te"}
+    known = {"tr", "te", "ts"}
     abroad = any(found not in known for text in words.values() for found in _LANGUAGE.findall(text.rsplit("/", 1)[-1]))
 
     def having(*patterns: re.Pattern[str]) -> list[Path]:
         matches = ((file, pattern.search(text)) for file, text in words.items() for pattern in patterns)
         return [file for file, match in matches if match and not (abroad and _is_language(match[0]))]
 
-    found = {"train": having(*_TRAIN_BESIDE), "test": having(_TEST_BESIDE), "held-out": having(_HELD_OUT_BESIDE)}
+    found = {
+        "train": having(*_TRAIN_BESIDE),
+        "test": [*having(_TEST_BESIDE), *([] if abroad else _short_tests(words))],
+        "held-out": having(_HELD_OUT_BESIDE),
+    }
     if not (found["train"] and (found["test"] or any(splits - {"train"} for splits in by_splits))):
         found["train"] = found["test"] = []
     if not any("train" in splits for splits in by_splits):
@@ -298,6 +304,16 @@ def _by_their_company(
     left = [file for file in others if not any(file in files for files in found.values())]
     named = {splits: file for splits, file in by_splits.items() if splits}
     return {**taken, **named, **({frozenset(): left[0]} if left else {})}
+
+
+def _short_tests(words: dict[Path, str]) -> list[Path]:
+    """The files whose path has a `ts` where another file's has a `tr`, behind the same letters."""
+    begun = {text[: match.start()] for text in words.values() for match in _TRAIN_SHORT.finditer(text)}
+    return [
+        file
+        for file, text in words.items()
+        if any(text[: match.start()] in begun for match in _TEST_SHORT.finditer(text))
+    ]
 
 
 def _is_language(word: str) -> bool:

@@ -168,15 +168,15 @@ class Chat:
         """A conversation up to message `index`, which others follow in `whole`, without what the template writes behind
         the last message alone. Raises UsageError where more than special tokens and white space at its end differs.
 
-        What follows in the whole must be what the template begins the next message with when nothing is before it: else
-        something else may end the message there.
+        What follows in the whole, but for white space between turns, must be what the template begins the next message
+        with when nothing is before it: else something else may end the message there.
         """
         said, following = (found.get(each) if found else None for each in (index, index + 1))
         if said and following and answered[: said[1]] == whole[: said[1]]:
             alike = said[1] + _alike(answered[said[1] :], whole[said[1] : following[0]])
             for cut in range(alike, said[1] - 1, -1):
                 if self._closing.fullmatch(answered, cut):
-                    if self._begins_alone(sample, index + 1, whole[cut : following[0]]):
+                    if self._begins_alone(sample, index + 1, whole[cut : following[0]].lstrip()):
                         return answered[:cut]
                     break
         raise UsageError(

@@ -61,6 +61,10 @@ ENDS_ONCE = (
     "{% for m in messages %}{{ '\\n' + m.role + ': ' + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\\nassistant:' }}{% else %}{{ eos_token }}{% endif %}"
 )
+JOINED = (
+    "{% for m in messages %}{{ (' ' if not loop.first else '') + m.role + ': ' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ' assistant:' }}{% else %}{{ eos_token }}{% endif %}"
+)
 STYLES: dict[str, tuple[str, Callable[[str, bool], str]]] = {
     "Llama 2": (LLAMA_2, lambda said, last: f" {said.strip()} </s>"),
     "Llama 3": (LLAMA_3, lambda said, last: f"{said.strip()}<|eot_id|>"),
@@ -70,6 +74,7 @@ STYLES: dict[str, tuple[str, Callable[[str, bool], str]]] = {
     "Mistral": (MISTRAL, lambda said, last: f" {said}</s>"),
     "Zephyr": (ZEPHYR, lambda said, last: f"{said}</s>"),
     "ends once": (ENDS_ONCE, lambda said, last: f" {said}" + ("</s>" if last else "")),
+    "joined": (JOINED, lambda said, last: f" {said}" + ("</s>" if last else "")),
 }
 """A template, and what is learnt of a message of the assistant's, which may be the conversation's last."""
 SPECIAL = (
@@ -229,6 +234,7 @@ def test_a_system_message_is_given_and_what_follows_the_last_answer_is_not_learn
         # another end token when others follow: which of them ends a message is not known
         "{{ m.content }}{% if loop.last %}</s>{% else %}<|end|>{% endif %}",
         "{{ m.content }}{% if loop.last %}<|end|>{% else %}</s>{% endif %}",
+        "{{ m.content }}{% if loop.last %}</s>{% else %} | {% endif %}",  # more than white space between turns
         "{{ m.content }}<|end|>{% if loop.last %}<|eot_id|>{% else %}</s>{% endif %}",
         "{{ m.content if loop.last else '(...)' }}{% if loop.last %}</s>{% endif %}",  # the message itself
         "{{ m.content }}{% if loop.last %} That is all.</s>{% endif %}",  # words behind it
