@@ -1,13 +1,14 @@
 """The frame of a text: the special tokens at its start and at its end.
 
-Owns that each is there once, whatever the text brings along, and what is told of that. It never makes tokens of a text.
+Owns that each is there once, whatever the text brings along, and what is told of that and of those in the text's midst
+(`Midst`). It never makes tokens of a text.
 """
 
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from .samples.notes import BLANKS, OTHER_END, OWN_TOKENS, Tally
+from .samples.notes import BLANKS, MIDST, OTHER_END, OWN_TOKENS, SEVERAL, Tally
 
 _BLANK = re.compile("[\\s\ufeff\u200b\u2060]*")
 """White space, byte order marks and other characters without width."""
@@ -23,7 +24,7 @@ class Frame:
 
     A text may bring such tokens of its own, several times and with white space outside them. They are taken away with
     that white space, and put there once. A text that ends with another token at which a model stops (`ends`) keeps that
-    one as its end.
+    one as its end, and where the tokenizer puts no token before a text, one that begins texts stays: each once.
     """
 
     def __init__(
@@ -36,34 +37,61 @@ class Frame:
         self._closing = self._after if self._after and self._after[-1] == eos else [*self._after, eos]
         self._starts, self._stops = frozenset(before), frozenset(self._closing)
         self._ends = self._stops | frozenset(ends)
+        begins = {tokenizer.bos_token_id} - {None}
+        self.begins = self._starts | begins
+        """Tokens that begin texts, whether or not the tokenizer puts them there by itself."""
+        self.bounds = self.begins | self._ends
+        """Tokens that begin or end texts."""
+        self._own_begins = begins - self._starts
+        added = tokenizer.added_tokens_decoder.items()
+        self.others = frozenset(id for id, token in added if token.special) - self.bounds
+        """All other special tokens."""
         self._tokenizer = tokenizer
         self._blanks: dict[int, bool] = {}
 
     def start(self, ids: Sequence[int]) -> int:
-        """How many of a text's first tokens are taken away: those up to the last that is put before it in any case."""
-        return self._run(ids, self._starts)
+        """How many of a text's first tokens are taken away: those up to the last that is put before it in any case, and
+        those up to the last of several that begin texts otherwise."""
+        taken = self._run(ids, self._starts)
+        run = self._run(ids[taken:], self._own_begins)
+        own = [place for place in range(taken, taken + run) if ids[place] in self._own_begins]
+        return own[-1] if len(own) > 1 else taken
 
     def stop(self, ids: Sequence[int]) -> tuple[int, list[int]]:
         """How many tokens of a text stay, without those of its `start`, and what is put behind them."""
         run = self._run(ids[::-1], self._ends, backwards=True)
         ending = range(len(ids) - run, len(ids))
         own = next((place for place in ending if ids[place] in self._stops), None)
-        if own is not None or not run:
-            return len(ids) if own is None else own, self._closing
-        return 1 + next(place for place in reversed(ending) if ids[place] in self._ends), []
+        others = [place for place in ending if ids[place] in self._ends and (own is None or place < own)]
+        several = False
+        while len(others) > 1 and ids[others[-1]] == ids[others[-2]]:
+            others.pop()
+            several = True
+        closing = self._closing if own is not None or not others else []
+        if others and (own is None or several):
+            return others[-1] + 1, closing
+        return len(ids) if own is None else own, closing
 
-    def in_front(self, ids: Sequence[int]) -> str:
-        """In words, the tokens that are put before a text, where these begin with some."""
-        return self._words(ids[: self.start(ids)], self._starts)
+    def body(self, ids: Sequence[int]) -> int:
+        """How many of a text's tokens are before its end tokens at the end."""
+        return len(ids) - self._run(ids[::-1], self._ends, backwards=True)
+
+    def in_front(self, ids: Sequence[int]) -> tuple[int, str]:
+        """How many of the first tokens begin texts, with white space before them; and those tokens in words."""
+        run = self._run(ids, self.begins)
+        return run, self.words(ids[:run], self.begins)
 
     def tell(self, tally: Tally, sample: int, start: Sequence[int], end: Sequence[int], kept: Sequence[int]) -> None:
         """Tell of a sample's own special tokens: its first tokens `start` and its last tokens `end` were taken away,
         and those between them are `kept`."""
-        taken = [*start, *end]
-        if words := self._words(taken, self._starts | self._stops):
+        taken = [*(token for token in start if token not in self._own_begins), *end]
+        if words := self.words(taken, self._starts | self._stops):
             tally.add(OWN_TOKENS, sample, words)
+        several = [*self._own_begins.intersection(start), *({*kept[-1:]} & {*end} & (self._ends - self._stops))]
+        if several:
+            tally.add(SEVERAL, sample, self.words(several, self.bounds))
         if kept and kept[-1] in self._ends - self._stops and not self._stops & {*end}:
-            tally.add(OTHER_END, sample, self._words(kept[-1:], self._ends))
+            tally.add(OTHER_END, sample, self.words(kept[-1:], self._ends))
         if any(token not in self._starts | self._ends for token in taken):
             tally.add(BLANKS, sample, "")
 
@@ -71,24 +99,33 @@ class Frame:
         """How many of the first tokens are of `own` or white space; 0 without one of `own`, with which it ends."""
         place = found = 0
         while True:
-            while place < len(ids) and ids[place] not in own and self._may_be_blank(ids[place]):
+            while place < len(ids) and ids[place] not in own and self.may_be_blank(ids[place]):
                 place += 1
             if place == len(ids) or ids[place] not in own:
                 return found
             between = ids[found:place]
-            if between and not _is_blank(self._tokenizer.decode(between[::-1] if backwards else between)):
+            if not self.are_blank(between[::-1] if backwards else between):
                 return found
             place = found = place + 1
 
-    def _may_be_blank(self, token: int) -> bool:
+    def are_blank(self, ids: Sequence[int]) -> bool:
+        """Whether tokens, of which each may be white space, are that together."""
+        return not ids or _is_blank(self._tokenizer.decode(ids))
+
+    def may_be_blank(self, token: int) -> bool:
         """Whether a token is white space, or some bytes of it."""
         if token not in self._blanks:
             self._blanks[token] = _is_blank(self._tokenizer.decode([token]).strip("\ufffd"))
         return self._blanks[token]
 
-    def _words(self, ids: Sequence[int], own: Collection[int]) -> str:
+    def words(self, ids: Sequence[int], own: Collection[int]) -> str:
+        """The names of those of the tokens that are among `own`, each once."""
         found = [token for token in ids if token in own]
         return " and ".join(dict.fromkeys(map(str, self._tokenizer.convert_ids_to_tokens(found))))
+
+    def midst(self) -> "Midst":
+        """For the tokens of one text."""
+        return Midst(self)
 
     def unframed(self, ids: list[int]) -> list[int] | None:
         """A text's own tokens, of those that the tokenizer made of it with its special tokens; None where it did not
@@ -101,3 +138,45 @@ class Frame:
     def ended(self, ids: list[int]) -> list[int]:
         """Tokens that the tokenizer put others around as only it knows, with an end behind them."""
         return [*ids, *self._closing[len(self._after) :]]
+
+
+class Midst:
+    """Of one text's tokens, given piece by piece, the first that begins or ends texts and has text on both sides.
+
+    One with another special token behind it, as `<|im_end|>` before `<|im_start|>`, ends a turn and not the text: it
+    is none. Nor is one at the text's very beginning.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._begun = False
+        self._found: int | None = None
+        self._waiting: int | None = None
+        self._between: list[int] = []
+
+    def see(self, ids: Sequence[int]) -> None:
+        """The next of the text's tokens."""
+        if self._found is not None or not ids:
+            return
+        frame = self._frame
+        rest = ids[1:] if not self._begun and ids[0] in frame.begins else ids
+        self._begun = True
+        if self._waiting is None and frame.bounds.isdisjoint(rest):
+            return
+        for token in rest:
+            if self._waiting is None:
+                if token in frame.bounds:
+                    self._waiting, self._between = token, []
+            elif token not in frame.bounds and frame.may_be_blank(token):
+                self._between.append(token)
+            elif token in frame.others and frame.are_blank(self._between):
+                self._waiting = None
+            else:
+                self._found = self._waiting
+                return
+
+    def tell(self, tally: Tally, sample: int) -> None:
+        """Tell of it, once all but the text's end has been seen."""
+        token = self._waiting if self._found is None else self._found
+        if token is not None:
+            tally.add(MIDST, sample, self._frame.words([token], self._frame.bounds))

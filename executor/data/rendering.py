@@ -145,8 +145,13 @@ def _completion(
     given, answer = prompt[start:], answer[max(0, start - len(prompt)) :]
     stop, closing = frame.stop(answer)  # the end of a prompt is no end of what is learnt
     frame.tell(tally, number, text[:start], answer[stop:], answer[:stop])
-    if given and (words := frame.in_front(answer)):
+    front, words = frame.in_front(answer[:stop]) if given else (0, "")
+    if words:
         tally.add(AGAIN, number, words)
+    midst = frame.midst()
+    midst.see(given)
+    midst.see(answer[front : frame.body(answer)])
+    midst.tell(tally, number)
     found = np.asarray([*frame.opening, *given, *answer[:stop], *closing], np.uint32)
     found[: len(frame.opening) + len(given)] |= NOT_LEARNT
     return found

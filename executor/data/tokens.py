@@ -431,6 +431,7 @@ def token_pieces(
     blank = True
     number = 0
     head: list[int] = []
+    midst = frame.midst()
     for batch in _batched(_units(documents, cutter)):
         texts, places = [unit.text for unit in batch], [unit.place for unit in batch]
         at("tokenising", one_of(places), sum(map(len, texts)))
@@ -444,10 +445,13 @@ def token_pieces(
                 if unit.first:
                     start = frame.start(text)
                     head, text = text[:start], text[start:]
+                    midst = frame.midst()
+                midst.see(text[: frame.body(text)] if unit.last else text)
                 found = [*(frame.opening if unit.first else []), *text]
                 if unit.last:
                     stop, closing = frame.stop(text)
                     frame.tell(tally, number, head, text[stop:], text[:stop])
+                    midst.tell(tally, number)
                     found = [*found[: len(found) - len(text) + stop], *closing]
             number += unit.last
             yield np.asarray(found, dtype=np.uint32), unit.last

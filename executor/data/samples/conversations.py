@@ -82,10 +82,9 @@ class Chat:
         self._marked = _with_marks(self._template) if self._template else None
         self._specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._closing = re.compile(rf"(?:{_either(self._specials)}|\s)*+")
-        bounds = {tokenizer.bos_token_id, *ends} if not getattr(tokenizer, "split_special_tokens", False) else ()
-        self._bounds = re.compile(
-            _either(token.content for id, token in tokenizer.added_tokens_decoder.items() if id in bounds)
-        )
+        added = () if getattr(tokenizer, "split_special_tokens", False) else tokenizer.added_tokens_decoder.items()
+        own = (token.content for id, token in added if token.special or id in {tokenizer.bos_token_id, *ends})
+        self._brought = re.compile(_either(own))
 
     def render(self, sample: Conversation) -> Rendering:
         """The conversation as the template writes it. Raises UsageError, with the sample's place."""
@@ -107,13 +106,22 @@ class Chat:
             spans = self._by_prefixes(sample, text, found)
         else:
             spans = self._by_markers(sample, text)
-        lacks = (*_lacking(messages, text, found), *_unlearnt(messages, text, found, spans), *self._special(messages))
+        lacks = (
+            *_lacking(messages, text, found),
+            *_unlearnt(messages, text, found, spans),
+            *self._special(messages, text, found),
+        )
         return Rendering(text, spans, lacks)
 
-    def _special(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
-        """The first special token that begins or ends texts and stands in the text of a message: a kind of note."""
+    def _special(self, messages: list[dict[str, str]], text: str, found: "_Found | None") -> Iterator[tuple[str, str]]:
+        """The first special token that stands in the text of a message: a kind of note. A message may begin or end a
+        turn by it, as if the template had written it."""
         for index, message in enumerate(messages):
-            if brought := self._bounds.search(message["content"]):
+            if found and found.lacks(index):
+                continue
+            place = found.get(index) if found else None
+            written = text[slice(*place)] if place else message["content"]
+            if brought := self._brought.search(written):
                 yield SPECIAL, f"{brought[0]} in message {index + 1} (`{message['role']}`)"
                 return
 
@@ -246,6 +254,9 @@ class _Found:
     starts: dict[int, int]
     stops: dict[int, int]
 
+    def lacks(self, index: int) -> bool:
+        return index not in self.starts and index not in self.stops
+
     def get(self, index: int) -> tuple[int, int] | None:
         if index not in self.starts or index not in self.stops:
             return None
@@ -269,7 +280,7 @@ def _lacking(messages: list[dict[str, str]], text: str, found: _Found | None) ->
         kind: str | None
         if found is None:
             kind = None if said in text else CHANGED
-        elif index not in found.starts and index not in found.stops:
+        elif found.lacks(index):
             kind = DROPPED
         else:
             place = found.get(index)
@@ -333,8 +344,12 @@ def _with_characters(marker: re.Match[str]) -> str:
 
 
 def _either(names: Iterable[str]) -> str:
-    """An expression of any of the names; of nothing at all where there is none."""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)"
+    """An expression of any of the names, the longest first; of nothing at all where there is none. It looks at the
+    first two characters before the rest: a tokenizer may have a thousand, and a text as many that begin like them."""
+    rests: dict[str, list[str]] = {}
+    for name in sorted(filter(None, names), key=len, reverse=True):
+        rests.setdefault(name[:2], []).append(re.escape(name[2:]))
+    return "|".join(f"{re.escape(begun)}(?:{'|'.join(each)})" for begun, each in rests.items()) or r"(?!)"
 
 
 def _alike(one: str, other: str) -> int:

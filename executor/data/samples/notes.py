@@ -11,6 +11,7 @@ from pathlib import Path
 
 OWN_TOKENS, DROPPED, CHANGED, UNREAD, MORE_UNREAD = "own tokens", "dropped", "changed", "unread", "unread besides"
 BLANKS, OTHER_END, AGAIN, SPECIAL = "blanks around own tokens", "other end", "begins again", "special in message"
+SEVERAL, MIDST = "several of one", "in the midst"
 UNLEARNT, HELD_OUT, AMBIGUOUS = "unlearnt", "held out", "ambiguous"
 """The last: of a row that would do as several formats: an error where nobody said which is meant, and no note."""
 _FIELDS = 12
@@ -75,6 +76,16 @@ def _about(note: Note, many: str, place: str) -> str:
             return (
                 f"{many} bring {note.detail} of their own where the tokenizer puts it too, first {place}; it is there "
                 "once"
+            )
+        case "several of one":
+            return (
+                f"{many} bring {note.detail} of their own several times at their start or end, first {place}; it is "
+                "there once"
+            )
+        case "in the midst":
+            return (
+                f"{many} have tokens in their midst that begin or end texts, first {note.detail} of {place}; they are "
+                "trained on as they are: take them away, or split the samples there, unless a chat template wrote them"
             )
         case "blanks around own tokens":
             return (

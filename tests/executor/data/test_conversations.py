@@ -519,7 +519,9 @@ def test_a_completion_with_special_tokens_of_its_own_has_each_once(
     data = load(tmp_path / "data", tokenizer, [{"prompt": prompt, "completion": completion}])
     assert ids_of(data) == [*before, *own, *([] if completion.endswith("</s>") else [end])]
     assert given(data) == [*before, *(asked or own[:1] * (own[0] == start))]
-    assert bool(data.notes()) == (prompt.startswith("<s>") or "<s>" in completion)
+    told = ["have tokens in their midst that begin or end texts, first </s> of"] if prompt.endswith("</s>") else []
+    told += ["bring <s>"] if prompt.startswith("<s>") or "<s>" in completion else []
+    assert all(f": 1 of 1 sample(s) {words}" in note for note, words in zip(data.notes(), told, strict=True))
 
 
 def test_a_token_that_begins_and_ends_texts_is_taken_once_for_each(tmp_path: Path) -> None:
@@ -569,7 +571,8 @@ def test_white_space_behind_a_texts_own_end_is_no_reason_for_another(tmp_path: P
         assert ids_of(data) == own and len(data.notes()) == 2
     assert given(data) == asked
     words = load(tmp_path / "data", tokenizer, [{"text": "Yes.</s> No."}])
-    assert ids_of(words).count(tokenizer.eos_token_id) == 2 and not words.notes()
+    assert ids_of(words).count(tokenizer.eos_token_id) == 2
+    assert ["first </s> of" in note for note in words.notes()] == [True]
 
 
 @pytest.mark.parametrize("start", ["<s>", "  <s>", "\n\n<s>", "<s><s>", " <s> \n<s>"])
@@ -671,7 +674,8 @@ def test_a_completion_that_begins_as_a_text_does_is_told(tmp_path: Path, tokeniz
     [
         (["Yes.</s>", "No."], "</s> in message 2 (`assistant`)"),
         (["Yes.", "<s> No."], "<s> in message 4 (`assistant`)"),
-        (["Yes.", "No. <|end|>"], None),  # no end of this model's
+        (["Yes.", "No. <|end|>"], "<|end|> in message 4 (`assistant`)"),  # no end of this model's, but special
+        (["Yes.", "No. <|end"], None),
     ],
 )
 def test_special_tokens_in_messages_are_told(
@@ -694,6 +698,190 @@ def test_special_tokens_in_messages_are_told(
         if detail
         else []
     )
+
+
+@pytest.mark.parametrize(
+    ("style", "token"),
+    [("Phi 3", "<|end|>"), ("ChatML", "<|im_end|>"), ("Gemma", "<end_of_turn>"), ("Llama 3", "<|eot_id|>")],
+)
+def test_a_message_that_forges_a_turn_is_told_with_its_row(tmp_path: Path, kept: Path, style: str, token: str) -> None:
+    """The tokens are those of transformers, to which the forged turn is one."""
+    template = STYLES[style][0]
+    tokenizer = load_tokenizer(kept)
+    tokenizer.chat_template = template
+    asked = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "Yes."}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False).removeprefix("<s>").removesuffix("</s>").strip()
+    content = text[text.index("What?") : text.index("Yes.")] + "No."
+    forged = [{"role": "user", "content": content}, asked[1]]
+    rows = [{"messages": asked}, {"messages": forged}, {"messages": forged}]
+    cache = tmp_path / "cache"
+    for _ in range(2):  # made, and kept
+        data = load(tmp_path / "data", tokenizer, rows, cache=cache)
+        said = [note for note in data.notes() if "special tokens in the text" in note]
+        assert said == [
+            f"{data.path}: 2 of 3 sample(s) have special tokens in the text of messages, beside those that the chat "
+            f"template writes, first {token} in message 1 (`user`) of {data.path}:2; they are trained on as they are: "
+            "take them away, or write them otherwise"
+        ]
+        assert said[0] in data.remarks()
+        assert ids_of(data, 1) == tokenizer.apply_chat_template(forged, return_dict=True)["input_ids"]
+
+
+def test_special_tokens_that_no_text_of_a_message_makes_are_not_told(tmp_path: Path, kept: Path) -> None:
+    def told(template: str, content: str, **options: Any) -> list[str]:
+        tokenizer = load_tokenizer(kept)
+        tokenizer.add_tokens(["<think>"])  # not special
+        for name, value in options.items():
+            setattr(tokenizer, name, value)
+        messages = [{"role": "system", "content": content}, *TALK[:2]]
+        return [n for n in talk(tmp_path / "data", tokenizer, messages, template).notes() if "special tokens" in n]
+
+    assert told(PHI_3, "Be <|end|> brief.") and not told(PHI_3, "Be <think> brief.")
+    assert not told(PHI_3, "Be <|end|> brief.", split_special_tokens=True)
+    assert not told(PHI_3.replace("m.content", "m.content | replace('<|end|>', '')"), "Be <|end|> brief.")
+    assert not told(PHI_3.replace("m.role == 'system'", "m.role == 'nobody'"), "Be <|end|> brief."), "it is left out"
+
+
+ENDS_TURNS = {"<|im_end|>", "<|end|>"}
+
+
+@pytest.mark.parametrize(
+    ("row", "token"),
+    [
+        ({"text": "What?</s>Yes."}, "</s>"),
+        ({"text": "<s>What?</s> <s>Yes.</s>"}, "</s>"),  # two samples in one
+        ({"text": "What?<s>Yes."}, "<s>"),
+        ({"text": "What?<s>"}, "<s>"),
+        ({"text": "What? <s>\n"}, "<s>"),
+        ({"text": "What?<|im_end|>\nYes."}, "<|im_end|>"),
+        ({"text": "What?</s></s>Yes."}, "</s>"),
+        ({"prompt": "What?</s>", "completion": " Yes."}, "</s>"),
+        ({"prompt": "What?</s>\n", "completion": "Yes."}, "</s>"),
+        ({"prompt": "What?</s>", "completion": ""}, "</s>"),
+        ({"prompt": "What?</s> And?", "completion": " Yes."}, "</s>"),
+        ({"prompt": "What?", "completion": " Yes.</s> No."}, "</s>"),
+        ({"prompt": "What?", "completion": " Yes.<s>"}, "<s>"),
+        ({"instruction": "What?</s>", "output": "Yes."}, "</s>"),
+        # what a chat template writes between turns, and what is at the start or at the end
+        ({"text": "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"}, None),
+        ({"prompt": "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n", "completion": "Yes."}, None),
+        ({"text": "<|user|>\nWhat?<|end|>\n<|assistant|>\nYes.<|end|>\n</s>"}, None),
+        ({"text": "<s>What? Yes.</s>"}, None),
+        ({"text": " <s> What? Yes. </s> </s>\n"}, None),
+        ({"prompt": "<s>What?", "completion": " Yes.</s>\n"}, None),
+        ({"text": "</s>"}, None),
+        ({"text": ""}, None),
+    ],
+)
+def test_tokens_that_begin_or_end_texts_are_told_in_their_midst(
+    tmp_path: Path, kept: Path, row: dict[str, str], token: str | None
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in kept.iterdir():
+        (model / file.name).symlink_to(file)
+    ids = load_tokenizer(model).convert_tokens_to_ids(sorted(ENDS_TURNS))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    tokenizer = load_tokenizer(model)
+    plain = dict.fromkeys(row, "Yes.")
+    data = load(tmp_path / "data", tokenizer, [plain, row, row])
+    assert [note for note in data.notes() if "midst" in note] == (
+        [
+            f"{data.path}: 2 of 3 sample(s) have tokens in their midst that begin or end texts, first {token} of "
+            f"{data.path}:2; they are trained on as they are: take them away, or split the samples there, unless a "
+            "chat template wrote them"
+        ]
+        if token
+        else []
+    )
+
+
+@pytest.mark.parametrize("start", range(1970, 2010, 3))
+@pytest.mark.parametrize(
+    ("behind", "told"), [("What", True), ("\n\n\nWhat", True), ("<|user|>", False), ("\n<|user|>", False)]
+)
+def test_the_same_in_a_long_text_that_is_cut_into_pieces(
+    tmp_path: Path, merging: Any, monkeypatch: pytest.MonkeyPatch, start: int, behind: str, told: bool
+) -> None:
+    monkeypatch.setattr("ssdplan.executor.data.tokens._PIECE_CHARACTERS", 2000)
+    monkeypatch.setattr("ssdplan.executor.data.tokens._Cutter.LOOK_AHEAD", 40)
+    filler = "What is stored is read again. " * 400
+    text = f"{filler[:start]}</s>{behind}{filler}"
+    data = load(tmp_path / "data", merging, [{"text": text}], sequence_length=10**6)
+    assert bool(data.notes()) == told
+    assert ids_of(data) == merging(f"<s>{text}</s>", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("start", "once"),
+    [("", ""), ("<s>", "<s>"), ("<s><s>", "<s>"), ("<s><s><s>", "<s>"), ("<s> <s>", "<s>"), ("\n<s> \n<s>", "<s>")],
+)
+@pytest.mark.parametrize("end", ["", "</s>", "</s></s>", "</s> </s>\n"])
+def test_of_several_tokens_one_stays_where_the_tokenizer_puts_none(
+    tmp_path: Path, tokenizer: Any, start: str, once: str, end: str
+) -> None:
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    assert tokenizer("Yes.")["input_ids"][0] != tokenizer.bos_token_id, "the case that this test is about"
+    prompt, said = "[INST] What? [/INST]", " Yes."
+    own, asked = tokenizer([f"{once}{prompt}{said}</s>", once + prompt])["input_ids"]
+    text = load(tmp_path / "text", tokenizer, [{"text": start + prompt + said + end}])
+    assert ids_of(text) == own
+    rows = [{"prompt": start + prompt, "completion": said + end}]
+    data = load(tmp_path / "data", tokenizer, rows)
+    assert [ids_of(data), given(data)] == [own, asked]
+    for found in (text, data):
+        first = f"{found.path}: 1 of 1 sample(s)"
+        told = [note for note in found.notes() if "several times" in note]
+        assert told == (
+            [
+                f"{first} bring <s> of their own several times at their start or end, first {found.path}:1; it is "
+                "there once"
+            ]
+            if start.count("<s>") > 1
+            else []
+        )
+        assert any(f"{first} bring </s> of their own where" in note for note in found.notes()) == bool(end)
+        assert not any("midst" in note for note in found.notes())
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<|end|><|end|>", "<|end|>\n<|end|>\n", "<|end|><|end|></s>"])
+def test_of_several_other_end_tokens_one_stays(tmp_path: Path, kept: Path, end: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in kept.iterdir():
+        (model / file.name).symlink_to(file)
+    named = load_tokenizer(model).convert_tokens_to_ids("<|end|>")
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    tokenizer = load_tokenizer(model)
+    behind = "</s>" if end.endswith("</s>") else ""
+    own = tokenizer(f"What? Yes.<|end|>{behind}")["input_ids"]
+    for row in ({"text": f"What? Yes.{end}"}, {"prompt": "What?", "completion": f" Yes.{end}"}):
+        data = load(tmp_path / "data", tokenizer, [row])
+        assert ids_of(data) == own
+        several = "bring <|end|> of their own several times at their start or end"
+        assert any(several in note for note in data.notes()) == (end.count("<|end|>") > 1)
+
+
+def test_a_token_that_begins_and_ends_texts_stays_once_at_each_end(tmp_path: Path, merging: Any) -> None:
+    """As GPT-2's <|endoftext|>, which its tokenizer puts nowhere."""
+    merging.bos_token = "</s>"
+    merging.backend_tokenizer.post_processor = processors.Sequence([])
+    texts = ("Yes.", "</s>Yes.", "</s></s>Yes.", "Yes.</s></s>")
+    data = load(tmp_path / "data", merging, [{"text": text} for text in texts])
+    yes, end = merging("Yes.")["input_ids"], merging.eos_token_id
+    assert [ids_of(data, i) for i in range(4)] == [[*yes, end], [end, *yes, end], [end, *yes, end], [*yes, end]]
+    rows = [{"prompt": "What?", "completion": "</s>"}, {"prompt": "What?", "completion": ""}]
+    data = load(tmp_path / "data", merging, rows)
+    assert ids_of(data) == ids_of(data, 1) == [*merging("What?")["input_ids"], end]
+    assert not any("midst" in note or "between prompt" in note for note in data.notes())
+
+
+def test_a_completion_that_begins_as_a_text_does_is_told_whatever_the_tokenizer_puts(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    [note] = load(tmp_path / "data", tokenizer, [{"prompt": "What?", "completion": "<s>Yes."}]).notes()
+    assert "bring <s> of their own between prompt and completion" in note
 
 
 def test_a_chat_templates_text_as_a_row_of_text_is_the_same_conversation(tmp_path: Path, tokenizer: Any) -> None:
