@@ -16,9 +16,10 @@ import torch
 from ssdplan.native import process
 from ssdplan.plans.analysis.drift import Advisor
 from ssdplan.plans.analysis.report import Compared, compare, stolen_share
+from ssdplan.plans.documents.metrics import TRACE
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import MODEL, SCHEMA, OptionValue, Run
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.trace import trace_of
@@ -199,13 +200,33 @@ def _unkept(schedule: Schedule, records: Records, recipe: Recipe) -> str:
 
 
 def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int) -> Result:
-    """Trace, report and model of a run whose steps are done."""
+    """Trace, report and model of a run whose steps are done. The model is written even where the others cannot be."""
+    try:
+        compared = _write_records(loop, run, loading_peak)
+    except (SsdplanError, OSError) as error:
+        loop.watch.note(f"writes the model nevertheless, and then ends with this error: {error}")
+        _write_model(loop, run, model)
+        raise
+    destination = _write_model(loop, run, model)
+    return Result(loop.history.losses, loop.history.eval_losses, compared, destination)
+
+
+def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel) -> Path:
+    """Write the model of a run whose steps are done. Returns its directory."""
+    states, destination = loop.session.states, run.path / MODEL
+    run.folder.require_no_link(MODEL)
+    export_model(destination, source=model.path, entries=states.entries(), tensors=states.tensors())
+    return destination
+
+
+def _write_records(loop: Loop, run: RunDirectory, loading_peak: int) -> list[Compared]:
+    """Write trace and report of a run whose steps are done. Returns the predictions beside what was measured."""
     session, measured, history = loop.session, loop.measured, loop.history
     touched = {tier: session.memory.touched[tier] for tier in ("host", "device")}
     compared = compare(loop.plan, measured, touched, full_rows=loop.texts.full_rows)
     if loop.timeline:  # else the trace is there, if the run came so far before it was stopped
         name = f"ssdplan run, step {loop.recipe.steps} as measured"
-        run.folder.write("trace.json", trace_of(loop.timeline, session.schedule, name=name))
+        run.folder.write(TRACE, trace_of(loop.timeline, session.schedule, name=name))
     write_report(
         run.folder,
         compared,
@@ -223,9 +244,7 @@ def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: i
             "median_step_seconds": _median(m.step_seconds for m in measured),
         },
     )
-    destination = run.path / MODEL
-    export_model(destination, source=model.path, entries=session.states.entries(), tensors=session.states.tensors())
-    return Result(history.losses, history.eval_losses, compared, destination)
+    return compared
 
 
 def _median(values: Iterable[float]) -> float | None:

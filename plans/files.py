@@ -104,11 +104,13 @@ def require_private(path: Path, status: os.stat_result, way_out: str) -> None:
 
 class Folder:
     """A directory, open. Every name is that of an entry, without a slash. Raises LinkError for entries that are links,
-    OSError; the error names the whole path.
+    OSError; the error names the whole path. A link at the name of a file that is written whole is replaced, or, with
+    `keep_links`, refused as well.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep_links: bool = False) -> None:
         self.path = path
+        self._keep_links = keep_links
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -191,6 +193,7 @@ class Folder:
     @contextlib.contextmanager
     def writing(self, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:
         """A file that becomes the entry when the block ends: see the function of this name."""
+        self._require_writable(name)
         partial = f".{_entry(name)}.{secrets.token_hex(8)}.tmp"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with self._named(name):
@@ -201,6 +204,7 @@ class Folder:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
+            self._require_writable(name)
             with self._named(name):
                 os.rename(partial, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         except BaseException:
@@ -223,6 +227,11 @@ class Folder:
     def flush(self) -> None:
         """New names in a directory are durable only after this."""
         os.fsync(self._descriptor)
+
+    def _require_writable(self, name: str) -> None:
+        """Raise LinkError where the entry is a link that is to be kept."""
+        if self._keep_links:
+            self.require_no_link(name)
 
     @contextlib.contextmanager
     def _named(self, name: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Document
-from ssdplan.plans.documents.metrics import METRICS
+from ssdplan.plans.documents.metrics import METRICS, REPORT, TRACE
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import MODEL, PLAN, RUN, Exported, OptionValue, Run
 from ssdplan.plans.errors import DiskFullError, UsageError
@@ -32,6 +32,8 @@ _NEXT = "plan.next.json"
 """The plan of a store that the run is moving to."""
 _DOCUMENTS = (RUN, PLAN, "plan-*.json", _NEXT, CONFIGURATION)
 """What is written here whole or not at all, as patterns."""
+_RESULTS = (METRICS, REPORT, TRACE, MODEL)
+"""What else a run writes here."""
 
 
 def require_new(path: Path) -> None:
@@ -110,6 +112,7 @@ class RunDirectory:
             raise UsageError(f"{path}: cannot make this directory: {error.strerror}") from error
         with _locked(path) as folder:
             folder.require_own()
+            _require_no_links(folder)
             _make_private(folder)
             opened = cls(folder, run.model_copy(update={"identity": secrets.token_hex(16)}), known=True)
             try:
@@ -126,10 +129,11 @@ class RunDirectory:
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
         """That of a run that ended or was stopped. Raises UsageError for what is none or belongs to another user,
-        StoreError when it goes on."""
+        LinkError where one of its files is a link, StoreError when it goes on."""
         require_run(path)
         with _locked(path) as folder:
             folder.require_own()
+            _require_no_links(folder)
             run = Run.parse(folder.read(RUN, MAX_DOCUMENT_BYTES, "run"), path / RUN)
             opened = cls(folder, run, known=is_known(run, path))
             _remove_unfinished(folder)
@@ -291,6 +295,13 @@ def _remove_unfinished(folder: Folder) -> None:
             folder.remove(name)
 
 
+def _require_no_links(folder: Folder) -> None:
+    """Raise LinkError where a file that a run writes or reads here is a link: before its first step, not at its end."""
+    for pattern in (*_DOCUMENTS, *_RESULTS):
+        for name in folder.names(pattern):
+            folder.require_no_link(name)
+
+
 def _make_private(folder: Folder) -> None:
     """Nobody else may look into a run, nor lock it, even where its directory was there before. A file system without
     permissions has them from its mount, and nothing here can change that."""
@@ -303,7 +314,7 @@ def _locked(path: Path) -> Iterator[Folder]:
     locks = Locks()
     try:
         locks.take(path)
-        with Folder(path) as folder:
+        with Folder(path, keep_links=True) as folder:
             yield folder
     finally:
         locks.close()

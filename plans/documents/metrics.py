@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 METRICS = "metrics.jsonl"
 REPORT = "report.json"
+TRACE = "trace.json"
 KIND = "file of metrics"
 
 

@@ -79,6 +79,22 @@ def test_a_folder_follows_no_link(tmp_path):
         assert folder.names() == ["metrics.jsonl"] and modes(tmp_path / "run" / "metrics.jsonl") == 0o600
 
 
+def test_a_link_in_the_place_of_a_document_is_replaced_unless_links_are_kept(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "report.json").symlink_to("precious")
+    with Folder(tmp_path, keep_links=True) as folder:
+        with pytest.raises(LinkError, match=r"report.json: is a symbolic link"):
+            folder.write("report.json", "{}")
+        assert folder.names() == ["precious", "report.json"] and (tmp_path / "report.json").is_symlink()
+        (tmp_path / "report.json").unlink()
+        with pytest.raises(LinkError), folder.writing("report.json"):  # one that appears while it is written
+            (tmp_path / "report.json").symlink_to("precious")
+        assert (tmp_path / "report.json").is_symlink() and len(os.listdir(tmp_path)) == 2
+    with Folder(tmp_path) as folder:
+        folder.write("report.json", "{}")
+    assert not (tmp_path / "report.json").is_symlink() and (tmp_path / "precious").read_text() == "mine"
+
+
 def test_a_folder_stays_what_was_opened_when_its_path_is_swapped(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "other").mkdir()

@@ -147,7 +147,8 @@ def test_what_is_cleared_away_is_told_first(directory, tmp_path, victim):
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "report.json", "trace.json", "run.json", "plan.json", "config.yaml", "plan.next.json"]
+    "name",
+    ["metrics.jsonl", "report.json", "trace.json", "run.json", "plan.json", "config.yaml", "plan.next.json", "model"],
 )
 def test_no_file_is_written_through_a_link(directory, tmp_path, own, name):
     out, precious = own, tmp_path / "precious"
@@ -155,11 +156,24 @@ def test_no_file_is_written_through_a_link(directory, tmp_path, own, name):
     before = precious.read_bytes()
     (out / name).unlink(missing_ok=True)
     (out / name).symlink_to(precious)
-    try:
-        resume(directory, out)
-    except LinkError as error:
-        assert f"{out / name}: is a symbolic link" in str(error)
-    assert precious.read_bytes() == before
+    with pytest.raises(LinkError, match=rf"{out / name}: is a symbolic link") as caught:
+        resume(directory, out, at=lambda step: pytest.fail("a step was made"))
+    assert caught.value.exit_code == 2
+    assert precious.read_bytes() == before and (out / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["report.json", "trace.json", "model"])
+def test_a_link_that_appears_in_a_run_is_an_error_and_stays(directory, tmp_path, name):
+    """The model is what days of training were for: it is written all the same, unless the link is in its own place."""
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.raises(LinkError, match=rf"{out / name}: is a symbolic link"):
+        train_run(
+            directory, out, plan_of(directory, SPREAD), steps=2,
+            at=lambda step: (out / name).symlink_to(elsewhere) if step == 2 else None,
+        )  # fmt: skip
+    assert (out / name).is_symlink() and not os.listdir(elsewhere)
+    assert (out / "model" / "model.safetensors").is_file() == (name != "model")
 
 
 @pytest.mark.parametrize("name", [".trace.json.tmp", ".report.json.tmp", ".run.json.1.tmp", ".config.yaml.tmp"])
