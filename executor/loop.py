@@ -29,6 +29,9 @@ from .sessions import Sessions
 from .snapshots.keeper import Keeper
 
 
+_ENDS_WITH_MODEL = "its steps are done: it ends with its model; a second signal stops it now"
+
+
 class _StoppedError(Exception):
     """The run was asked to stop, and stands between two operations."""
 
@@ -76,15 +79,17 @@ class Loop:
                 self._evaluate(begun)
             for step in range(begun, recipe.steps):
                 better = self._step(step, only=recipe.steps == begun + 1)
-                self._between(step + 1)
+                if step + 1 < recipe.steps or self.keeper:
+                    self._between(step + 1)
                 if better and step + 1 < recipe.steps:
                     self._move(better, step + 1)
             self.session.flush()
-            self._evaluate(recipe.steps)
-            self.interruption.tell_from_now_on(
-                lambda: self.watch.note("its steps are done: it ends with its model; a second signal stops it now")
-            )
-            self._stop_if_asked()
+            if self.keeper:
+                self._evaluate(recipe.steps)
+                self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))
+                self._stop_if_asked()
+            else:
+                self._evaluate_unless_asked()
         except _StoppedError:
             if self.keeper and self.history.losses:
                 self.keeper.take(self.session, len(self.history.losses))
@@ -102,6 +107,9 @@ class Loop:
         optimizer = self.recipe.optimizer_at(step - scaling.skipped if scaling else step)
         loss, tokens, self.timeline = session.train_step(step, batches, optimizer, scaling)
         seconds = time.perf_counter() - start
+        if step + 1 == self.recipe.steps and not self.keeper:  # its states are nowhere but here
+            self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))
+            self.interruption.begin()
         overflow = session.operations.overflow
         if not (overflow or math.isfinite(loss)):
             raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr, or train with --precision fp32")
@@ -181,6 +189,16 @@ class Loop:
             self.history.eval_losses[steps] = loss
             self.metrics_file.write_evaluation(steps, loss)
             self.watch.evaluation(steps, loss)
+
+    def _evaluate_unless_asked(self) -> None:
+        """The last evaluation of a run without snapshots, which a signal cuts short, and not the run: that goes on to
+        its model."""
+        try:
+            self._stop_if_asked()
+            self._evaluate(self.recipe.steps)
+        except _StoppedError:
+            if self.texts.evaluated:
+                self.watch.note("leaves out the last evaluation")
 
     def _stopping(self, passes: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
         for batches in passes:

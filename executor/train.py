@@ -158,8 +158,9 @@ def train(
         interruption = Interruption(
             lambda: watch.note("stops with a snapshot when this step ends; a second signal stops it now")
         )
+        stack.enter_context(interruption)
         if keeper:
-            stack.enter_context(interruption)
+            interruption.begin()
         calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor else None
         assert calibrator or not recipe.replan
         if not keeper:

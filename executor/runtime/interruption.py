@@ -1,6 +1,7 @@
-"""Interruptions of a run that keeps snapshots: the first signal asks it to stop with one, the second stops it at once.
+"""Interruptions of a run: the first signal asks it to end with what it has, the second stops it at once.
 
-Owns the handlers of SIGINT, SIGTERM and SIGHUP while such a run trains. What stopping takes is the run's business.
+Owns the handlers of SIGINT, SIGTERM and SIGHUP: of a run that keeps snapshots while it trains, of any other once its
+last step is done. What ending takes is the run's business.
 """
 
 import signal
@@ -14,8 +15,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """While it is entered in the main thread, SIGINT, SIGTERM and SIGHUP set `asked` and tell so; once it is set they
-    do what they did before. One that is ignored stays ignored, as SIGHUP is under nohup."""
+    """From `begin` in the main thread to the end of the block, SIGINT, SIGTERM and SIGHUP set `asked` and tell so; once
+    it is set they do what they did before. One that is ignored stays ignored, as SIGHUP is under nohup."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self.asked = False
@@ -23,13 +24,16 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        return self
+
+    def begin(self) -> None:
+        """Take the signals."""
         if threading.current_thread() is threading.main_thread():
             for number in ENDS:
                 before = signal.getsignal(number)
                 if callable(before) or before == signal.SIG_DFL:
                     self._before[number] = before
                     signal.signal(number, self._noted)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number, before in self._before.items():
