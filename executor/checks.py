@@ -83,11 +83,27 @@ def require_memory(plan: Plan, device: Device) -> None:
         needed = max(needed, predicted.peak_process_bytes - process.resident_bytes())
     obtainable = process.obtainable_bytes()
     if needed > obtainable:
+        bound, way_out = _what_bounds()
         raise MemoryBudgetError(
-            f"the plan needs {format_bytes(needed)} beyond what the process has, and this machine, its control group "
-            f"and ulimit leave {format_bytes(obtainable)}: {format_bytes(needed - obtainable)} are missing; "
-            "free some, raise the limit, or solve again with a smaller --host-memory"
+            f"the plan needs {format_bytes(needed)} beyond what the process has, and {bound} "
+            f"{format_bytes(obtainable)}: {format_bytes(needed - obtainable)} are missing; {way_out}, or solve again "
+            "with a smaller --host-memory"
         )
+
+
+def _what_bounds() -> tuple[str, str]:
+    """What bounds the memory that this process can have, of all that may be set, and how to have more."""
+    memory = process.host_memory()
+    binding = sorted(option for option, left in process.own_limits().items() if left < memory.available)
+    if binding:
+        leave = "leave" if len(binding) > 1 else "leaves"
+        return (
+            f"ulimit {' and '.join(binding)} {leave}",
+            f"raise it ({'; '.join(f'ulimit {o} unlimited' for o in binding)})",
+        )
+    if memory.total < process.hardware_bytes():
+        return "its control group leaves", "raise the group's limit"
+    return "this machine leaves", "free some"
 
 
 def look_ahead(

@@ -28,7 +28,6 @@ from .runtime.session import Session
 from .sessions import Sessions
 from .snapshots.keeper import Keeper
 
-
 _ENDS_WITH_MODEL = "its steps are done: it ends with its model; a second signal stops it now"
 
 

@@ -57,6 +57,11 @@ def host_memory(root: Path = Path("/")) -> Memory:
     return Memory(total, available)
 
 
+def hardware_bytes(root: Path = Path("/")) -> int:
+    """Memory of the machine, whatever the control groups of this process allow."""
+    return int(dict(read_fields(root / "proc/meminfo"))["MemTotal"].split()[0]) << 10
+
+
 def obtainable_bytes() -> int:
     """What this process may still take: what is available, within its own limits (`ulimit -d` and `-v`), which count
     what is mapped and not only what is used."""

@@ -1,8 +1,9 @@
 """The words of a command line: which are options, which are values, which are arguments, and which are unknown.
 
 Owns three rules that click does not have. A word that begins with a dash is the value of an option only if it is a
-number, has a space or is joined to the option (`--data=-x`). Every value is checked, also one that a later value
-replaces. All unknown words are told at once. Everything else is click's work: what is known goes on to its parser.
+number, has a space or is joined to the option (`--data=-x`); for an option that takes no path, also if it begins like a
+number (`-1GiB`). Every value is checked, also one that a later value replaces. All unknown words are told at once.
+Everything else is click's work: what is known goes on to its parser.
 """
 
 import re
@@ -13,7 +14,11 @@ from typing import NoReturn
 
 import click
 
+from .types import Value
+
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+_NEGATIVE_FIGURE = re.compile(r"-\.?\d.*", re.DOTALL)
+"""A negative number with a unit, an exponent or more numbers behind it."""
 
 
 class UnknownWords(click.UsageError):
@@ -75,7 +80,7 @@ def read_words(words: Sequence[str], ctx: click.Context, *, of_group: bool = Fal
                 return Words((flag,))
             options.append(flag)
             continue
-        if value is None and ahead and _is_value(ahead[0][1], known):
+        if value is None and ahead and _is_value_of(option, ahead[0][1], known):
             value = ahead.popleft()[1]
         if value is not None:
             option.type(value, option, ctx)
@@ -115,6 +120,14 @@ def _is_value(word: str, known: Mapping[str, click.Option]) -> bool:
     if word == "--" or _split(word, known)[0] in known:
         return False
     return bool(_NEGATIVE_NUMBER.fullmatch(word)) or " " in word
+
+
+def _is_value_of(option: click.Option, word: str, known: Mapping[str, click.Option]) -> bool:
+    """Whether a word behind an option is its value. A negative size is one too, so that the size is refused, and not
+    said to be missing."""
+    if _is_value(word, known):
+        return True
+    return isinstance(option.type, Value) and bool(_NEGATIVE_FIGURE.fullmatch(word)) and word not in known
 
 
 def _split(word: str, known: Mapping[str, click.Option]) -> tuple[str, str | None]:

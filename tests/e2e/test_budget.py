@@ -160,6 +160,7 @@ def test_a_limit_that_is_too_small_is_refused_before_a_weight_is_loaded(home, ba
     assert done.returncode == 4, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
     assert "are missing" in line and "loading" not in done.stderr
+    assert "ulimit -d leaves" in line and "control group" not in line and "-v" not in line
     assert "Traceback" not in done.stderr and not (home / "refused").exists()
 
 
