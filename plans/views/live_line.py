@@ -14,6 +14,8 @@ from ..units import format_seconds
 from .quantities import decimal, loss_figure, number, percent
 
 RECENT_STEPS = 25
+KNOWN_STEPS = 3
+"""Steps behind which there is an estimate."""
 MOSTLY_LEARNT = 0.95
 """Of all positions: a long text whose rows are full has only the first of each that is not learnt."""
 MOST_COLUMNS = 100 - len("run: ")
@@ -23,7 +25,8 @@ FIRST_STEPS = 10
 
 class Pace:
     """How long the steps that are left will take: each the median of the last ones, so that a slow one does not count,
-    and what has passed between steps so far (evaluations, snapshots, a move), spread over all of them."""
+    and what has passed between steps so far (evaluations, snapshots, a move), spread over all of them. The first step
+    of a process does not count: libraries are warmed in it."""
 
     def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`steps`: of the whole run."""
@@ -34,14 +37,18 @@ class Pace:
         self._in_steps = 0.0
         self._began = 0.0
 
-    def left(self, step: int, step_seconds: float) -> float:
-        """Seconds that are left after step `step`, which has just ended and took `step_seconds`. To be told of each."""
+    def left(self, step: int, step_seconds: float) -> float | None:
+        """Seconds that are left after step `step`, which has just ended and took `step_seconds`; None while too few
+        steps are known. To be told of each."""
         now = self._clock()
         if not self.told:
             self._began = now - step_seconds
+        else:
+            self._recent.append(step_seconds)
         self.told += 1
         self._in_steps += step_seconds
-        self._recent.append(step_seconds)
+        if self.told < KNOWN_STEPS:
+            return None
         between = max(now - self._began - self._in_steps, 0.0) / self.told
         return (self._steps - step) * (statistics.median(self._recent) + between)
 
@@ -54,14 +61,14 @@ def live_line(
     skipped: bool,
     tokens_per_second: float,
     learnt_share: float,
-    left_seconds: float,
+    left_seconds: float | None,
     written_bytes: int,
     machine: Machine | None,
 ) -> str:
     """The line after a step, of at most 100 columns with the title `run`. `tokens_per_second` counts all positions of
-    its rows, of which `learnt_share` are learnt; that is told where prompts and padding are many. `machine`: whose
-    drives were written to, worn as far as their rating is used up; None when they are not those that its profile is
-    of."""
+    its rows, of which `learnt_share` are learnt; that is told where prompts and padding are many. `left_seconds`:
+    None while nobody knows. `machine`: whose drives were written to, worn as far as their rating is used up; None when
+    they are not those that its profile is of."""
     parts = [
         f"step {step}/{steps}",
         "skipped" if skipped else f"loss {loss_figure(loss)}",

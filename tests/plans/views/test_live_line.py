@@ -31,6 +31,18 @@ def test_what_is_left_is_what_it_then_takes(begun):
     assert told[-1][2] == 0.0 and pace.told == 200 - begun
 
 
+def test_no_time_is_told_before_a_few_steps_are_known():
+    """A first step of 30 s, in which libraries are warmed, and then steps of 0.1 s."""
+    now, pace = 0.0, Pace(1000, lambda: now)
+    told = []
+    for step in range(1, 6):
+        seconds = 30.0 if step == 1 else 0.1
+        now += seconds
+        told.append(pace.left(step, seconds))
+    assert told[:2] == [None, None]
+    assert told[2:] == [pytest.approx((1000 - step) * 0.1) for step in (3, 4, 5)]
+
+
 def _line(**more: object) -> str:
     figures = {
         "step": 7, "steps": 90, "loss": 2.5, "skipped": False, "tokens_per_second": 1234.5, "learnt_share": 0.97,
@@ -53,6 +65,7 @@ def test_the_line_says_what_is_known_and_fits():
     )  # fmt: skip
     assert len(f"run: {longest}") <= 100
     assert "loss 1e+30" in _line(loss=1e30)
+    assert _line(left_seconds=None) == "step 7/90  loss 2.5000  1,234 tokens/s"
 
 
 def test_the_line_says_what_of_its_tokens_is_learnt():
