@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ssdplan.plans.errors import DiskFullError, IoFailure, UsageError
 from ssdplan.plans.files import make_folder, open_regular, require_private, write_whole
 from ssdplan.plans.room import no_room
+from ssdplan.plans.units import format_bytes
 
 from .reading.documents import Document, opened
 
@@ -37,6 +38,10 @@ _SAMPLE = struct.Struct("<QQ")
 _ID = np.uint32((1 << 31) - 1)
 """The bits of a token that are its id (`rendering.NOT_LEARNT`)."""
 _READ_BYTES = 1 << 20
+_LEFT_BYTES, _LEFT_SHARE = 1 << 30, 1 / 50
+"""What stays free of a file system for others: so much, or so much of a small one."""
+_BETWEEN_BYTES = 1 << 26
+"""Written between two looks at what is free."""
 _WAY_OUT = "name a directory of your own with --token-cache or SSDPLAN_CACHE"
 _OWN = re.compile(r"[0-9a-f]{64}\.(tokens|facts)|\.[0-9a-f]{64}\.(tokens|facts)\..*")
 _KEPT_SECONDS = 30 * 86400
@@ -157,8 +162,9 @@ def write_cache(
 ) -> None:
     """Writes a cache file under a temporary name and renames it, so that a file that exists is whole, however many
     processes make it at once. `pieces` are tokens in order, and with each whether a sample ends with it; `notes` says
-    what there is to tell of them once they are all there. The name of the process's directory of temporary files is in
-    the temporary name: whoever ends a process that has one of its own removes what it began (`apart.ask`)."""
+    what there is to tell of them once they are all there. A large one leaves room for others (`_with_room`). The name
+    of the process's directory of temporary files is in the temporary name: whoever ends a process that has one of its
+    own removes what it began (`apart.ask`)."""
     partial: Path | None = None
     try:
         make_folder(file.parent)
@@ -167,7 +173,7 @@ def write_cache(
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.{Path(tempfile.gettempdir()).name}.")
         partial = Path(name)
         with os.fdopen(handle, "w+b") as stream, tempfile.TemporaryFile(dir=file.parent) as table:
-            _write_tokens(stream, table, pieces, notes)
+            _write_tokens(stream, table, _with_room(file.parent, pieces), notes)
             stream.flush()
             os.fsync(stream.fileno())
         partial.rename(file)
@@ -181,6 +187,27 @@ def write_cache(
         if partial is not None:
             with suppress(FileNotFoundError):
                 partial.unlink()
+
+
+def _with_room(
+    directory: Path, pieces: Iterable[tuple[npt.NDArray[np.uint32], bool]]
+) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+    """The same pieces, as long as there is room for them. Raises DiskFullError before the file system is full, since
+    others write there too; not for a small cache, which makes no difference to them."""
+    ahead = _BETWEEN_BYTES
+    for ids, last in pieces:
+        ahead -= ids.nbytes + _SAMPLE.size
+        if ahead < 0:
+            ahead = _BETWEEN_BYTES
+            usage = shutil.disk_usage(directory)
+            left = min(_LEFT_BYTES, int(usage.total * _LEFT_SHARE))
+            if usage.total and usage.free < left + ids.nbytes:
+                raise DiskFullError(
+                    f"{directory}: the tokenised text cannot be kept here, 4 bytes a token: {format_bytes(usage.free)} "
+                    f"are free, and {format_bytes(left)} stay free for others; free some, or name another directory "
+                    "with --token-cache or SSDPLAN_CACHE"
+                )
+        yield ids, last
 
 
 def _remove_old(directory: Path) -> None:

@@ -13,7 +13,7 @@ from pyarrow import ipc, parquet
 from ssdplan.executor.data import previewing, tokens
 from ssdplan.executor.data.apart import LIMITS, Board, Limits, Seen, Watch
 from ssdplan.executor.data.previewing import look_apart  # itself: other tests have another in its place
-from ssdplan.executor.data.reader import Apart
+from ssdplan.executor.data.reader import Apart, Asked
 from ssdplan.executor.data.reading import columns, documents
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
@@ -215,6 +215,52 @@ def test_as_many_values_as_a_row_may_have_take_bounded_memory():
 def dictionary_file(path: Path, value: str, count: int) -> Path:
     parquet.write_table(pa.table({"text": [value] * count}), path, compression="zstd")
     return path
+
+
+def test_references_that_are_gigabytes_together_are_refused_before_any_is_worked_on(tmp_path, model):
+    """100,000 references to one text of 1 MiB: no row is too large, and all are 98 GiB in a file of some hundred
+    bytes."""
+    path, told = tmp_path / "a.parquet", []
+    words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), pa.array(["x" * MIB]))
+    parquet.write_table(
+        pa.table({"text": words}), path, compression="zstd", store_schema=False, write_statistics=False,
+        dictionary_pagesize_limit=1 << 30,
+    )  # fmt: skip
+    assert path.stat().st_size < 1000
+    says = r"a\.parquet: row 256: up to here the rows hold 256 MiB, and the file has [0-9]+ B; at most 10,000 times"
+    with pytest.raises(UsageError, match=says):
+        next(columns.rows(path, ["text"]))
+    with pytest.raises(UsageError, match=says):
+        preview(model, path)
+    asked = Asked(str(path), (str(path),), None, False, "2026-01-01T00:00:00")
+    with pytest.raises(UsageError, match=says):
+        Apart(model).read(asked, tmp_path / "cache", lambda done, total: told.append(done))
+    assert not told and not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_what_rows_may_hold_together_is_a_multiple_of_the_file_and_no_less_than_a_floor(tmp_path, monkeypatch, suffix):
+    """One prompt of 3,000 characters that 4,000 rows share: 12 MB, in a file of some kilobytes."""
+    path = tmp_path / f"a.{suffix}"
+    table = pa.table({"text": pa.array(["a prompt  " * 300] * 4000).dictionary_encode(), "label": ["yes", "no"] * 2000})
+    if suffix == "parquet":
+        parquet.write_table(table, path, compression="zstd")
+    else:
+        with pa.OSFile(str(path), "wb") as sink, ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    size, held = path.stat().st_size, 4000 * 3000
+    assert size < held / 100
+
+    def read(times: float, floor: int) -> int:
+        monkeypatch.setattr(columns, "_GROWTH", times)
+        monkeypatch.setattr(columns, "_GROWN_BYTES", floor)
+        return sum(len(fields["text"]) for _, fields in columns.rows(path, ["text"]))
+
+    assert read(columns._GROWTH, 0) == read(0, 2 * held) == read(2 * held / size, 0) == held
+    for times, floor in ((0.5 * held / size, 0), (0, held // 2)):
+        with pytest.raises(UsageError, match=rf"a\.{suffix}: row 19[0-9]+: up to here"):
+            read(times, floor)
+    assert next(columns.rows(path, ["text"]))[0] == 1, "the first rows alone are not bounded"
 
 
 def test_references_to_a_long_text_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError, first_line
 from ssdplan.plans.files import open_regular
+from ssdplan.plans.units import format_bytes
 
 from .files import unreadable
 from .places import At, unsaid
@@ -23,12 +24,17 @@ _BATCH_BYTES = 1 << 28
 """Of rows that become Python's at once: more is done a row at a time."""
 _ROW_BYTES = 1 << 30
 """What is more is no row, as it would be none of a .jsonl file, which takes a quarter of that."""
+_GROWTH, _GROWN_BYTES = 10_000, 1 << 28
+"""How many times larger than the file its values may be, and what they may be in any case. One prompt that a thousand
+rows share is some hundred times as large as it is in the file."""
+_LOOK_BYTES = 1 << 24
+"""Of first rows, that are read before what the others hold is looked at."""
 _PAGE_HEAD_BYTES = 16
 _NEXT_I32 = b"\x15"
 _VALUE_BYTES = 64
+"""Of any value in Python, at least."""
 _PLAIN_GROWTH = 8 * _VALUE_BYTES
 """How much larger than in a table values become, of types that have no references: a boolean is a bit there."""
-"""Of any value in Python, at least."""
 
 
 def names(file: Path) -> list[str]:
@@ -40,24 +46,55 @@ def names(file: Path) -> list[str]:
 def rows(file: Path, wanted: Iterable[str], at: At = unsaid) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row's number, from 1, and those of the `wanted` columns that the table has. `at` is told of each batch
     before it is read. Raises UsageError for a file that is not such a table, is damaged, holds what is not UTF-8, or
-    has a row that is too large."""
+    has a row that is too large, or many that are together."""
     number = 0
     with _opened(file) as (schema, batches):
         columns = [name for name in wanted if name in schema.names]
         at("reading", f"{file}: row 1 or one after it", 0)
+        looked = False
         for batch in batches(columns):
             for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
-                for part in _parts(file, batch.slice(start, _ROWS_AT_A_TIME), number):
+                some = batch.slice(start, _ROWS_AT_A_TIME)
+                _require_valid(file, some, number)
+                if not looked and (number or _held_bytes(some) > _LOOK_BYTES):
+                    looked = True
+                    _look_ahead(file, columns, at)
+                for part in _parts(file, some, number):
                     for fields in _values(file, part, number):
                         number += 1
                         yield number, fields
                     at("reading", f"{file}: row {number + 1} or one after it", 0)
 
 
+def _look_ahead(file: Path, columns: list[str], at: At) -> None:
+    """Raise UsageError where the rows together hold so many bytes that nobody wrote them: a few hundred bytes may refer
+    to one text any number of times. No row becomes Python's here, so a file is refused before hours of work on it."""
+    size, held, number = file.stat().st_size, 0, 0
+    most = max(_GROWTH * size, _GROWN_BYTES)
+    with _opened(file) as (_, batches):
+        for batch in batches(columns):
+            for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
+                at("reading", f"{file}: row {number + 1} or one after it", 0)
+                some = batch.slice(start, _ROWS_AT_A_TIME)
+                _require_valid(file, some, number)
+                held, number = held + _held_bytes(some), number + some.num_rows
+                if held > most:
+                    raise UsageError(
+                        f"{file}: row {number}: up to here the rows hold {format_bytes(held)}, and the file has "
+                        f"{format_bytes(size)}; at most {_GROWTH:,} times its size is read, or "
+                        f"{format_bytes(_GROWN_BYTES)} if that is more; take out rows that repeat others, or convert "
+                        "the file to .jsonl if all of them are meant"
+                    )
+
+
+def _held_bytes(batch: Any) -> int:
+    """What the values take, each reference to one counted as the value."""
+    return int(batch.nbytes) if all(map(_is_plain, batch.schema.types)) else _python_bytes(batch)
+
+
 def _parts(file: Path, batch: Any, before: int) -> Iterator[Any]:
     """The batch, or where it would be large in Python its rows one by one. Raises UsageError for a row that would be
-    too large by itself, and for a damaged batch."""
-    _require_valid(file, batch, before)
+    too large by itself."""
     plain = all(map(_is_plain, batch.schema.types))
     if (plain and batch.nbytes <= _BATCH_BYTES // _PLAIN_GROWTH) or _python_bytes(batch) <= _BATCH_BYTES:
         yield batch

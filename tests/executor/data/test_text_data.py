@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -710,6 +711,31 @@ def test_a_full_disk_leaves_no_cache_behind(tmp_path: Path, tokenizer: Any, monk
     with pytest.raises(DiskFullError, match=r"tokenised text cannot be kept here.*no space left"):
         TextData(path, tokenizer, sequence_length=4, cache=cache)
     assert list(cache.iterdir()) == []
+
+
+def test_a_large_cache_ends_before_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of 100 GiB, of which 1 GiB stays free for others; pieces of 1,000 tokens, looked at each 10,000 bytes."""
+    before, written = 10_000 + (1 << 30), 0
+
+    def usage(path: Path) -> SimpleNamespace:
+        assert path == tmp_path
+        return SimpleNamespace(total=100 << 30, free=before - written)
+
+    def pieces(count: int) -> Iterator[tuple[Any, bool]]:
+        nonlocal written
+        for _ in range(count):
+            written += 4000
+            yield np.zeros(1000, np.uint32), True
+
+    monkeypatch.setattr(token_cache.shutil, "disk_usage", usage)
+    monkeypatch.setattr(token_cache, "_BETWEEN_BYTES", 10_000)
+    with pytest.raises(DiskFullError, match=r"1 GiB are free, and 1 GiB stay free for others; .*--token-cache"):
+        token_cache.write_cache(tmp_path / "a.tokens", pieces(1000))
+    assert list(tmp_path.iterdir()) == [] and written < 30_000
+    before, written = 1, 0
+    token_cache.write_cache(tmp_path / "a.tokens", pieces(2))
+    found = token_cache.open_cache(tmp_path / "a.tokens")
+    assert found is not None and len(found.tokens) == 2000, "a small one is written as long as it can be"
 
 
 def test_progress_ends_at_all_of_the_bytes(tmp_path: Path, tokenizer: Any) -> None:
