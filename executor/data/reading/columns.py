@@ -5,7 +5,7 @@ What becomes of one in Python is bounded too: tables may say a long text once an
 """
 
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +28,7 @@ _GROWTH, _GROWN_BYTES = 10_000, 1 << 28
 """How many times larger than the file its values may be, and what they may be in any case. One prompt that a thousand
 rows share is some hundred times as large as it is in the file."""
 _LOOK_BYTES = 1 << 24
-"""Of first rows, that are read before what the others hold is looked at."""
+"""Of first rows that are read before what the others hold is looked at."""
 _PAGE_HEAD_BYTES = 16
 _NEXT_I32 = b"\x15"
 _VALUE_BYTES = 64
@@ -77,7 +77,10 @@ def _look_ahead(file: Path, columns: list[str], at: At) -> None:
                 at("reading", f"{file}: row {number + 1} or one after it", 0)
                 some = batch.slice(start, _ROWS_AT_A_TIME)
                 _require_valid(file, some, number)
-                held, number = held + _held_bytes(some), number + some.num_rows
+                held += _held_bytes(some)
+                if held > most:
+                    deque(_parts(file, some, number), maxlen=0)  # names a row that is too large by itself
+                number += some.num_rows
                 if held > most:
                     raise UsageError(
                         f"{file}: row {number}: up to here the rows hold {format_bytes(held)}, and the file has "
