@@ -6,7 +6,7 @@ What becomes of one in Python is bounded too: tables may say a long text once an
 
 import functools
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -186,15 +186,21 @@ def _unreadable_rows(file: Path, batch: Any, before: int, error: Exception) -> U
     return UsageError(f"{file}: one of rows {before + 1} to {before + batch.num_rows} cannot be read: {reason}")
 
 
-def _rows_at_once(file: Path, metadata: Any, wanted: Iterable[str]) -> int:
+def _rows_at_once(file: Path, table: Any, wanted: Sequence[str]) -> int:
     """How many rows of a .parquet file are decoded together. Each may refer to the longest value of a dictionary, or
-    repeat what the one before it begins with."""
-    roots, most = set(wanted), 1
+    repeat what the one before it begins with.
+
+    The first row of each group is read first: where a column's description is missing, that is an error, while a look
+    at the description would end the process (pyarrow calls std::terminate)."""
+    roots, most, metadata = set(wanted), 1, table.metadata
     with open_regular(file, ".parquet table") as stream:
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for column in map(group.column, range(metadata.num_columns)):
-                if column.path_in_schema.split(".")[0] not in roots:
+        for number in range(metadata.num_row_groups):
+            next(table.iter_batches(1, row_groups=[number], columns=list(wanted)), None)
+            group = metadata.row_group(number)
+            for place in range(metadata.num_columns):
+                if metadata.schema.column(place).path.split(".")[0] not in roots:
                     continue
+                column = group.column(place)
                 if "DELTA_BYTE_ARRAY" in column.encodings:
                     most = max(most, column.total_uncompressed_size)
                 if column.dictionary_page_offset is not None:
@@ -269,7 +275,7 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
             with parquet.ParquetFile(file, pre_buffer=False) as table:
                 yield (
                     _distinct(file, table.schema_arrow),
-                    lambda names: table.iter_batches(_rows_at_once(file, table.metadata, names), columns=names),
+                    lambda names: table.iter_batches(_rows_at_once(file, table, names), columns=names),
                 )
             return
         with pyarrow.memory_map(str(file)) as source:
