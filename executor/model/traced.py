@@ -1,0 +1,318 @@
+"""A block as explicit graphs: its forward, and a backward that rebuilds what the forward did not keep.
+
+Owns how a block is traced and cut. `trace` runs a block once without memory and has everything that its forward and its
+backward compute as one graph of ATen operations, in the order in which autograd runs them, so that running the graph
+gives autograd's bits. `Traced.cheapest` finds which values to keep at a given price of bytes, and `Traced.cut` makes
+the two graphs of any choice. No name of a module is looked at (PyAO section 5 lists modules; here the graph is the
+layer's own). Nothing here knows where kept values lie.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import networkx
+import torch
+from functorch.compile import aot_function, nop
+from torch import fx
+
+Block = Callable[..., torch.Tensor]
+"""A block's call on its hidden state, then on everything else that it takes: arguments and parameters."""
+
+_VIEWS = frozenset(
+    [
+        "alias",
+        "_unsafe_view",
+        "as_strided",
+        "detach",
+        "expand",
+        "lift_fresh",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    ]
+)
+"""ATen operations that compute nothing: another look at the same bytes."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Something that a block's forward computes and its backward can be given: kept, it is not computed again."""
+
+    name: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    """Dimensions from the one with the longest stride to the shortest: how its elements lie in a row."""
+    dtype: torch.dtype
+
+    @property
+    def elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    def laid(self, flat: torch.Tensor) -> torch.Tensor:
+        """The value in `flat`, 1-D, of its dtype and at least as long. It has the strides that it was computed with, for
+        a product of matrices may round otherwise for others."""
+        sizes = [self.shape[dimension] for dimension in self.order]
+        back = [self.order.index(dimension) for dimension in range(len(self.order))]
+        return flat[: self.elements].view(sizes).permute(back)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A block's two graphs for one choice of what is kept."""
+
+    kept: tuple[Value, ...]
+    keeps_hidden: bool
+    """Whether backward takes the block's input."""
+    forward: fx.GraphModule
+    """(hidden, *others) -> (output, *kept)."""
+    backward: fx.GraphModule
+    """(*kept, hidden if it is kept, *others, gradient of the output) -> gradients: of hidden, then of the others, None
+    where none is wanted."""
+    rebuilt: tuple[str, ...]
+    """The operations of the forward that backward runs again."""
+
+
+class Traced:
+    """One block with inputs of one shape and kind."""
+
+    def __init__(self, joint: fx.GraphModule, inputs: int) -> None:
+        """`joint`: (hidden, *others, gradient of the output) -> [output, *gradients]. `inputs` counts all but the last
+        of what it takes."""
+        self._joint = joint
+        nodes = list(joint.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        assert len(placeholders) == inputs + 1
+        self._hidden, self._others, self._tangent = placeholders[0], placeholders[1:-1], placeholders[-1]
+        [results] = next(node for node in nodes if node.op == "output").args
+        self._output, *self._gradients = results
+        assert len(self._gradients) == inputs
+        self._forward = _ancestors([self._output])
+        self._backward = _descendants(nodes, self._tangent)
+        for node in nodes:  # an operation's other results, as the mask of a dropout, are there when its first one is
+            if _is_free(node) and all(each in self._forward for each in node.all_input_nodes):
+                self._forward.add(node)
+        needed = {each for node in self._backward for each in node.all_input_nodes if each not in self._backward}
+        needed |= {each for each in self._gradients if isinstance(each, fx.Node) and each not in self._backward}
+        self._needed = needed - set(placeholders)
+        self._needs_hidden = self._hidden in needed
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """What may be kept, in the order in which the forward computes it."""
+        return tuple(
+            value for node in self._joint.graph.nodes if node in self._forward and (value := _value(node)) is not None
+        )
+
+    def cheapest(self, seconds: Mapping[str, float], price: float) -> frozenset[str] | None:
+        """The values to keep so that the seconds of what is computed again, and `price` seconds for each byte kept, are
+        least together; None where the block's input alone is. `seconds`: of each operation, by its name.
+
+        A minimum cut. Each value stands twice in the graph: cutting between the two keeps it, at its price; from the
+        second on it is computed again, at its seconds, and needs its own inputs.
+        """
+        graph = networkx.DiGraph()
+        keepable = {value.name: value.nbytes for value in self.values}
+        hidden = self._hidden.meta["val"]
+        graph.add_edge((self._hidden.name, "kept"), "end", capacity=price * hidden.numel() * hidden.element_size())
+        waiting = list(self._needed)
+        seen = set(waiting)
+        for node in self._needed:
+            graph.add_edge("begin", (node.name, "kept"))
+        if self._needs_hidden:
+            graph.add_edge("begin", (self._hidden.name, "kept"))
+        while waiting:
+            node = waiting.pop()
+            before, after = (node.name, "kept"), (node.name, "again")
+            if node.name in keepable:
+                graph.add_edge(before, after, capacity=price * keepable[node.name])
+            else:
+                graph.add_edge(before, after)
+            if not _draws(node):
+                graph.add_edge(after, "end", capacity=0.0 if _is_free(node) else seconds[node.name])
+            else:
+                graph.add_edge(after, "never")
+            for each in node.all_input_nodes:
+                if each is self._hidden or each.op != "placeholder":
+                    graph.add_edge(after, (each.name, "kept"))
+                    if each is not self._hidden and each not in seen:
+                        seen.add(each)
+                        waiting.append(each)
+        if "never" in graph:
+            graph.add_edge("never", "end")
+        try:
+            _, (reached, beyond) = networkx.minimum_cut(graph, "begin", "end")
+        except networkx.NetworkXUnbounded as error:
+            raise ValueError("something that is drawn at random can neither be kept nor drawn again") from error
+        return frozenset(name for name in keepable if (name, "kept") in reached and (name, "again") in beyond)
+
+    def cut(self, kept: Iterable[str]) -> Cut:
+        """The graphs in which these values, by name, are kept, and all else that backward needs is computed again."""
+        wanted = set(kept)
+        values = tuple(value for value in self.values if value.name in wanted)
+        assert len(values) == len(wanted), "only what the forward computes can be kept"
+        nodes = {node.name: node for node in self._joint.graph.nodes}
+        keep = [nodes[value.name] for value in values]
+        again, hidden = self._rebuilt(set(keep))
+        forward = _graph(self._joint, [self._hidden, *self._others], [self._output, *keep], self._forward)
+        inputs = [*keep, *([self._hidden] if hidden else []), *self._others, self._tangent]
+        backward = _graph(self._joint, inputs, self._gradients, again | self._backward)
+        twice = again & self._forward
+        rebuilt = tuple(node.name for node in self._joint.graph.nodes if node in twice and not _is_free(node))
+        return Cut(values, hidden, forward, backward, rebuilt)
+
+    def _rebuilt(self, kept: set[fx.Node]) -> tuple[set[fx.Node], bool]:
+        """What backward computes again, and whether it takes the block's input for that."""
+        waiting = [node for node in self._needed if node not in kept]
+        again: set[fx.Node] = set()
+        hidden = self._needs_hidden
+        while waiting:
+            node = waiting.pop()
+            if node in again:
+                continue
+            if _draws(node):
+                raise ValueError(f"{node.name} is drawn at random, and would not be drawn again alike")
+            again.add(node)
+            for each in node.all_input_nodes:
+                hidden = hidden or each is self._hidden
+                if each.op != "placeholder" and each not in kept:
+                    waiting.append(each)
+        return again, hidden
+
+
+def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) -> Traced:
+    """Trace `block(hidden, *others)` for tensors like these. Gradients are those of the tensors that require one.
+
+    Raises whatever torch raises where the code cannot be traced: where it looks at values, or calls what is no
+    operation of torch's.
+    """
+    found: list[fx.GraphModule] = []
+
+    def stop(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
+        found.append(joint)
+        raise _TracedError
+
+    given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in (hidden, *others)]
+    with torch.enable_grad(), suppress(_TracedError):
+        aot_function(block, fw_compiler=nop, bw_compiler=nop, partition_fn=stop)(*given)
+    return Traced(found[0], len(given))
+
+
+class _TracedError(Exception):
+    """Ends a tracing that is done, before anything is run."""
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _descendants(nodes: Iterable[fx.Node], of: fx.Node) -> set[fx.Node]:
+    found = {of}
+    for node in nodes:
+        if node.op == "call_function" and any(each in found for each in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _graph(
+    joint: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node | None], among: set[fx.Node]
+) -> fx.GraphModule:
+    """The operations of `among` that the outputs need, from the inputs."""
+    graph = fx.Graph()
+    made = {node: graph.placeholder(node.name) for node in inputs}
+    waiting = [node for node in outputs if node is not None]
+    wanted: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in made and node not in wanted:
+            assert node in among, f"{node.name} is not there"
+            wanted.add(node)
+            waiting += node.all_input_nodes
+    for node in joint.graph.nodes:
+        if node in wanted:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output(tuple(None if node is None else made[node] for node in outputs))
+    return fx.GraphModule(joint, graph)
+
+
+def _value(node: fx.Node) -> Value | None:
+    """What a node computes, where it may be kept: bytes of its own that lie without gaps or overlaps."""
+    held = node.meta.get("val")
+    if node.op != "call_function" or _is_view(node) or not isinstance(held, torch.Tensor) or not held.numel():
+        return None
+    order = tuple(sorted(range(held.dim()), key=lambda dimension: -held.stride(dimension)))
+    return Value(node.name, tuple(held.shape), order, held.dtype) if _is_dense(held, order) else None
+
+
+def _is_dense(held: torch.Tensor, order: Sequence[int]) -> bool:
+    step = 1
+    for dimension in reversed(order):
+        if held.shape[dimension] != 1 and held.stride(dimension) != step:
+            return False
+        step *= held.shape[dimension]
+    return True
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.name.partition("::")[2] in _VIEWS
+
+
+def _is_free(node: fx.Node) -> bool:
+    return node.target is operator.getitem or _is_view(node)
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers. Attention only does where it has a dropout."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or torch.Tag.nondeterministic_seeded not in node.target.tags:  # type: ignore[union-attr]
+        return False
+    names = [argument.name for argument in schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return given != 0.0
+
+
+def seconds_of(traced: Traced, inputs: Sequence[Any], clock: Callable[[], float], rounds: int) -> dict[str, float]:
+    """Seconds of each operation of the forward, by its name: the medians of some rounds."""
+    cut = traced.cut(())
+    found: dict[str, list[float]] = {}
+
+    class Timed(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            began = clock()
+            result = super().run_node(n)
+            found.setdefault(n.name, []).append(clock() - began)
+            return result
+
+    with torch.no_grad():
+        for _ in range(rounds):
+            Timed(cut.forward).run(*inputs)
+    return {name: sorted(each)[len(each) // 2] for name, each in found.items()}
