@@ -20,6 +20,7 @@ import networkx
 import torch
 from functorch.compile import aot_function, nop
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 Block = Callable[..., torch.Tensor]
 """A block's call on its hidden state, then on everything else that it takes: arguments and parameters."""
@@ -68,8 +69,8 @@ class Value:
         return self.elements * self.dtype.itemsize
 
     def laid(self, flat: torch.Tensor) -> torch.Tensor:
-        """The value in `flat`, 1-D, of its dtype and at least as long. It has the strides that it was computed with, for
-        a product of matrices may round otherwise for others."""
+        """The value in `flat`, 1-D, of its dtype and at least as long. It has the strides that it was computed with,
+        for a product of matrices may round otherwise for others."""
         sizes = [self.shape[dimension] for dimension in self.order]
         back = [self.order.index(dimension) for dimension in range(len(self.order))]
         return flat[: self.elements].view(sizes).permute(back)
@@ -210,8 +211,9 @@ def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) ->
         found.append(joint)
         raise _TracedError
 
-    given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in (hidden, *others)]
-    with torch.enable_grad(), suppress(_TracedError):
+    fake = FakeTensorMode()
+    given = [fake.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in (hidden, *others)]
+    with torch.enable_grad(), suppress(_TracedError), fake:
         aot_function(block, fw_compiler=nop, bw_compiler=nop, partition_fn=stop)(*given)
     return Traced(found[0], len(given))
 

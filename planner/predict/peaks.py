@@ -3,10 +3,12 @@
 Owns the sum of what buffer assignment and the profile know; it assigns nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from ssdplan.plans.documents.plan import Decision
-from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.plan import Decision, Saved
+from ssdplan.plans.documents.profile import Machine, Model, Rung
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
@@ -36,6 +38,10 @@ HOLES_DIFFER = 4
 of hidden size 2560 left 118 to 154 MiB in four runs; three rounds together, in six processes each, found 86 to 127."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
+
+SavedOf = Mapping[str, tuple[Saved, ...]]
+"""Class of blocks -> what is kept of their activations."""
+NOTHING_SAVED: SavedOf = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class Peaks:
 def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks:
     """The peaks of a run of `schedule`, evaluation included. `decision` is the one it was built from."""
     size = decision.micro_batch_size
-    workspace = workspace_bytes(model, size)
+    workspace = workspace_bytes(model, size, decision.saved)
     stay: dict[int, int] = {}
     for buffer in schedule.buffers:
         if buffer.tier == "host" and not buffer.pool:
@@ -83,7 +89,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         device_arena=arena,
         device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
-        holes=_holes_bytes(model, size, workspace),
+        holes=_holes_bytes(model, size, workspace, decision.saved),
         kept=kept_bytes(schedule),
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
@@ -95,24 +101,30 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
     )
 
 
-def workspace_bytes(model: Model, micro_batch_size: int) -> int:
+def workspace_bytes(model: Model, micro_batch_size: int, saved: SavedOf = NOTHING_SAVED) -> int:
     """The most that compute of a layer takes: each runs forward in an evaluation, if not in a step, and those that are
-    not below all that is trained run backward."""
+    not below all that is trained run backward. By a rung or not: rows that cannot be run by it are run without."""
     lowest = model.first_trained
     forwards = {layer.layer_class for layer in model.layers}
     backwards = {layer.layer_class for layer in model.layers[lowest:]}
-    return max(
+    most = max(
         *(model.timing(name, micro_batch_size).forward_workspace_bytes for name in forwards),
         *(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards),
     )
+    rungs = _rungs(model, micro_batch_size, saved)
+    return max([most, *(max(rung.forward_workspace_bytes, rung.backward_workspace_bytes) for rung in rungs)])
 
 
-def _holes_bytes(model: Model, micro_batch_size: int, workspace: int) -> int | None:
+def _rungs(model: Model, micro_batch_size: int, saved: SavedOf) -> list[Rung]:
+    return [model.timing(name, micro_batch_size).rung(each.rung) for name, shares in saved.items() for each in shares]
+
+
+def _holes_bytes(model: Model, micro_batch_size: int, workspace: int, saved: SavedOf) -> int | None:
     """What the process grows by beyond the workspace while the class that takes most runs: what others left is given
     back, or is used again."""
     most = 0
-    for entry in model.classes:
-        timing = model.timing(entry.name, micro_batch_size)
+    timings = [model.timing(entry.name, micro_batch_size) for entry in model.classes]
+    for timing in (*timings, *_rungs(model, micro_batch_size, saved)):
         if timing.process_growth_bytes is None:
             return None
         holes = timing.process_growth_bytes - max(timing.forward_workspace_bytes, timing.backward_workspace_bytes)

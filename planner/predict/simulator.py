@@ -179,10 +179,10 @@ def _seconds_alone(
         if isinstance(op, Transfer):
             seconds.append(op.nbytes / bandwidth[op.kind])
         elif isinstance(op, Forward):
-            seconds.append(timings[op.layer_class].forward_seconds)
+            seconds.append(timings[op.layer_class].by_rung(op.rung).forward_seconds)
             longer[op.index] = timings[op.layer_class].forward_cold_seconds
         elif isinstance(op, Backward):
-            seconds.append(timings[op.layer_class].backward_seconds)
+            seconds.append(timings[op.layer_class].by_rung(op.rung).backward_seconds)
             longer[op.index] = timings[op.layer_class].backward_cold_seconds
         else:
             assert isinstance(op, Update)

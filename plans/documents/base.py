@@ -8,9 +8,9 @@ import json
 import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from ..errors import UsageError
 from ..files import read_bounded, write_whole
@@ -40,6 +40,18 @@ class Part(BaseModel):
     """A piece of a document: immutable, and an unknown key in it is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, ser_json_inf_nan="null")
+
+
+class Sparing(Part):
+    """A piece whose fields of `_SPARED` are left out of a file where they are empty, as files have them that were
+    written before these fields were."""
+
+    _SPARED: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _spare(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialise(self)
+        return {name: value for name, value in content.items() if value or name not in self._SPARED}
 
 
 class Document(Part):

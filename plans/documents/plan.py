@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..errors import MismatchError
-from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds
+from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
 from .profile import Machine, Model
 from .state_layout import GRAIN, OptimizerStates, Precision
 
@@ -57,8 +57,23 @@ class Placement(Part):
         )
 
 
-class Decision(Part):
+SavedTier = Literal["device", "host", "ssd"]
+
+
+class Saved(Part):
+    """A share of the activations of one class of blocks: what the forward keeps of them, and where that lies until the
+    backward."""
+
+    rung: Name
+    tier: SavedTier
+    share: Fraction
+    """Of the class's pairs of layer and micro-batch, of which a schedule takes a whole number: one more or less."""
+
+
+class Decision(Sparing):
     """What the run will do."""
+
+    _SPARED = ("saved",)
 
     schedule: ScheduleName
     optimizer: Literal["adamw"]
@@ -75,8 +90,11 @@ class Decision(Part):
     """State class -> placement."""
     checkpoint_host: Fraction
     """The fraction of each block's input, for each micro-batch, that stays on host; the rest is written to ssd."""
-    recompute: Literal["all"]
-    """What backward recomputes of a layer's forward."""
+    recompute: Literal["all", "part"]
+    """What backward recomputes of the layers' forwards: everything, or what `saved` does not keep."""
+    saved: dict[Name, tuple[Saved, ...]] = Field(default_factory=dict)
+    """Class of blocks -> what is kept of their activations. Of the rest of the class's pairs of layer and micro-batch
+    only the block's input is kept."""
     update_chunk_elements: Count
     """The largest range of elements that one update op takes."""
     update_lookahead: Count
@@ -119,6 +137,15 @@ class Decision(Part):
                 f"delay_ratio = {self.delay_ratio:g}: the horizontal schedule updates everything in its own step; "
                 "set it to 0, or schedule to vertical"
             )
+        for name, kept in self.saved.items():
+            if (total := sum(each.share for each in kept)) > 1 + TOLERANCE:
+                raise ValueError(f"saved.{name}: the shares sum to {total:g}, more than 1")
+            if len({(each.rung, each.tier) for each in kept}) != len(kept):
+                raise ValueError(f"saved.{name} names a rung and tier twice")
+            if self.unified_memory and any(each.tier == "device" for each in kept):
+                raise ValueError(f"saved.{name}: with unified_memory there is no device memory; take host")
+        if (self.recompute == "all") != (not self.saved):
+            raise ValueError(f"recompute = {self.recompute}, and saved says otherwise")
         if self.update_chunk_elements % GRAIN:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of {GRAIN}")
         return self
@@ -288,6 +315,14 @@ class Plan(Document):
                     f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
                     "of blocks alone that run backward; set it to 0"
                 )
+        blocks = {layer.layer_class for layer in self.model.layers[turning.start : turning.stop]}
+        for name, kept in self.decision.saved.items():
+            if name not in blocks:
+                raise ValueError(f"decision.saved.{name} is no class of blocks that run backward")
+            known = [rung.name for rung in self.model.timing(name, self.decision.micro_batch_size).rungs]
+            for each in kept:
+                if each.rung not in known:
+                    raise ValueError(f"decision.saved.{name}: {each.rung} is none of its rungs: {', '.join(known)}")
         if self.decision.micro_batches > (most := most_micro_batches(self.model)):
             raise ValueError(
                 f"decision.micro_batches = {self.decision.micro_batches}: {most} is the most for one step of "

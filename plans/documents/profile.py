@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds
+from .base import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds, Sparing
 from .rows import row_lengths
 from .state_layout import GRAIN, OptimizerStates, Precision
 
@@ -134,8 +134,30 @@ class Layer(Part):
     states: tuple[Index, ...] = Field(min_length=1)
 
 
-class Timing(Part):
+class Rung(Part):
+    """One choice of what a block's forward keeps for its backward, beside the block's input (PyAO sections 4 and 5).
+
+    The rungs of a class go from little that is kept to all of it. That nothing is kept is no rung: it is the `Timing`.
+    """
+
+    name: Name
+    """The same at every micro-batch size."""
+    values: tuple[Name, ...] = Field(min_length=1)
+    """What is kept, by the names that the traced block has for it (`executor/model/traced.py`)."""
+    kept_bytes: Count
+    """Of one micro-batch of whole rows."""
+    forward_seconds: Seconds
+    """With nothing of what is kept leaving the device's memory: of a warm micro-batch, as in `Timing`."""
+    backward_seconds: Seconds
+    forward_workspace_bytes: Bytes
+    backward_workspace_bytes: Bytes
+    process_growth_bytes: Bytes | None = None
+
+
+class Timing(Sparing):
     """One layer class at one micro-batch size. Backward includes the recomputation of the layer's forward."""
+
+    _SPARED = ("rungs",)
 
     micro_batch_size: Count
     forward_seconds: Seconds
@@ -152,6 +174,29 @@ class Timing(Part):
     process_growth_bytes: Bytes | None = None
     """By how much the process grew, as the kernel counts it, while micro-batches followed each other through the layer:
     the workspace and what malloc leaves between its tensors. None: not measured, as where the device has its memory."""
+    rungs: tuple[Rung, ...] = ()
+    """In rising order of bytes; only blocks that run backward have any, and only where they could be traced."""
+
+    @model_validator(mode="after")
+    def _climbs(self) -> Self:
+        names = [rung.name for rung in self.rungs]
+        if len(set(names)) != len(names):
+            raise ValueError("two rungs have one name")
+        sizes = [rung.kept_bytes for rung in self.rungs]
+        if sizes != sorted(sizes):
+            raise ValueError("the rungs are not in rising order of bytes")
+        return self
+
+    def rung(self, name: str) -> Rung:
+        """The rung of that name. Raises KeyError when there is none."""
+        for rung in self.rungs:
+            if rung.name == name:
+                return rung
+        raise KeyError(name)
+
+    def by_rung(self, name: str) -> "Rung | Timing":
+        """Seconds and bytes of a block by that rung; with an empty name, of one that keeps nothing but its input."""
+        return self.rung(name) if name else self
 
     def forward_stage_seconds(self, micro_batches: int) -> float:
         """A stage's forwards, of so many micro-batches one after the other."""

@@ -32,6 +32,8 @@ class Role(StrEnum):
     """On their way from layer to layer, their gradients too."""
     CHECKPOINTS = "checkpoints"
     """Activation checkpoints."""
+    SAVED_ACTIVATIONS = "saved activations"
+    """What a block's forward keeps for its backward beside the activation checkpoint, or that on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ ROLES: dict[Role, RoleFacts] = {
     Role.ACCUMULATED_GRADIENTS: RoleFacts("accumulated gradients"),
     Role.HIDDEN_STATES: RoleFacts("hidden states", by_tokens=True),
     Role.CHECKPOINTS: RoleFacts("checkpoints", by_tokens=True),
+    Role.SAVED_ACTIVATIONS: RoleFacts("saved activations", by_tokens=True),
 }
 
 
@@ -74,6 +77,8 @@ class Content(StrEnum):
     """A layer's input on its way to ssd for its backward, or from there, or to the device."""
     ACTIVATION_GRADIENT = "activation gradient"
     """The gradient of a layer's input on its way to the layer below."""
+    SAVED_ACTIVATIONS = "saved activations"
+    """What a block's forward keeps for its backward, on its way to where it waits, or from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ CONTENTS: dict[Content, ContentFacts] = {
     Content.HIDDEN_STATE: ContentFacts("hidden state", BETWEEN_LAYERS),
     Content.ACTIVATION_CHECKPOINT: ContentFacts("checkpoint", BETWEEN_LAYERS),
     Content.ACTIVATION_GRADIENT: ContentFacts("inter-layer gradient", BETWEEN_LAYERS),
+    Content.SAVED_ACTIVATIONS: ContentFacts("saved activations", BETWEEN_LAYERS),
 }
 
 

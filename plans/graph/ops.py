@@ -152,7 +152,8 @@ class Transfer(Op):
 
 @operation
 class Forward(Op):
-    """One layer's forward of one micro-batch; in evaluation the head's, which yields the loss."""
+    """One layer's forward of one micro-batch; in evaluation the head's, which yields the loss. By a `rung` it also
+    leaves in `saved` what its backward then need not recompute."""
 
     layer: int
     layer_class: str
@@ -160,6 +161,8 @@ class Forward(Op):
     weights: tuple[Region, ...]
     hidden: Region | None
     out: Region | None
+    rung: str = ""
+    saved: Region | None = None
 
     @property
     def resource(self) -> Resource:
@@ -171,7 +174,7 @@ class Forward(Op):
 
     @property
     def writes(self) -> tuple[Region, ...]:
-        return (self.out,) if self.out else ()
+        return tuple(region for region in (self.out, self.saved) if region)
 
     def __str__(self) -> str:
         return f"forward {self.layer_class} {self.layer}, micro-batch {self.micro_batch}"
@@ -179,8 +182,9 @@ class Forward(Op):
 
 @operation
 class Backward(Op):
-    """One layer's backward of one micro-batch, recomputing its forward. Adds to `gradients`, one for each of the
-    layer's states that are trained, zeroing those in `fresh` first. The lowest one has no `in_gradient`."""
+    """One layer's backward of one micro-batch, recomputing of its forward all that is not in `saved`. Adds to
+    `gradients`, one for each of the layer's states that are trained, zeroing those in `fresh` first. The lowest one has
+    no `in_gradient`."""
 
     layer: int
     layer_class: str
@@ -191,6 +195,8 @@ class Backward(Op):
     in_gradient: Region | None
     gradients: tuple[Region, ...]
     fresh: tuple[bool, ...]
+    rung: str = ""
+    saved: Region | None = None
 
     @property
     def resource(self) -> Resource:
@@ -198,7 +204,7 @@ class Backward(Op):
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        given = tuple(region for region in (self.hidden, self.out_gradient) if region)
+        given = tuple(region for region in (self.hidden, self.out_gradient, self.saved) if region)
         kept = tuple(region for region, fresh in zip(self.gradients, self.fresh, strict=True) if not fresh)
         return self.weights + given + kept
 

@@ -6,6 +6,7 @@ failure is a defect of ours, never of the user's, so it is an AssertionError tha
 
 from collections.abc import Iterator
 
+from .contents import Role
 from .ops import Graph, Op, Region, Schedule, Tier, Transfer, Update
 
 
@@ -75,7 +76,11 @@ def _reaches(graph: Graph) -> Iterator[int]:
 def _verify_contents(schedule: Schedule, graph: Graph) -> None:
     """Replay in order: what an op reads must still be what was last written under that buffer's name."""
     owners: dict[Tier, list[tuple[int, int, int]]] = {"device": [], "host": [], "ssd": []}
-    stays = {buffer.index for buffer in schedule.buffers if not buffer.pool and buffer.shared_by < 0}
+    stays = {
+        buffer.index
+        for buffer in schedule.buffers
+        if not buffer.pool and buffer.shared_by < 0 and buffer.role is not Role.SAVED_ACTIVATIONS
+    }
     delayed = {home.gradient.buffer for home in schedule.homes if home.gradient}
     stays |= delayed if graph.name in ("steady", "flush") else set()
     for index in stays:

@@ -12,8 +12,17 @@ class Compute:
     def __init__(self, emission: Emission, parameters: Parameters, updates: Updates) -> None:
         self._emission, self._parameters, self._updates = emission, parameters, updates
 
-    def forward(self, stage: int, layer: int, micro_batch: int, hidden: Region | None, out: Region | None) -> None:
-        """The head's, in evaluation, has no `out`; the embedding's has no `hidden`."""
+    def forward(
+        self,
+        stage: int,
+        layer: int,
+        micro_batch: int,
+        hidden: Region | None,
+        out: Region | None,
+        rung: str = "",
+        saved: Region | None = None,
+    ) -> None:
+        """The head's, in evaluation, has no `out`; the embedding's has no `hidden`. What `rung` keeps is in `saved`."""
         emission = self._emission
         emission.emit(
             Forward(
@@ -26,6 +35,8 @@ class Compute:
                 weights=self._parameters.weights(stage, layer),
                 hidden=hidden,
                 out=out,
+                rung=rung,
+                saved=saved,
             )
         )
 
@@ -37,11 +48,14 @@ class Compute:
         hidden: Region | None,
         out_gradient: Region | None,
         in_gradient: Region | None,
+        rung: str = "",
+        saved: Region | None = None,
         *,
         first: bool,
     ) -> None:
         """The lowest layer has no `in_gradient`. `first`: the step's first backward of this layer, so of each state's
-        gradient it begins the sum, unless a layer above, which shares the state, has begun it."""
+        gradient it begins the sum, unless a layer above, which shares the state, has begun it. What the forward kept
+        by `rung` lies in `saved`."""
         emission = self._emission
         states = emission.model.trained(layer)
         gradients = tuple(self._updates.gradient(stage, state) for state in states)
@@ -58,6 +72,8 @@ class Compute:
                 out_gradient=out_gradient,
                 in_gradient=in_gradient,
                 gradients=gradients,
+                rung=rung,
+                saved=saved,
                 fresh=tuple(first and emission.model.uses(state)[-1] == layer for state in states),
             )
         )

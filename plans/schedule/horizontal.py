@@ -19,6 +19,7 @@ from .compute import Compute
 from .emission import Emission, cut, parts
 from .order import Order
 from .parameters import Parameters
+from .saved import SavedActivations
 from .updates import Piece, Updates
 
 PIECES = 8
@@ -52,12 +53,15 @@ class _Horizontal:
         self.stages = self.n * len(layer_of)
         self.parameters = Parameters(emission, pieces=_whole)
         self.activations = Activations(emission, kept=1, checkpoints=forwards < len(layer_of))
+        self.saved = SavedActivations(emission, kept=1, training=forwards < len(layer_of))
         self.updates = Updates(emission, self.parameters)
         self.compute = Compute(emission, self.parameters, self.updates)
         self.hidden: Region | None = None
         """The last forward's output, on device."""
         self.checkpoint: Region | None = None
         """A block's input, on device, for its backward to come."""
+        self.brought: Region | None = None
+        """A block's saved activations, on device, for its backward to come."""
         self.gradient: Region | None = None
         """The last backward's input gradient, on device."""
 
@@ -73,13 +77,14 @@ class _Horizontal:
             self._fetch(stage + 2)
             self._restore_checkpoint(stage + 1)
             self._upload(stage + 1)
-            checkpoint = self._bring_checkpoint(stage + 1)
+            checkpoint, brought = self._bring_checkpoint(stage + 1), self._bring_saved(stage + 1)
             if self._is_forward(stage):
                 self._forward(stage)
                 self._keep_checkpoint(stage)
+                self.saved.leave(self._layer(stage), self._micro_batch(stage))
             else:
                 self._backward(stage)
-            self.checkpoint = checkpoint
+            self.checkpoint, self.brought = checkpoint, brought
             for piece in behind:
                 piece()
             self._bring_gradients(stage + 1)
@@ -127,14 +132,18 @@ class _Horizontal:
     def _forward(self, stage: int) -> None:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)
         out = None if layer == self.head else self.activations.output(stage, micro_batch, layer + 1)
-        self.compute.forward(stage, layer, micro_batch, self.hidden, out)
+        rung, saved = self.saved.rung(layer, micro_batch), self.saved.output(layer, micro_batch)
+        self.compute.forward(stage, layer, micro_batch, self.hidden, out, rung, saved)
         self.hidden = out
 
     def _backward(self, stage: int) -> None:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)
         hidden, self.hidden = self.checkpoint or self.hidden, None
         into = None if layer == self.layer_of[-1] else self.activations.in_gradient(stage, micro_batch)
-        self.compute.backward(stage, layer, micro_batch, hidden, self.gradient, into, first=micro_batch == 0)
+        rung = self.saved.rung(layer, micro_batch)
+        self.compute.backward(
+            stage, layer, micro_batch, hidden, self.gradient, into, rung, self.brought, first=micro_batch == 0
+        )
         self.gradient = into
 
     def _keep_checkpoint(self, stage: int) -> None:
@@ -146,6 +155,7 @@ class _Horizontal:
         """Read what ssd holds of a block's input."""
         if self._is_block_backward(stage):
             self.activations.restore(self._layer(stage), [self._micro_batch(stage)])
+            self.saved.restore(self._layer(stage), [self._micro_batch(stage)])
 
     def _bring_checkpoint(self, stage: int) -> Region | None:
         """Bring a block's input to the device."""
@@ -154,6 +164,12 @@ class _Horizontal:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)
         source = self.activations.restored(layer, micro_batch)
         return self.activations.bring(source, Content.ACTIVATION_CHECKPOINT, stage, layer, micro_batch)
+
+    def _bring_saved(self, stage: int) -> Region | None:
+        """Bring what a block's forward has kept to the device."""
+        if not self._is_block_backward(stage):
+            return None
+        return self.saved.bring(self._layer(stage), self._micro_batch(stage))
 
     # Gradients: a sum on host that comes to the device to be added to, and leaves it again behind the next stage.
 

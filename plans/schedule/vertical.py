@@ -18,6 +18,7 @@ from .compute import Compute
 from .emission import Emission, cut, parts
 from .order import Order
 from .parameters import Parameters
+from .saved import SavedActivations
 from .updates import Piece, Updates
 
 READ_BYTES, READ_PIECES = 16 << 20, 32
@@ -52,6 +53,7 @@ class _Vertical:
         self.n = emission.decision.micro_batches
         self.parameters = Parameters(emission, pieces=_transfers)
         self.activations = Activations(emission, kept=self.n, checkpoints=forwards < self.stages)
+        self.saved = SavedActivations(emission, kept=self.n, training=forwards < self.stages)
         self.updates = Updates(emission, self.parameters)
         self.compute = Compute(emission, self.parameters, self.updates)
         self.out: dict[tuple[int, int], Region] = {}
@@ -60,6 +62,8 @@ class _Vertical:
         """(stage, micro-batch) -> a backward's input gradient, on device."""
         self.inputs: dict[tuple[int, int], tuple[Region | None, Region | None]] = {}
         """(stage, micro-batch) -> hidden and output gradient, on device, of the compute op to come."""
+        self.brought: dict[tuple[int, int], Region | None] = {}
+        """(stage, micro-batch) -> the saved activations, on device, that the backward to come takes."""
 
     # The two programs.
 
@@ -114,7 +118,7 @@ class _Vertical:
         the next op finds a free place for what it makes, and need not wait for a copy."""
         if stage < self.forwards:
             self._forward(stage, position)
-            leaves = self._keep_output(stage, position)
+            leaves = self._leave_forward(stage, position)
         else:
             self._backward(stage, position)
             leaves = self._keep_in_gradient(stage, position)
@@ -162,6 +166,7 @@ class _Vertical:
                 out_gradient = acts.bring(source, Content.ACTIVATION_GRADIENT, stage, above, micro_batch)
             else:
                 out_gradient = self.passed.pop((stage - 1, micro_batch), None)
+            self.brought[stage, micro_batch] = self.saved.bring(layer, micro_batch)
         self.inputs[stage, micro_batch] = (hidden, out_gradient)
 
     def _inputs(self, stage: int, micro_batch: int) -> tuple[Region | None, Region | None]:
@@ -177,7 +182,8 @@ class _Vertical:
         out = None if layer == self.head else self.activations.output(stage, micro_batch, stage + 1)
         if out:
             self.out[stage, micro_batch] = out
-        self.compute.forward(stage, layer, micro_batch, hidden, out)
+        rung, saved = self.saved.rung(layer, micro_batch), self.saved.output(layer, micro_batch)
+        self.compute.forward(stage, layer, micro_batch, hidden, out, rung, saved)
 
     def _backward(self, stage: int, position: int) -> None:
         micro_batch, layer = self._micro_batch(stage, position), self.layer_of[stage]
@@ -186,7 +192,27 @@ class _Vertical:
         in_gradient = None if last else self.activations.in_gradient(stage, micro_batch)
         if in_gradient:
             self.passed[stage, micro_batch] = in_gradient
-        self.compute.backward(stage, layer, micro_batch, hidden, out_gradient, in_gradient, first=position == 0)
+        rung, saved = self.saved.rung(layer, micro_batch), self.brought.pop((stage, micro_batch), None)
+        self.compute.backward(
+            stage, layer, micro_batch, hidden, out_gradient, in_gradient, rung, saved, first=position == 0
+        )
+
+    def _leave_forward(self, stage: int, position: int) -> Piece:
+        """Moves what a forward has made to where it waits: its output, and what of its activations is kept. The last
+        block's are soon brought back, so they leave at once."""
+        layer, micro_batch = self.layer_of[stage], self._micro_batch(stage, position)
+        output, saved = self._keep_output(stage, position), self.saved.of(layer, micro_batch)
+        if saved is None:
+            return output
+        if stage + 1 == self.forwards:
+            self.saved.leave(layer, micro_batch)
+            return output
+
+        def leave() -> None:
+            output()
+            self.saved.leave(layer, micro_batch)
+
+        return leave
 
     def _keep_output(self, stage: int, position: int) -> Piece:
         """Moves a forward's output to host: for the next stage unless it is the boundary's, and as an activation
@@ -205,6 +231,7 @@ class _Vertical:
         if self.forwards <= stage < self.stages and 0 < self.layer_of[stage] < self.head:
             order = [self._micro_batch(stage, position) for position in range(self.n)]
             self.activations.restore(self.layer_of[stage], order)
+            self.saved.restore(self.layer_of[stage], order)
 
     def _keep_in_gradient(self, stage: int, position: int) -> Piece:
         """Moves the gradient of a layer's input to host, unless it is the boundary's."""

@@ -1,8 +1,9 @@
 """Decisions with any fractions, for tests of the schedule."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from ssdplan.plans.documents.plan import Decision, Placement
+from ssdplan.plans.documents.plan import Decision, Placement, Saved
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
 
@@ -25,12 +26,13 @@ def decide(
     optimizer_states: OptimizerStates = "fp32",
     clip_grad_norm: float | None = None,
     unified: bool = False,
+    saved: Sequence[Saved] = (),
 ) -> Decision:
     """The same fractions on host for every class, prompt and delayed part alike; of frozen ones, of parameters alone.
 
     `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
     states, those kept there from forward to backward. `unified`: compute works on host memory, where parameters are
-    whole or not at all: `parameters` is for separate memory only.
+    whole or not at all: `parameters` is for separate memory only. `saved`: of the activations of all blocks.
     """
     assert not (unified and parameters)
     prompt = 1.0 - alpha
@@ -76,7 +78,8 @@ def decide(
             for state in model.states
         },
         checkpoint_host=checkpoints,
-        recompute="all",
+        recompute="part" if saved else "all",
+        saved={"block": tuple(saved)} if saved else {},
         update_chunk_elements=chunk,
         update_lookahead=lookahead,
         host_budget_bytes=1 << 40,

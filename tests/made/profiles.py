@@ -15,6 +15,7 @@ from ssdplan.plans.documents.profile import (
     MixedBandwidth,
     Model,
     Profile,
+    Rung,
     State,
     Timing,
     Volume,
@@ -90,12 +91,14 @@ def made_model(
     cold: float = 0.0,
     workspace_bytes_per_token: int = 256,
     context_bytes_per_token: int = 16,
+    rungs: tuple[tuple[float, float], ...] = (),
 ) -> Model:
     """A transformer: embedding, `blocks` blocks of 12 hidden^2 elements, a head (a final norm, and vocab x hidden).
 
     With `tied`, the head uses the embedding's state and owns only its norm. A forward takes 2 x elements x tokens /
     flops seconds, a backward (recomputation included) three times that; the embedding takes a hundredth of the head.
-    The first micro-batch of a stage takes `cold` times one row longer.
+    The first micro-batch of a stage takes `cold` times one row longer. `rungs` of a block, in rising order: what each
+    keeps, of all that autograd would save, and what it leaves of the recomputation.
     """
     element = ELEMENT_BYTES[precision]
     embedding, block, norm = vocab * hidden, 12 * hidden * hidden, hidden
@@ -124,6 +127,18 @@ def made_model(
                     forward_workspace_bytes=tokens * workspace_bytes_per_token,
                     backward_workspace_bytes=2 * tokens * workspace_bytes_per_token,
                     saved_activation_bytes=34 * tokens * hidden * element,
+                    rungs=tuple(
+                        Rung(
+                            name=f"rung-{number}",
+                            values=(f"value-{number}",),
+                            kept_bytes=max(round(kept * 34 * tokens * hidden * element), 1),
+                            forward_seconds=forward,
+                            backward_seconds=(2 + left) * forward,
+                            forward_workspace_bytes=tokens * workspace_bytes_per_token,
+                            backward_workspace_bytes=2 * tokens * workspace_bytes_per_token,
+                        )
+                        for number, (kept, left) in enumerate(rungs if name == "block" else (), 1)
+                    ),
                 )
             )
         classes.append(LayerClass(name=name, timings=tuple(timings)))
