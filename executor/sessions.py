@@ -278,7 +278,17 @@ def _session(
         compact()
         if store:
             store.fill(lambda share: watch.loading(share, "writing the rest of the store once"))
-        layers = Layers(model, device.torch_device, seed=recipe.seed, head_chunk_tokens=plan.model.head_chunk_tokens)
+        layers = Layers(
+            model,
+            device.torch_device,
+            seed=recipe.seed,
+            head_chunk_tokens=plan.model.head_chunk_tokens,
+            rungs={
+                (name, each.rung): plan.model.timing(name, plan.decision.micro_batch_size).rung(each.rung).values
+                for name, kept in plan.decision.saved.items()
+                for each in kept
+            },
+        )
         operations = Operations(
             memory,
             device,

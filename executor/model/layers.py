@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from ssdplan import native
 from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError, first_line, says_no_memory
 
 from ..device.device import generators
-from ..device.tensors import DTYPE_NAMES
+from .accumulation import adder, take_from_leaf
 from .finiteness import Finiteness
 from .head import Head
 from .inspection.standins import LayerCall, split_call, stand_ins
 from .model import StreamedModel
+from .saved import SavedBlocks, TracedCall, traced_call
 from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
 
 
@@ -50,14 +52,23 @@ class Layers:
     """
 
     def __init__(
-        self, model: StreamedModel, device: torch.device, *, seed: int = 0, head_chunk_tokens: int | None = None
+        self,
+        model: StreamedModel,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        head_chunk_tokens: int | None = None,
+        rungs: Mapping[tuple[str, str], Sequence[str]] = MappingProxyType({}),
     ) -> None:
+        """`rungs`: (class of blocks, name) -> the values that a forward by that rung keeps."""
         self._head = Head(model, device, head_chunk_tokens)
+        self.saved_blocks = SavedBlocks(rungs)
         self._model = model
         self._device = device
         self._seed = seed
         self._generators = generators(device)
         self._last = len(model.layers) - 1
+        self._lowest = model.first_trained
         self._blocks = model.blocks
         for child in model.module.modules():
             for name, buffer in child._buffers.items():
@@ -69,6 +80,7 @@ class Layers:
         self._calls: dict[int, tuple[LayerCall, ...]] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._shared: dict[tuple[int, ...], tuple[LayerCall, ...]] = {}
+        self.saved_blocks.begin_step()
 
     def begin_step(
         self,
@@ -181,8 +193,11 @@ class Layers:
         weights: Sequence[torch.Tensor],
         hidden: torch.Tensor | None,
         out: torch.Tensor,
+        rung: str = "",
+        saved: torch.Tensor | None = None,
     ) -> None:
-        """The embedding or a block: writes the layer's output for one micro-batch into `out`.
+        """The embedding or a block: writes the layer's output for one micro-batch into `out`, and what `rung` keeps for
+        its backward into `saved`, bytes.
 
         The embedding (hidden None) also records what the model calls each block with; it runs before the blocks.
         """
@@ -195,7 +210,11 @@ class Layers:
                 result = self._embed(micro_batch, parameters, record=True)
             else:
                 assert hidden is not None
-                result = self._block(layer, micro_batch, parameters, self._view(hidden, micro_batch))
+                given = self._view(hidden, micro_batch)
+                if saved is None:
+                    result = self._block(layer, micro_batch, parameters, given)
+                else:
+                    result = self._keeping_block(layer, micro_batch, weights, given, rung, saved)
             assert result.dtype == self._model.dtype, "inspection refuses what would be rounded here"
             handed_on = self._view(out, micro_batch).copy_(result)
             self._finiteness.look("forward", layer, micro_batch, handed_on)
@@ -210,8 +229,10 @@ class Layers:
         in_gradient: torch.Tensor | None,
         gradients: Sequence[torch.Tensor],
         fresh: Sequence[bool] = (),
+        saved: torch.Tensor | None = None,
     ) -> None:
-        """Recomputes a layer for one micro-batch and runs its backward.
+        """Recomputes a layer for one micro-batch, or what of it the forward has not kept in `saved`, and runs its
+        backward.
 
         hidden: the layer's input (None for the embedding). out_gradient: of the layer's output (None for the head,
         which computes the loss). in_gradient: where the gradient of the input goes; None where nobody wants it, and it
@@ -223,7 +244,7 @@ class Layers:
         assert gradients or in_gradient is not None, "a backward that nobody wants anything of"
         with torch.enable_grad():
             parameters = self._parameters(layer, weights, training=True)
-            pending = self._accumulate_into(layer, parameters, gradients, fresh or [False] * len(gradients))
+            takers, pending = self._accumulate_into(layer, parameters, gradients, fresh or [False] * len(gradients))
             self._begin(layer, micro_batch)
             if layer == 0:
                 assert hidden is None and in_gradient is None and out_gradient is not None
@@ -241,6 +262,15 @@ class Layers:
                 )
                 if in_gradient is not None:
                     self._finiteness.look("backward", layer, micro_batch, self._view(in_gradient, micro_batch))
+            elif saved is not None and self.saved_blocks.runs_by_graph((layer, micro_batch)):
+                assert hidden is not None and out_gradient is not None
+                found = self._rebuilding_block(
+                    layer, micro_batch, parameters, hidden, out_gradient, saved, takers, wanted=in_gradient is not None
+                )
+                if in_gradient is not None:
+                    assert found is not None
+                    handed_on = self._view(in_gradient, micro_batch).copy_(found)
+                    self._finiteness.look("backward", layer, micro_batch, handed_on)
             else:
                 assert hidden is not None and out_gradient is not None
                 leaf = self._view(hidden, micro_batch).requires_grad_(in_gradient is not None)
@@ -298,37 +328,38 @@ class Layers:
         parameters: dict[str, torch.Tensor],
         gradients: Sequence[torch.Tensor],
         fresh: Sequence[bool],
-    ) -> set[str]:
+    ) -> tuple[dict[str, Callable[[torch.Tensor], None]], set[str]]:
         """Adds each parameter's gradient to its fp32 place as soon as it is there, and drops it. The first of a fresh
         place is copied there instead, and what lies between its tensors is zeroed.
 
-        Returns the names that still wait for theirs; it empties during the backward.
+        Returns what takes each parameter's gradient, for whoever finds it without autograd, and the names that still
+        wait for theirs; these become fewer during the backward.
         """
         states = self._model.trained(layer)
         assert len(gradients) == len(states)
         pending = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        takers = {}
         for index, flat, begins in zip(states, gradients, fresh, strict=True):
             assert flat.dtype == torch.float32
             end = 0
             for tensor in self._model.states[index].tensors:
                 assert tensor.offset >= end, "a state's tensors lie in order"
                 place = flat.data[tensor.offset : tensor.offset + tensor.elements]
-                hook = _adder(place, pending, tensor.name, begins=begins)
-                parameters[tensor.name].register_post_accumulate_grad_hook(hook)
+                takers[tensor.name] = take = adder(place, pending, tensor.name, begins=begins)
+                parameters[tensor.name].register_post_accumulate_grad_hook(partial(take_from_leaf, take))
                 if begins:
                     flat[end : tensor.offset].zero_()
                 end = tensor.offset + tensor.elements
             if begins:
                 flat[end:].zero_()
-        return pending
+        return takers, pending
 
     def _block(
         self, layer: int, micro_batch: int, parameters: dict[str, torch.Tensor], hidden: torch.Tensor
     ) -> torch.Tensor:
         assert micro_batch in self._calls, "the embedding of this micro-batch has not run in this step"
         index = layer - 1
-        prefix = f"{self._model.anatomy.blocks_path}.{index}."
-        own = {name.removeprefix(prefix): parameter for name, parameter in parameters.items()}
+        own = self._own(layer, parameters)
         args, kwargs = self._calls[micro_batch][index].arguments(hidden)
         try:
             result = functional_call(self._blocks[index], own, args, kwargs)
@@ -337,6 +368,76 @@ class Layers:
                 raise
             raise MismatchError(self._failed(layer, micro_batch, error)) from error
         return result if isinstance(result, torch.Tensor) else result[0]
+
+    def _keeping_block(
+        self,
+        layer: int,
+        micro_batch: int,
+        weights: Sequence[torch.Tensor],
+        hidden: torch.Tensor,
+        rung: str,
+        saved: torch.Tensor,
+    ) -> torch.Tensor:
+        """A block's output, what the rung keeps left in `saved`. Backward will want the gradients of the same tensors
+        that are wanted here: of all but the frozen ones, and of the input of all but the lowest trained layer."""
+        parameters = self._parameters(layer, weights, training=True)
+        plain = {name: parameter.detach() for name, parameter in parameters.items()}
+        return self.saved_blocks.forward(
+            (layer, micro_batch),
+            self._model.layers[layer].layer_class,
+            rung,
+            self._blocks[layer - 1],
+            self._calls[micro_batch][layer - 1],
+            self._own(layer, parameters),
+            hidden.requires_grad_(layer > self._lowest),
+            saved,
+            partial(self._begin, layer, micro_batch),
+            lambda: self._block(layer, micro_batch, plain, hidden.detach()),
+        )
+
+    def _rebuilding_block(
+        self,
+        layer: int,
+        micro_batch: int,
+        parameters: dict[str, torch.Tensor],
+        hidden: torch.Tensor,
+        out_gradient: torch.Tensor,
+        saved: torch.Tensor,
+        takers: Mapping[str, Callable[[torch.Tensor], None]],
+        *,
+        wanted: bool,
+    ) -> torch.Tensor | None:
+        """The gradient of a block's input, from what its forward has kept."""
+        assert wanted == (layer > self._lowest)
+        prefix = self._prefix(layer)
+        with torch.no_grad():
+            return self.saved_blocks.backward(
+                (layer, micro_batch),
+                self._blocks[layer - 1],
+                self._calls[micro_batch][layer - 1],
+                self._own(layer, parameters),
+                self._view(hidden, micro_batch).requires_grad_(wanted),
+                saved,
+                self._view(out_gradient, micro_batch),
+                lambda name, gradient: takers[prefix + name](gradient),
+            )
+
+    def _prefix(self, layer: int) -> str:
+        return f"{self._model.anatomy.blocks_path}.{layer - 1}."
+
+    def _own(self, layer: int, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A block's parameters by the names that it has for them."""
+        prefix = self._prefix(layer)
+        return {name.removeprefix(prefix): parameter for name, parameter in parameters.items()}
+
+    def trace_block(
+        self, layer: int, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor
+    ) -> TracedCall | None:
+        """The explicit graph of a block, and what to run it on, for whoever measures it; None where its code cannot be
+        traced. The embedding of the micro-batch has run."""
+        parameters = self._own(layer, self._parameters(layer, weights, training=True))
+        given = self._view(hidden, micro_batch).requires_grad_(layer > self._lowest)
+        return traced_call(self._blocks[layer - 1], self._calls[micro_batch][layer - 1], parameters, given)
 
     def _failed(self, layer: int, micro_batch: int, error: Exception) -> str:
         """In words, that the model's own code cannot do what is asked of it."""
@@ -379,30 +480,3 @@ class Layers:
         if plain and not self._model.anatomy.calls_depend_on_ids:
             calls = self._shared.setdefault(tuple(inputs.input_ids.shape), calls)
         self._calls[micro_batch] = calls
-
-
-def _adder(place: torch.Tensor, pending: set[str], name: str, *, begins: bool) -> Callable[[torch.Tensor], None]:
-    """Takes a leaf's gradient to its fp32 `place`: the first of a fresh one whatever is there, others on top of it."""
-
-    def add(leaf: torch.Tensor) -> None:
-        assert leaf.grad is not None
-        gradient = leaf.grad.reshape(-1)
-        begin = begins and name in pending
-        if gradient.device.type == "cpu" and gradient.dtype in DTYPE_NAMES:
-            assert gradient.numel() == place.numel() and place.is_contiguous() and gradient.is_contiguous()
-            native.accumulate(
-                place.data_ptr(),
-                gradient.data_ptr(),
-                DTYPE_NAMES[gradient.dtype],
-                gradient.numel(),
-                begin=begin,
-                threads=torch.get_num_threads(),
-            )
-        elif begin:
-            place.copy_(gradient)
-        else:
-            place.add_(gradient)
-        leaf.grad = None
-        pending.discard(name)
-
-    return add

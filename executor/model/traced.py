@@ -10,18 +10,20 @@ layer's own). Nothing here knows where kept values lie.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import networkx
 import torch
+import torch.fx.traceback
 from functorch.compile import aot_function, nop
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+Take = Callable[[int, torch.Tensor], None]
 Block = Callable[..., torch.Tensor]
 """A block's call on its hidden state, then on everything else that it takes: arguments and parameters."""
 
@@ -84,12 +86,27 @@ class Cut:
     keeps_hidden: bool
     """Whether backward takes the block's input."""
     forward: fx.GraphModule
-    """(hidden, *others) -> (output, *kept)."""
+    """(hidden, *others, *places) -> output. What is kept goes to `places`, tensors as `Value.laid` makes them, as soon
+    as it is computed."""
     backward: fx.GraphModule
-    """(*kept, hidden if it is kept, *others, gradient of the output) -> gradients: of hidden, then of the others, None
-    where none is wanted."""
+    """(*kept, hidden if it is kept, *others, gradient of the output, take) -> gradient of hidden, or None where none is
+    wanted. `take(number, gradient)` is called with the gradient of each of `others` that has one, as soon as it is
+    computed."""
     rebuilt: tuple[str, ...]
     """The operations of the forward that backward runs again."""
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """A leaf module, or a stretch of functional code between two of them: consecutive operations of a forward (PyAO
+    section 3)."""
+
+    name: str
+    """The module's, within the block; of a stretch, of what is before it."""
+    operations: tuple[str, ...]
+    saved: tuple[str, ...]
+    """What autograd would keep of what is computed here, by name."""
+    saved_bytes: int
 
 
 class Traced:
@@ -122,6 +139,42 @@ class Traced:
         return tuple(
             value for node in self._joint.graph.nodes if node in self._forward and (value := _value(node)) is not None
         )
+
+    @cached_property
+    def saved(self) -> frozenset[str]:
+        """What autograd would keep: every value that the backward takes, each once, however it looks at it."""
+        keepable = {value.name for value in self.values}
+        found: set[str] = set()
+        waiting = list(self._needed)
+        while waiting:
+            node = waiting.pop()
+            if node.name in keepable:
+                found.add(node.name)
+            elif node.op != "placeholder":
+                waiting += node.all_input_nodes
+        return frozenset(found)
+
+    @cached_property
+    def sublayers(self) -> tuple[SubLayer, ...]:
+        """The forward's, in order. All is one of them where it was traced without the block's modules."""
+        sizes = {value.name: value.nbytes for value in self.values}
+        runs: list[tuple[str | None, list[fx.Node]]] = []
+        for node in self._joint.graph.nodes:
+            if node in self._forward and node.op == "call_function":
+                label = (node.meta.get("custom") or {}).get(_LABEL)
+                if not runs or runs[-1][0] != label:
+                    runs.append((label, []))
+                runs[-1][1].append(node)
+        made = []
+        before = "the block begins"
+        for label, nodes in runs:
+            saved = tuple(node.name for node in nodes if node.name in self.saved)
+            name = label or f"after {before}"
+            operations = tuple(node.name for node in nodes if not _is_free(node))
+            if operations:
+                made.append(SubLayer(name, operations, saved, sum(sizes[each] for each in saved)))
+            before = label or before
+        return tuple(made)
 
     def cheapest(self, seconds: Mapping[str, float], price: float) -> frozenset[str] | None:
         """The values to keep so that the seconds of what is computed again, and `price` seconds for each byte kept, are
@@ -173,12 +226,42 @@ class Traced:
         nodes = {node.name: node for node in self._joint.graph.nodes}
         keep = [nodes[value.name] for value in values]
         again, hidden = self._rebuilt(set(keep))
-        forward = _graph(self._joint, [self._hidden, *self._others], [self._output, *keep], self._forward)
+        forward = self._forward_graph(keep)
         inputs = [*keep, *([self._hidden] if hidden else []), *self._others, self._tangent]
-        backward = _graph(self._joint, inputs, self._gradients, again | self._backward)
+        backward = self._backward_graph(inputs, again | self._backward)
         twice = again & self._forward
         rebuilt = tuple(node.name for node in self._joint.graph.nodes if node in twice and not _is_free(node))
         return Cut(values, hidden, forward, backward, rebuilt)
+
+    def _forward_graph(self, keep: Sequence[fx.Node]) -> fx.GraphModule:
+        graph = _Graph(self._joint, [self._hidden, *self._others], self._forward)
+        places = {node: graph.input(f"place_of_{node.name}") for node in keep}
+        for node in graph.missing([self._output, *keep]):
+            graph.add(node)
+            if node in places:  # from here on it is what lies there, and its own memory is free
+                graph.call(node, torch.ops.aten.copy_.default, (places[node], graph.made[node]))
+        return graph.module(self._output)
+
+    def _backward_graph(self, inputs: Sequence[fx.Node], among: set[fx.Node]) -> fx.GraphModule:
+        """What is computed again as late as it can be, and each gradient taken as soon as it is there: so that as
+        little as possible is there at once."""
+        graph = _Graph(self._joint, inputs, among)
+        take = graph.input("take")
+        numbers: dict[fx.Node, list[int]] = {}
+        for number, node in enumerate(self._gradients[1:]):
+            if isinstance(node, fx.Node):
+                numbers.setdefault(node, []).append(number)
+        gradients = [node for node in self._gradients if isinstance(node, fx.Node)]
+        for node in graph.missing(gradients):
+            if node in self._backward or node in numbers:
+                for each in graph.missing([node]):
+                    graph.add(each)
+            for number in numbers.pop(node, ()):
+                graph.call(None, _hand_over, (take, number, graph.made[node]))
+        for node, others in numbers.items():  # what is there from the beginning
+            for number in others:
+                graph.call(None, _hand_over, (take, number, graph.made[node]))
+        return graph.module(self._gradients[0])
 
     def _rebuilt(self, kept: set[fx.Node]) -> tuple[set[fx.Node], bool]:
         """What backward computes again, and whether it takes the block's input for that."""
@@ -218,6 +301,34 @@ def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) ->
     return Traced(found[0], len(given))
 
 
+@contextmanager
+def labelled(block: nn.Module) -> Iterator[None]:
+    """Within the context every operation that is traced knows the leaf module that it is of."""
+    contexts: list[AbstractContextManager[Any]] = []
+
+    def enter(name: str) -> None:
+        contexts.append(fx.traceback.annotate({_LABEL: name}))
+        contexts[-1].__enter__()
+
+    def leave() -> None:
+        contexts.pop().__exit__(None, None, None)
+
+    handles = []
+    for name, module in block.named_modules():
+        if name and not list(module.children()):
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+            handles.append(module.register_forward_hook(lambda *_: leave(), always_call=True))
+    try:
+        with fx.traceback.preserve_node_meta():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_LABEL = "ssdplan"
+
+
 class _TracedError(Exception):
     """Ends a tracing that is done, before anything is run."""
 
@@ -241,25 +352,48 @@ def _descendants(nodes: Iterable[fx.Node], of: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _graph(
-    joint: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node | None], among: set[fx.Node]
-) -> fx.GraphModule:
-    """The operations of `among` that the outputs need, from the inputs."""
-    graph = fx.Graph()
-    made = {node: graph.placeholder(node.name) for node in inputs}
-    waiting = [node for node in outputs if node is not None]
-    wanted: set[fx.Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in made and node not in wanted:
-            assert node in among, f"{node.name} is not there"
-            wanted.add(node)
-            waiting += node.all_input_nodes
-    for node in joint.graph.nodes:
-        if node in wanted:
-            made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(tuple(None if node is None else made[node] for node in outputs))
-    return fx.GraphModule(joint, graph)
+class _Graph:
+    """A graph of some operations of another while it is made."""
+
+    def __init__(self, joint: fx.GraphModule, inputs: Sequence[fx.Node], among: set[fx.Node]) -> None:
+        """`among`: the operations that it may have."""
+        self._joint, self._among = joint, among
+        self._order = {node: number for number, node in enumerate(joint.graph.nodes)}
+        self._graph = fx.Graph()
+        self.made = {node: self._graph.placeholder(node.name) for node in inputs}
+        """The other graph's nodes -> where this one has their results."""
+
+    def input(self, name: str) -> fx.Node:
+        return self._graph.placeholder(name)
+
+    def missing(self, outputs: Iterable[fx.Node]) -> list[fx.Node]:
+        """What is still to be added before the outputs are there, themselves included, in order."""
+        waiting = list(outputs)
+        wanted: set[fx.Node] = set()
+        while waiting:
+            node = waiting.pop()
+            if node not in self.made and node not in wanted:
+                assert node in self._among, f"{node.name} is not there"
+                wanted.add(node)
+                waiting += node.all_input_nodes
+        return sorted(wanted, key=self._order.__getitem__)
+
+    def add(self, node: fx.Node) -> None:
+        self.made[node] = self._graph.node_copy(node, self.made.__getitem__)
+
+    def call(self, node: fx.Node | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """Add a call, whose result takes the place of that of `node`."""
+        made = self._graph.call_function(function, arguments)
+        if node is not None:
+            self.made[node] = made
+
+    def module(self, output: fx.Node | None) -> fx.GraphModule:
+        self._graph.output(None if output is None else self.made[output])
+        return fx.GraphModule(self._joint, self._graph)
+
+
+def _hand_over(take: Take, number: int, gradient: torch.Tensor) -> None:
+    take(number, gradient)
 
 
 def _value(node: fx.Node) -> Value | None:
@@ -300,21 +434,3 @@ def _draws(node: fx.Node) -> bool:
     place = names.index("dropout_p")
     given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
     return given != 0.0
-
-
-def seconds_of(traced: Traced, inputs: Sequence[Any], clock: Callable[[], float], rounds: int) -> dict[str, float]:
-    """Seconds of each operation of the forward, by its name: the medians of some rounds."""
-    cut = traced.cut(())
-    found: dict[str, list[float]] = {}
-
-    class Timed(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            began = clock()
-            result = super().run_node(n)
-            found.setdefault(n.name, []).append(clock() - began)
-            return result
-
-    with torch.no_grad():
-        for _ in range(rounds):
-            Timed(cut.forward).run(*inputs)
-    return {name: sorted(each)[len(each) // 2] for name, each in found.items()}

@@ -234,7 +234,8 @@ class Operations:
             assert hidden is not None
             work = partial(self._layers.loss, op.micro_batch, weights, hidden)
         else:
-            work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out)
+            saved = None if op.saved is None else self._memory.view(op.saved)
+            work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out, op.rung, saved)
         return partial(self._compute, ("forward", op.layer_class), work)
 
     def _bind_backward(self, op: Backward) -> Action:
@@ -253,6 +254,7 @@ class Operations:
             in_gradient,
             gradients,
             op.fresh,
+            None if op.saved is None else self._memory.view(op.saved),
         )
         return partial(self._compute, ("backward", op.layer_class), work)
 

@@ -158,6 +158,7 @@ def scaled_compute(model: Model, factor: float) -> Model:
                                     "backward_seconds": timing.backward_seconds * factor,
                                     "forward_cold_seconds": timing.forward_cold_seconds * factor,
                                     "backward_cold_seconds": timing.backward_cold_seconds * factor,
+                                    "rungs": tuple(rung.longer(factor, factor) for rung in timing.rungs),
                                 }
                             )
                             for timing in entry.timings

@@ -278,6 +278,7 @@ def _longer(timing: Timing, forward: float, backward: float) -> Timing:
             "backward_seconds": timing.backward_seconds * backward,
             "forward_cold_seconds": timing.forward_cold_seconds * forward,
             "backward_cold_seconds": timing.backward_cold_seconds * backward,
+            "rungs": tuple(rung.longer(forward, backward) for rung in timing.rungs),
         }
     )
 

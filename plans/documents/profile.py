@@ -153,6 +153,14 @@ class Rung(Part):
     backward_workspace_bytes: Bytes
     process_growth_bytes: Bytes | None = None
 
+    def longer(self, forward: float, backward: float) -> Self:
+        """The same where a forward and a backward take so many times as long."""
+        update = {
+            "forward_seconds": self.forward_seconds * forward,
+            "backward_seconds": self.backward_seconds * backward,
+        }
+        return self.model_copy(update=update)
+
 
 class Timing(Sparing):
     """One layer class at one micro-batch size. Backward includes the recomputation of the layer's forward."""

@@ -72,20 +72,21 @@ class Called:
         """As a run does it: what is kept goes through flat memory, and nothing else survives the forward."""
         cut = traced.cut(kept)
         inputs = [self.hidden.detach(), *(other.detach() for other in self.others)]
-        torch.manual_seed(seed)
+        flat = [torch.full((value.elements + 3,), 7.0).to(value.dtype) for value in cut.kept]
+        found: list[Any] = [None] * len(inputs)
         with torch.no_grad():
-            out, *values = cut.forward(*inputs)
-            flat = []
-            for value, tensor in zip(cut.kept, values, strict=True):
-                memory = torch.full((value.elements + 3,), 7.0).to(value.dtype)
-                value.laid(memory).copy_(tensor)
-                assert value.laid(memory).stride() == tensor.stride() or tensor.numel() < 2 or 1 in tensor.shape
-                flat.append(memory)
-            del values
+            torch.manual_seed(seed)
+            out = cut.forward(*inputs, *(value.laid(memory) for value, memory in zip(cut.kept, flat, strict=True)))
             torch.manual_seed(seed + 1)  # what is drawn again would be something else
             again = [value.laid(memory) for value, memory in zip(cut.kept, flat, strict=True)]
-            found = cut.backward(*again, *(inputs[:1] if cut.keeps_hidden else []), *inputs[1:], self.gradient)
-        return out, list(found)
+            given = [*again, *(inputs[:1] if cut.keeps_hidden else []), *inputs[1:], self.gradient]
+
+            def take(number: int, gradient: torch.Tensor) -> None:
+                assert found[number + 1] is None
+                found[number + 1] = gradient
+
+            found[0] = cut.backward(*given, take)
+        return out, found
 
 
 def same(one: tuple[torch.Tensor, list[Any]], other: tuple[torch.Tensor, list[Any]]) -> bool:
