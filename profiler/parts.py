@@ -4,7 +4,7 @@ Owns these protocols and nothing else. The executor has what satisfies them, and
 does; the cli hands it in, as the profiler never imports the executor.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -94,6 +94,8 @@ class Layers(Protocol):
         weights: Sequence[torch.Tensor],
         hidden: torch.Tensor | None,
         out: torch.Tensor,
+        rung: str = "",
+        saved: torch.Tensor | None = None,
         /,
     ) -> None: ...
     def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor, /) -> None: ...
@@ -106,8 +108,56 @@ class Layers(Protocol):
         out_gradient: torch.Tensor | None,
         in_gradient: torch.Tensor | None,
         gradients: Sequence[torch.Tensor],
+        fresh: Sequence[bool] = (),
+        saved: torch.Tensor | None = None,
         /,
     ) -> None: ...
+    def trace_block(
+        self, layer: int, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor, /
+    ) -> "TracedCall | None": ...
+    def learn(self, layer_class: str, rung: str, values: Sequence[str], /) -> None: ...
+    def keeps(self, layer: int, micro_batch: int, /) -> bool: ...
+
+
+class SubLayer(Protocol):
+    """`SubLayer` of `executor/model/traced.py`"""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def operations(self) -> tuple[str, ...]: ...
+    @property
+    def saved(self) -> tuple[str, ...]: ...
+    @property
+    def saved_bytes(self) -> int: ...
+
+
+class Cut(Protocol):
+    """`Cut` of `executor/model/traced.py`"""
+
+    @property
+    def rebuilt(self) -> tuple[str, ...]: ...
+
+
+class Traced(Protocol):
+    """`Traced` of `executor/model/traced.py`"""
+
+    @property
+    def sublayers(self) -> Sequence[SubLayer]: ...
+    @property
+    def can_keep_nothing(self) -> bool: ...
+    def can_be_kept(self, kept: Iterable[str], /) -> bool: ...
+    def cheapest(self, seconds: Mapping[str, float], price: float, /) -> frozenset[str] | None: ...
+    def cut(self, kept: Iterable[str], /) -> Cut: ...
+
+
+class TracedCall(Protocol):
+    """`TracedCall` of `executor/model/saved.py`"""
+
+    @property
+    def traced(self) -> Traced: ...
+    def kept_bytes(self, values: Collection[str], /) -> int: ...
+    def operation_seconds(self, clock: Callable[[], float], /) -> Mapping[str, float]: ...
 
 
 class Weights(Protocol):

@@ -48,6 +48,7 @@ class ProfileLimits:
     link_seconds: float = 1.0
     update_seconds: float = 3.0
     model_seconds: float = 18.0
+    activation_seconds: float = 20.0
     beside_seconds: float = 8.0
     contention_seconds: float = 32.0
 
@@ -161,6 +162,8 @@ def profile(
         limits=Limits(limits.model_seconds),
         progress=portion(progress, 0.4, 0.7),
         beside=beside_compute if device.kind == "cpu" else None,
+        bandwidth=min(h2d.rate, d2h.rate),
+        activations=Limits(limits.activation_seconds),
     )
     process_bytes = _process_bytes() - sum(kernels.kept_bytes for kernels in costs.kernels)
     share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
@@ -282,6 +282,14 @@ class Layers:
                     self._finiteness.look("backward", layer, micro_batch, handed_on)
         if pending:
             raise MismatchError(f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient")
+
+    def learn(self, layer_class: str, rung: str, values: Collection[str]) -> None:
+        """Let blocks of a class run by one more rung, which keeps these values."""
+        self.saved_blocks.learn(layer_class, rung, values)
+
+    def keeps(self, layer: int, micro_batch: int) -> bool:
+        """Whether the pair's forward has left in its place what its rung keeps."""
+        return self.saved_blocks.kept((layer, micro_batch))
 
     def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
         """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""

@@ -9,7 +9,7 @@ whole from the block's input, to the same bits. Where kept values lie, and what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .inspection.standins import LayerCall
-from .traced import Cut, Take, Traced, labelled, trace
+from .traced import Cut, Take, Traced, Value, labelled, trace
 
 ALIGNMENT = 64
 """Each kept value begins at a multiple of so many bytes."""
@@ -113,6 +113,10 @@ class SavedBlocks:
             if layer not in self._apart:
                 self._apart.add(layer)
 
+    def kept(self, where: tuple[int, int]) -> bool:
+        """Whether the forward of a pair has left in its place what its rung keeps."""
+        return self._of.get(where) is not None
+
     def runs_by_graph(self, where: tuple[int, int]) -> bool:
         """Whether the backward of a pair finds in its place what it needs; counted, once for each backward."""
         assert where in self._of, "the forward of this pair has not run in this step"
@@ -198,6 +202,10 @@ class TracedCall:
     inputs: list[torch.Tensor]
     """Of a forward, but for the places of what is kept: the hidden state, then all else."""
 
+    def kept_bytes(self, values: Collection[str]) -> int:
+        """What these take, one behind the other."""
+        return laid_bytes(value for value in self.traced.values if value.name in values)
+
     def operation_seconds(self, clock: Callable[[], float]) -> dict[str, float]:
         """Seconds of each operation of one forward, by its name; `clock` waits for the device."""
         found: dict[str, float] = {}
@@ -210,7 +218,7 @@ class TracedCall:
                 return result
 
         with torch.no_grad():
-            Timed(self.traced.cut(()).forward).run(*self.inputs)
+            Timed(self.traced.forward).run(*self.inputs)
         return found
 
 
@@ -221,7 +229,7 @@ def traced_call(
     inputs = _inputs(block, call, parameters, hidden)
     with labelled(block):
         traced = _traced(block, inputs, hidden)
-    return traced and TracedCall(traced, [hidden.detach(), *(each.detach() for each in inputs.others)])
+    return None if traced is None else TracedCall(traced, [hidden.detach(), *(each.detach() for each in inputs.others)])
 
 
 def _inputs(block: nn.Module, call: LayerCall, parameters: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> _Inputs:
@@ -250,10 +258,10 @@ def _cut(traced: Traced | None, wanted: frozenset[str], room: int) -> Cut | None
         return None
 
 
-def laid_bytes(cut: Cut) -> int:
-    """What the kept values of a cut take, one behind the other."""
+def laid_bytes(values: Iterable[Value]) -> int:
+    """What kept values take, one behind the other."""
     end = 0
-    for value in cut.kept:
+    for value in values:
         end = -(-end // ALIGNMENT) * ALIGNMENT + value.nbytes
     return end
 

@@ -19,7 +19,7 @@ from typing import Any
 import networkx
 import torch
 import torch.fx.traceback
-from functorch.compile import aot_function, nop
+from functorch.compile import aot_function, nop  # type: ignore[import-untyped]
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -123,11 +123,11 @@ class Traced:
         [results] = next(node for node in nodes if node.op == "output").args
         self._output, *self._gradients = results
         assert len(self._gradients) == inputs
-        self._forward = _ancestors([self._output])
+        self._forwards = _ancestors([self._output])
         self._backward = _descendants(nodes, self._tangent)
         for node in nodes:  # an operation's other results, as the mask of a dropout, are there when its first one is
-            if _is_free(node) and all(each in self._forward for each in node.all_input_nodes):
-                self._forward.add(node)
+            if _is_free(node) and all(each in self._forwards for each in node.all_input_nodes):
+                self._forwards.add(node)
         needed = {each for node in self._backward for each in node.all_input_nodes if each not in self._backward}
         needed |= {each for each in self._gradients if isinstance(each, fx.Node) and each not in self._backward}
         self._needed = needed - set(placeholders)
@@ -137,7 +137,7 @@ class Traced:
     def values(self) -> tuple[Value, ...]:
         """What may be kept, in the order in which the forward computes it."""
         return tuple(
-            value for node in self._joint.graph.nodes if node in self._forward and (value := _value(node)) is not None
+            value for node in self._joint.graph.nodes if node in self._forwards and (value := _value(node)) is not None
         )
 
     @cached_property
@@ -155,12 +155,31 @@ class Traced:
         return frozenset(found)
 
     @cached_property
+    def forward(self) -> fx.GraphModule:
+        """(hidden, *others) -> output, nothing kept."""
+        return self._forward_graph([])
+
+    @property
+    def can_keep_nothing(self) -> bool:
+        """Whether everything can be computed again: not where something is drawn at random."""
+        return self.can_be_kept(())
+
+    def can_be_kept(self, kept: Iterable[str]) -> bool:
+        """Whether all else can be computed again."""
+        nodes = {node.name: node for node in self._joint.graph.nodes}
+        try:
+            self._rebuilt({nodes[name] for name in kept})
+        except ValueError:
+            return False
+        return True
+
+    @cached_property
     def sublayers(self) -> tuple[SubLayer, ...]:
         """The forward's, in order. All is one of them where it was traced without the block's modules."""
         sizes = {value.name: value.nbytes for value in self.values}
         runs: list[tuple[str | None, list[fx.Node]]] = []
         for node in self._joint.graph.nodes:
-            if node in self._forward and node.op == "call_function":
+            if node in self._forwards and node.op == "call_function":
                 label = (node.meta.get("custom") or {}).get(_LABEL)
                 if not runs or runs[-1][0] != label:
                     runs.append((label, []))
@@ -178,7 +197,7 @@ class Traced:
 
     def cheapest(self, seconds: Mapping[str, float], price: float) -> frozenset[str] | None:
         """The values to keep so that the seconds of what is computed again, and `price` seconds for each byte kept, are
-        least together; None where the block's input alone is. `seconds`: of each operation, by its name.
+        least together; None where the block's input alone is. `seconds`: of each operation of the forward, by its name.
 
         A minimum cut. Each value stands twice in the graph: cutting between the two keeps it, at its price; from the
         second on it is computed again, at its seconds, and needs its own inputs.
@@ -201,7 +220,8 @@ class Traced:
             else:
                 graph.add_edge(before, after)
             if not _draws(node):
-                graph.add_edge(after, "end", capacity=0.0 if _is_free(node) else seconds[node.name])
+                ever = _is_free(node) or node not in self._forwards  # the latter is backward's own work
+                graph.add_edge(after, "end", capacity=0.0 if ever else seconds[node.name])
             else:
                 graph.add_edge(after, "never")
             for each in node.all_input_nodes:
@@ -229,12 +249,12 @@ class Traced:
         forward = self._forward_graph(keep)
         inputs = [*keep, *([self._hidden] if hidden else []), *self._others, self._tangent]
         backward = self._backward_graph(inputs, again | self._backward)
-        twice = again & self._forward
+        twice = again & self._forwards
         rebuilt = tuple(node.name for node in self._joint.graph.nodes if node in twice and not _is_free(node))
         return Cut(values, hidden, forward, backward, rebuilt)
 
     def _forward_graph(self, keep: Sequence[fx.Node]) -> fx.GraphModule:
-        graph = _Graph(self._joint, [self._hidden, *self._others], self._forward)
+        graph = _Graph(self._joint, [self._hidden, *self._others], self._forwards)
         places = {node: graph.input(f"place_of_{node.name}") for node in keep}
         for node in graph.missing([self._output, *keep]):
             graph.add(node)
@@ -401,7 +421,8 @@ def _value(node: fx.Node) -> Value | None:
     held = node.meta.get("val")
     if node.op != "call_function" or _is_view(node) or not isinstance(held, torch.Tensor) or not held.numel():
         return None
-    order = tuple(sorted(range(held.dim()), key=lambda dimension: -held.stride(dimension)))
+    strides = held.stride()
+    order = tuple(sorted(range(held.dim()), key=lambda dimension: -strides[dimension]))
     return Value(node.name, tuple(held.shape), order, held.dtype) if _is_dense(held, order) else None
 
 
@@ -433,4 +454,4 @@ def _draws(node: fx.Node) -> bool:
         return True
     place = names.index("dropout_p")
     given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return given != 0.0
+    return bool(given != 0.0)

@@ -406,6 +406,7 @@ class Fitter:
             optimizer=optimizer if fixed.optimizer is None else fixed.optimizer,
             checkpoints=checkpoints if fixed.checkpoints is None else fixed.checkpoints,
             kept=kept,
+            recompute=fixed.recompute if fixed.recompute in ("none", "paper") else "all",
         )
         program = self._program(candidate, Branch(choices, Limits(UNLIMITED)), "host memory")
         assert program is not None, "no limit, and still no placement"
@@ -446,7 +447,8 @@ class Fitter:
             delay_ratio=program.delay_ratio,
             placement=program.placement,
             checkpoint_host=program.checkpoint_host,
-            recompute="all",
+            recompute="part" if program.saved else "all",
+            saved=program.saved,
             update_chunk_elements=pace.chunk_elements,
             update_lookahead=pace.lookahead,
             host_budget_bytes=self.budget.host,
@@ -464,7 +466,9 @@ class Fitter:
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
         """Everything on ssd, but for a fraction of the activation checkpoints."""
-        spilled = replace(self.fixed, delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
+        spilled = replace(
+            self.fixed, delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host, recompute="all"
+        )
         candidate = Candidate(micro_batch_size, n)
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ssdplan.plans.documents.plan import Decision, Saved
-from ssdplan.plans.documents.profile import Machine, Model, Rung
+from ssdplan.plans.documents.profile import Machine, Model, Rung, Timing
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
@@ -123,7 +123,7 @@ def _holes_bytes(model: Model, micro_batch_size: int, workspace: int, saved: Sav
     """What the process grows by beyond the workspace while the class that takes most runs: what others left is given
     back, or is used again."""
     most = 0
-    timings = [model.timing(entry.name, micro_batch_size) for entry in model.classes]
+    timings: list[Timing | Rung] = [model.timing(entry.name, micro_batch_size) for entry in model.classes]
     for timing in (*timings, *_rungs(model, micro_batch_size, saved)):
         if timing.process_growth_bytes is None:
             return None

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdplan.plans.documents.plan import ScheduleName
+from ssdplan.plans.documents.plan import SavedTier, ScheduleName
 from ssdplan.plans.documents.state_layout import OptimizerStates
+
+Recompute = Literal["auto", "all", "none", "paper"]
+"""What backward recomputes of blocks: what the program decides, everything, nothing, or what PyAO's rule says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,16 @@ class FixedChoices:
     unified_memory: bool = False
     """Compute works on host memory: what "the device keeps" is kept there, by whole states, and no parameters are in
     any other form on host. `parameters` then speaks of those."""
+    recompute: Recompute = "auto"
+    wear_price: float = 0.1
+    """Of a step's seconds: what twice the bytes written to ssd would have to gain, in proportion, before activations go
+    there."""
+
+    def saved_tiers(self, device_bytes: float | None) -> tuple[SavedTier, ...]:
+        """Where activations may be saved; on the device only where there is a limit to what it keeps."""
+        if self.recompute == "all":
+            return ()
+        return ("host", "ssd") if self.unified_memory or device_bytes is None else ("device", "host", "ssd")
 
 
 FREE = FixedChoices()

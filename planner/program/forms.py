@@ -5,17 +5,28 @@ one set of forms serves every program on the same work.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-from ssdplan.plans.documents.plan import ScheduleName
-from ssdplan.plans.documents.profile import Machine, Model, update_rate
+from ssdplan.plans.documents.plan import SavedTier, ScheduleName
+from ssdplan.plans.documents.profile import Machine, Model, Rung, update_rate
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
+from . import saved
 from .horizontal import HORIZONTAL
-from .traffic import VERTICAL, LayerGroup, Stage, Traffic, device_bytes, layer_groups, total_bytes, without_links
-from .variables import CHECKPOINTS_ON_HOST, CONSTANT, Linear, Variable, is_constant, seconds_of_stage, variables_of
+from .stages import LayerGroup, Stage
+from .traffic import VERTICAL, Traffic, device_bytes, layer_groups, total_bytes, without_links
+from .variables import (
+    CHECKPOINTS_ON_HOST,
+    CONSTANT,
+    Linear,
+    Variable,
+    is_constant,
+    saved_by,
+    seconds_of_stage,
+    variables_of,
+)
 
 TRAFFIC: dict[ScheduleName, Traffic] = {"vertical": VERTICAL, "horizontal": HORIZONTAL}
 REMEMBERED = 16
@@ -33,6 +44,8 @@ class Work:
     unified_memory: bool
     keeps: bool
     """The device may keep parameters between their uses."""
+    saves: tuple[SavedTier, ...] = ()
+    """Where activations may be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class Forms:
         """Classes of blocks' states that run backward, and so can be kept from forward to backward."""
         self.frozen = frozenset(state.state_class for state in model.states if state.frozen)
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
+        on_device = {variable for name in self.classes for variable in variables_of(name).on_device}
         self.largest: dict[str, int] = {}
         """State class -> the elements of its largest state."""
         for state in model.states:
@@ -77,12 +91,19 @@ class Forms:
         every = of.stages(model, groups, size, n, states)
         if work.unified_memory:
             every = tuple(without_links(stage) for stage in every)
-        self.stages = every if work.keeps else tuple(_keeping_nothing(stage, self.classes) for stage in every)
-        self.device_bytes = device_bytes(model, groups)
+        self.saved = _saved(model, groups, size, work.saves)
+        absent = {each for group in groups for each in _shares(model, group, size, saved.TIERS)}
+        absent -= {share for shares in self.saved.values() for _, share in shares}
+        if not work.keeps:
+            absent |= {variable for name in self.classes for variable in variables_of(name).on_device}
+        self.stages = tuple(_without(stage, absent) for stage in every) if absent else every
+        kept = n if work.schedule == "vertical" else 1
+        self.device_bytes = _less(device_bytes(model, groups, size, kept), absent - on_device)
         self.host_bytes = of.host_bytes(model, groups, size, n, states)
         if work.unified_memory:
             self.host_bytes = _sum(self.host_bytes, self.device_bytes)
-        self.store_bytes = of.ssd_bytes(model, groups, size, n, states)
+        self.host_bytes = _less(self.host_bytes, absent - on_device)
+        self.store_bytes = _less(of.ssd_bytes(model, groups, size, n, states), absent - on_device)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         self.times = _Times(machine, self.classes, states).of(self.stages)
@@ -152,7 +173,7 @@ class _Times:
         if machine.checksum_rate is not None:
             passing = {variable: read for variable, read in stage.read_bytes.items() if variable in self.passing}
             updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
-        times: list[tuple[str, Linear]] = [("compute", {CONSTANT: stage.compute_seconds}), ("h2d", h2d), ("d2h", d2h)]
+        times: list[tuple[str, Linear]] = [("compute", stage.compute_seconds), ("h2d", h2d), ("d2h", d2h)]
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
             copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
@@ -167,7 +188,7 @@ class _Times:
                 for moved, summed, unsummed in moves
                 if summed or unsummed
             ]
-            times.append(("cores", _sum({CONSTANT: stage.compute_seconds}, updates, *copies, *drives)))
+            times.append(("cores", _sum(stage.compute_seconds, updates, *copies, *drives)))
         elif updates:
             times.append(("cpu", updates))
         for a, b in self.edges:
@@ -195,20 +216,37 @@ def _reclaimed(groups: tuple[LayerGroup, ...], checkpoints: int) -> list[Linear]
     return forms
 
 
-def _keeping_nothing(stage: Stage, classes: tuple[str, ...]) -> Stage:
-    """`stage` without the variables of what the device keeps between uses."""
-    absent = {variable for name in classes for variable in variables_of(name).on_device}
+def _saved(
+    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, tiers: Sequence[SavedTier]
+) -> dict[str, list[tuple[Rung, Variable]]]:
+    """Class of blocks -> every way in which they may save activations."""
+    found: dict[str, list[tuple[Rung, Variable]]] = {}
+    for group in groups:
+        if group.layer_class not in found and (shares := _shares(model, group, micro_batch_size, tiers)):
+            rungs = {rung.name: rung for rung in model.timing(group.layer_class, micro_batch_size).rungs}
+            found[group.layer_class] = [(rungs[share.rung], share) for share in shares]
+    return found
 
-    def without(form: Linear) -> Linear:
-        return {variable: factor for variable, factor in form.items() if variable not in absent}
 
+def _shares(model: Model, group: LayerGroup, micro_batch_size: int, tiers: Sequence[SavedTier]) -> list[Variable]:
+    rungs = saved.rungs_of(group, model.timing(group.layer_class, micro_batch_size))
+    return [saved_by(group.layer_class, rung.name, tier) for rung in rungs for tier in tiers]
+
+
+def _without(stage: Stage, absent: Set[Variable]) -> Stage:
+    """`stage` without variables that a program does not have."""
     return replace(
         stage,
-        read_bytes=without(stage.read_bytes),
-        write_bytes=without(stage.write_bytes),
-        h2d_bytes=without(stage.h2d_bytes),
-        d2h_bytes=without(stage.d2h_bytes),
+        read_bytes=_less(stage.read_bytes, absent),
+        write_bytes=_less(stage.write_bytes, absent),
+        h2d_bytes=_less(stage.h2d_bytes, absent),
+        d2h_bytes=_less(stage.d2h_bytes, absent),
+        compute_seconds=_less(stage.compute_seconds, absent),
     )
+
+
+def _less(form: Linear, absent: Set[Variable]) -> Linear:
+    return {variable: factor for variable, factor in form.items() if variable not in absent}
 
 
 def _unit(forms: Sequence[Linear]) -> float:

@@ -13,7 +13,9 @@ from ssdplan.plans.documents.state_layout import (
     checkpoint_bytes,
 )
 
-from .traffic import LayerGroup, Stage, Traffic
+from . import saved
+from .stages import LayerGroup, Stage
+from .traffic import Traffic
 from .traffic import host_bytes as vertical_host_bytes
 from .traffic import ssd_bytes as vertical_ssd_bytes
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, Linear, Variable, variables_of
@@ -26,14 +28,16 @@ def stages(
     which begins the sums of gradients, of the last, which is followed by updates, and of those between."""
     made = []
     for group in groups:
+        timing = model.timing(group.layer_class, micro_batch_size)
         if group.role != "head":
-            made.append(_forward(model, group, micro_batch_size, n))
+            made.append(saved.saving(_forward(model, group, micro_batch_size, n), group, timing, 1))
         if not group.backward:
             continue
         for first, last, times in ((True, n == 1, 1), (False, False, n - 2), (False, True, 1 if n > 1 else 0)):
             if times > 0:
                 each = OPTIMIZER_BYTES[optimizer_states]
-                made.append(_backward(model, group, micro_batch_size, times, each, first=first, last=last))
+                stage = _backward(model, group, micro_batch_size, times, each, first=first, last=last)
+                made.append(saved.rebuilding(stage, group, timing, 1))
     return tuple(made)
 
 
@@ -70,7 +74,7 @@ def _forward(model: Model, group: LayerGroup, micro_batch_size: int, n: int) -> 
         updates={},
         h2d_bytes=_parameters_uploaded(model, group),
         d2h_bytes={CONSTANT: float(checkpoint)},
-        compute_seconds=model.timing(group.layer_class, micro_batch_size).forward_stage_seconds(1),
+        compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).forward_stage_seconds(1)},
     )
 
 
@@ -116,7 +120,7 @@ def _backward(
         updates=updates,
         h2d_bytes=h2d,
         d2h_bytes={CONSTANT: d2h},
-        compute_seconds=model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1),
+        compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1)},
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pulp
 
+from ssdplan.plans.documents.profile import PAPER, Rung
+
 from .choices import FixedChoices, Limits
 from .forms import Forms, StageRow
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, OfClass, Variable, variables_of
@@ -55,6 +57,7 @@ class LinearProgram:
             self._keep_on_device()
         self._honour_residencies()
         self._reclaim_checkpoints()
+        self._save_activations()
         self._respect_limits()
         self._take_stages()
 
@@ -73,6 +76,7 @@ class LinearProgram:
                 ranges |= self._ranges_on_device(variables)
             if name in self.forms.frozen:
                 ranges |= {variable: (0.0, 0.0) for variable in variables.of_updates if variable in ranges}
+        ranges |= {share: (0.0, 1.0) for shares in self.forms.saved.values() for _, share in shares}
         ranges |= {variable: (least, None) for variable, least in self.forms.least_seconds.items()}
         labels = _labels(self.forms.classes)
         return {
@@ -104,6 +108,8 @@ class LinearProgram:
             return "alpha"
         if variable.form == "stage seconds":
             return f"t_{self._stage(variable.stage)}"
+        if variable.form == "saved activations":
+            return f"x_saved_{_label(variable.rung)}_{variable.tier}_{_label(variable.layer_class)}"
         parts = (variable.form, "" if variable.part == "all" else variable.part, variable.tier)
         words = "_".join(part.replace(" ", "_") for part in parts if part)
         return f"x_{words}_{labels[variable.state_class]}" if variable.state_class else f"x_{words}"
@@ -173,6 +179,22 @@ class LinearProgram:
         for number, form in enumerate(self.forms.reclaimed):
             self.problem += self.expression(form) <= 0, f"reclaimed_checkpoints_{number}"
 
+    def _save_activations(self) -> None:
+        """Each pair of layer and micro-batch saves its activations in one way at most; where the user has said what
+        backward recomputes, every pair in those."""
+        for name, shares in self.forms.saved.items():
+            wanted = [self.variables[share] for rung, share in shares if self._is_wanted(rung, shares)]
+            every = pulp.lpSum(self.variables[share] for _, share in shares)
+            self.problem += every <= 1, f"saved_activations_of_{_label(name)}"
+            if self.fixed.recompute in ("none", "paper") and wanted:
+                self.problem += pulp.lpSum(wanted) == 1, f"recompute_{self.fixed.recompute}_of_{_label(name)}"
+
+    def _is_wanted(self, rung: Rung, shares: list[tuple[Rung, Variable]]) -> bool:
+        if self.fixed.recompute == "paper":
+            return rung.name == PAPER
+        quickest = min((each for each, _ in shares), key=lambda each: each.forward_seconds + each.backward_seconds)
+        return rung is quickest
+
     def _respect_limits(self) -> None:
         """What stays on host, on ssd and on the device, and what is written, each at most its limit."""
         limits, forms = self.limits, self.forms
@@ -181,7 +203,7 @@ class LinearProgram:
             self._require_at_most(forms.store_bytes, limits.ssd_bytes, "ssd_space")
         if limits.ssd_write_bytes is not None:
             self._require_at_most(forms.write_bytes, limits.ssd_write_bytes, "ssd_writes")
-        if limits.device_bytes is not None and self.fixed.kept is None:
+        if limits.device_bytes is not None and (self.fixed.kept is None or "device" in forms.work.saves):
             self._require_at_most(forms.device_bytes, limits.device_bytes, "device_memory")
 
     def _take_stages(self) -> None:

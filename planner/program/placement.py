@@ -6,16 +6,20 @@ Owns the rounding, and the program's own forms at a decision. It states and solv
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssdplan.plans.documents.plan import Decision, Placement
-from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.plan import Decision, Placement, Saved
+from ssdplan.plans.documents.profile import Model, Rung
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, checkpoint_bytes
 
 from .choices import Question
 from .forms import TRAFFIC
 from .linear_program import LinearProgram
-from .traffic import Stage, device_bytes, layer_groups, total_bytes
-from .variables import CHECKPOINTS_ON_HOST, DELAY_RATIO, Linear, OfClass, Split, Variable, value, variables_of
+from .saved import TIERS, rungs_of
+from .stages import Stage
+from .traffic import device_bytes, layer_groups, total_bytes
+from .variables import CHECKPOINTS_ON_HOST, DELAY_RATIO, Linear, OfClass, Split, Variable, saved_by, value, variables_of
 
+LEAST_SHARE = 1e-4
+"""Of a class's pairs: less is a solver's noise, and no pair."""
 DIGITS = 6
 """Decimals of every fraction: finer than any state can be cut, coarser than the noise of a solver."""
 
@@ -41,6 +45,8 @@ class ProgramResult:
     delay_ratio: float
     placement: dict[str, Placement]
     checkpoint_host: float
+    saved: dict[str, tuple[Saved, ...]]
+    """Class of blocks -> what is kept of their activations."""
     reclaimed: dict[str, float]
     """State class -> the fraction of elements whose delayed gradients lie where consumed checkpoints were."""
     host_bytes: float
@@ -67,11 +73,15 @@ def result_of(question: Question, program: LinearProgram, found: Mapping[Variabl
         late = 0.0 if name in forms.frozen else alpha
         placement[name], reclaimed[name] = _placement(program, name, at, late)
         exact |= _values(name, placement[name], reclaimed[name])
+    saved = {name: kept for name, shares in forms.saved.items() if (kept := _saved(shares, found))}
+    exact |= dict.fromkeys((share for shares in forms.saved.values() for _, share in shares), 0.0)
+    exact |= _saved_values(saved)
     return ProgramResult(
         seconds=forms.unit * value(forms.seconds, found),
         delay_ratio=alpha,
         placement=placement,
         checkpoint_host=checkpoints,
+        saved=saved,
         reclaimed=reclaimed,
         host_bytes=value(forms.host_bytes, exact),
         limited_bytes=value(program.limited, exact),
@@ -81,6 +91,23 @@ def result_of(question: Question, program: LinearProgram, found: Mapping[Variabl
         stages=tuple(_stage_time(stage, each, exact) for stage, each in zip(forms.stages, forms.times, strict=True)),
         question=question,
     )
+
+
+def _saved(shares: list[tuple[Rung, Variable]], found: Mapping[Variable, float]) -> tuple[Saved, ...]:
+    """What a class of blocks saves, in the order of its rungs; what rounds to nothing is nothing."""
+    made: list[Saved] = []
+    left = 1.0
+    for rung, share in shares:
+        part = min(round(found[share], DIGITS), left)
+        if part > LEAST_SHARE:
+            assert share.tier is not None and share.tier != "reclaimed"
+            made.append(Saved(rung=rung.name, tier=share.tier, share=part))
+            left = round(left - part, DIGITS)
+    return tuple(made)
+
+
+def _saved_values(saved: Mapping[str, tuple[Saved, ...]]) -> dict[Variable, float]:
+    return {saved_by(name, each.rung, each.tier): each.share for name, kept in saved.items() for each in kept}
 
 
 def _placement(program: LinearProgram, state_class: str, at: OfClass[float], alpha: float) -> tuple[Placement, float]:
@@ -131,7 +158,12 @@ def footprint(model: Model, decision: Decision) -> Footprint:
     at: dict[Variable, float] = {DELAY_RATIO: decision.delay_ratio, CHECKPOINTS_ON_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
         at |= _values(name, placement, 0.0)
-    kept = value(device_bytes(model, groups), at)
+    at |= dict.fromkeys(
+        (saved_by(group.layer_class, rung.name, tier) for group in groups for tier in TIERS
+         for rung in rungs_of(group, model.timing(group.layer_class, size))), 0.0
+    )  # fmt: skip
+    at |= _saved_values(decision.saved)
+    kept = value(device_bytes(model, groups, size, n if decision.schedule == "vertical" else 1), at)
     checkpoints = n * checkpoint_bytes(model, size) * decision.checkpoint_host
     reclaimed = 0.0
     for group in groups:

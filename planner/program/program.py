@@ -39,6 +39,8 @@ def answer(
     """
     program = state(model, machine, question)
     objectives = program.objectives()
+    if question.aim == "seconds" and question.fixed.recompute == "auto" and "ssd" in program.forms.work.saves:
+        program, objectives = _weighing_wear(model, machine, question, program)
     match question.aim:
         case "host memory":
             objectives.insert(0, program.host_memory())
@@ -50,9 +52,37 @@ def answer(
     return result_of(question, program, found) if found else None
 
 
-def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
-    """The linear program of a question."""
+def _weighing_wear(
+    model: Model, machine: Machine, question: Question, program: LinearProgram
+) -> tuple[LinearProgram, list[Objective]]:
+    """The program that sends activations to ssd only where that gains enough, and its objectives.
+
+    What is written of them counts as seconds, by `FixedChoices.wear_price`, in proportion to what the best placement
+    without takes and writes. Where that writes nothing, they stay off the ssd.
+    """
+    without = state(model, machine, question, on_ssd=False)
+    if not program.forms.saved:
+        return without, without.objectives()
+    found = minimise(without, [Objective("step_seconds", without.forms.seconds), without.ssd_writes()])
+    if found is None:
+        return program, program.objectives()
+    seconds, written = value(without.forms.seconds, found), value(without.forms.write_bytes, found)
+    if written <= 0.0:
+        return without, without.objectives()
+    price = question.fixed.wear_price * seconds / written
+    first, *rest = program.objectives()
+    weighed = dict(first.form)
+    for shares in program.forms.saved.values():
+        for _, share in shares:
+            if nbytes := program.forms.write_bytes.get(share, 0.0):
+                weighed[share] = price * nbytes
+    return program, [Objective("step_seconds_and_wear", weighed), *rest]
+
+
+def state(model: Model, machine: Machine, question: Question, *, on_ssd: bool = True) -> LinearProgram:
+    """The linear program of a question; `on_ssd`: whether activations may be saved there."""
     limits, fixed = question.limits, question.fixed
+    saves = fixed.saved_tiers(limits.device_bytes)
     work = Work(
         micro_batch_size=question.micro_batch_size,
         micro_batches=question.micro_batches,
@@ -60,6 +90,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         optimizer_states=fixed.optimizer_states,
         unified_memory=fixed.unified_memory,
         keeps=fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory,
+        saves=saves if on_ssd else tuple(tier for tier in saves if tier != "ssd"),
     )
     return LinearProgram(forms_of(model, machine, work), limits, fixed)
 

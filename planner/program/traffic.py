@@ -5,7 +5,7 @@ forward stage, states may be tied or frozen, the stack of blocks has ends. It kn
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ssdplan.plans.documents.profile import Model
@@ -17,65 +17,12 @@ from ssdplan.plans.documents.state_layout import (
     checkpoint_bytes,
 )
 
+from . import saved
+from .stages import LayerGroup, Stage, Use
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, Variable, variables_of
 
 DELAYED_USES_AHEAD = 3
 """Stages over which the head's delayed updates are spread: read, update and write (GreedySnake 4.4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What one kind of stage takes, and how many of them a step has."""
-
-    layer_class: str
-    phase: str
-    """forward or backward."""
-    count: int
-    read_bytes: Linear
-    write_bytes: Linear
-    updates: Linear
-    """Elements."""
-    h2d_bytes: Linear
-    d2h_bytes: Linear
-    compute_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One state of a layer."""
-
-    state_class: str
-    elements: int
-    own: bool
-    """The layer is the first that uses the state: it owns its updates."""
-    shared: bool
-    """Another layer uses it too."""
-    frozen: bool
-    """It has parameters only, which nothing updates."""
-
-    @property
-    def updated(self) -> bool:
-        """The layer is the one that updates the state."""
-        return self.own and not self.frozen
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers that cost the same, stage by stage."""
-
-    layer_class: str
-    role: str
-    """embedding, block or head."""
-    uses: tuple[_Use, ...]
-    backward: bool
-    """It is not below all layers that are trained."""
-    lowest: bool
-    """Of those the first, which hands no gradient down."""
-    keeps_output: bool
-    """Its output is a checkpoint, not only the next layer's input."""
-    head_share: float
-    """The part of the head's delayed updates that runs during its forward."""
-    count: int = field(default=1)
 
 
 def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
@@ -114,7 +61,7 @@ def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
         LayerGroup(
             layer_class=layer_class,
             role=role,
-            uses=tuple(_Use(*use) for use in uses),
+            uses=tuple(Use(*use) for use in uses),
             backward=backward,
             lowest=lowest_trained,
             keeps_output=keeps_output,
@@ -135,9 +82,11 @@ def stages(
     for group in groups:
         timing = model.timing(group.layer_class, micro_batch_size)
         if group.role != "head":
-            made.append(_forward(model, group, head, micro_batch_size, n, each, timing.forward_stage_seconds(n)))
+            stage = _forward(model, group, head, micro_batch_size, n, each, timing.forward_stage_seconds(n))
+            made.append(saved.saving(stage, group, timing, n))
         if group.backward:
-            made.append(_backward(model, group, micro_batch_size, n, each, timing.backward_stage_seconds(n)))
+            stage = _backward(model, group, micro_batch_size, n, each, timing.backward_stage_seconds(n))
+            made.append(saved.rebuilding(stage, group, timing, n))
     return tuple(made)
 
 
@@ -185,6 +134,9 @@ def _kept_bytes(
                 _add(total, CHECKPOINTS_ON_HOST, checkpoints)
             else:
                 _add_checkpoints_on_ssd(total, checkpoints)
+            timing = model.timing(group.layer_class, micro_batch_size)
+            for variable, nbytes in saved.kept_bytes(group, timing, "host" if on_host else "ssd").items():
+                _add(total, variable, group.count * n * nbytes)
     return total
 
 
@@ -204,8 +156,9 @@ class Traffic:
 VERTICAL = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)
 
 
-def device_bytes(model: Model, groups: tuple[LayerGroup, ...]) -> Linear:
-    """Parameters that the device keeps between uses; the most of it at the turn, where both kinds are there."""
+def device_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, kept: int) -> Linear:
+    """What the device keeps between uses: parameters, the most of them at the turn, where both kinds are there, and
+    what is saved of the activations of `kept` micro-batches."""
     element = ELEMENT_BYTES[model.precision]
     total: dict[Variable, float] = {}
     for group in groups:
@@ -214,6 +167,9 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...]) -> Linear:
                 fractions = variables_of(use.state_class)
                 for variable in (fractions.device, fractions.turn):
                     _add(total, variable, element * group.count * use.elements)
+        timing = model.timing(group.layer_class, micro_batch_size)
+        for variable, nbytes in saved.kept_bytes(group, timing, "device").items():
+            _add(total, variable, group.count * kept * nbytes)
     return total
 
 
@@ -274,7 +230,7 @@ def _forward(
         updates=updates,
         h2d_bytes=h2d,
         d2h_bytes={CONSTANT: float((n if group.keeps_output else n - 1) * checkpoint)},
-        compute_seconds=compute_seconds,
+        compute_seconds={CONSTANT: compute_seconds},
     )
 
 
@@ -324,7 +280,7 @@ def _backward(
         updates=updates,
         h2d_bytes=h2d,
         d2h_bytes=d2h,
-        compute_seconds=compute_seconds,
+        compute_seconds={CONSTANT: compute_seconds},
     )
 
 

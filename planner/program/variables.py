@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, Literal, NamedTuple, TypeVar
 
+from ssdplan.plans.documents.plan import SavedTier
+
 Form = Literal[
     "delay ratio",
     "activation checkpoints",
@@ -16,6 +18,7 @@ Form = Literal[
     "parameters",
     "gradients",
     "turn copies",
+    "saved activations",
     "stage seconds",
     "constant",
 ]
@@ -36,11 +39,17 @@ class Variable(NamedTuple):
     tier: Tier | None = None
     stage: int = -1
     """Number of a stage, in the order of the traffic's stages."""
+    layer_class: str = ""
+    """The class of blocks whose activations are saved: it is a fraction of its pairs of layer and micro-batch."""
+    rung: str = ""
+    """By which these save them."""
 
     def __str__(self) -> str:
         """In words, such as `block: optimizer states, delayed, on ssd`."""
         if self.form == "stage seconds":
             return f"seconds of stage {self.stage}"
+        if self.form == "saved activations":
+            return f"{self.layer_class}: {self.form} by {self.rung}, on {self.tier}"
         words = self.form if self.part == "all" else f"{self.form}, {self.part}"
         if self.tier is not None:
             words += ", in reclaimed memory" if self.tier == "reclaimed" else f", on {self.tier}"
@@ -62,6 +71,12 @@ CHECKPOINTS_ON_HOST = Variable("activation checkpoints", tier="host")
 def seconds_of_stage(number: int) -> Variable:
     """The seconds that one kind of stage takes, in the program's unit for that stage."""
     return Variable("stage seconds", stage=number)
+
+
+@lru_cache(maxsize=4096)
+def saved_by(layer_class: str, rung: str, tier: SavedTier) -> Variable:
+    """The share of a class's pairs of layer and micro-batch that save by `rung` and keep that on `tier`."""
+    return Variable("saved activations", tier=tier, layer_class=layer_class, rung=rung)
 
 
 Item = TypeVar("Item")

@@ -137,12 +137,12 @@ class Decision(Sparing):
                 f"delay_ratio = {self.delay_ratio:g}: the horizontal schedule updates everything in its own step; "
                 "set it to 0, or schedule to vertical"
             )
-        for name, kept in self.saved.items():
-            if (total := sum(each.share for each in kept)) > 1 + TOLERANCE:
-                raise ValueError(f"saved.{name}: the shares sum to {total:g}, more than 1")
-            if len({(each.rung, each.tier) for each in kept}) != len(kept):
+        for name, shares in self.saved.items():
+            if (whole := sum(each.share for each in shares)) > 1 + TOLERANCE:
+                raise ValueError(f"saved.{name}: the shares sum to {whole:g}, more than 1")
+            if len({(each.rung, each.tier) for each in shares}) != len(shares):
                 raise ValueError(f"saved.{name} names a rung and tier twice")
-            if self.unified_memory and any(each.tier == "device" for each in kept):
+            if self.unified_memory and any(each.tier == "device" for each in shares):
                 raise ValueError(f"saved.{name}: with unified_memory there is no device memory; take host")
         if (self.recompute == "all") != (not self.saved):
             raise ValueError(f"recompute = {self.recompute}, and saved says otherwise")

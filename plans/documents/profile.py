@@ -134,6 +134,23 @@ class Layer(Part):
     states: tuple[Index, ...] = Field(min_length=1)
 
 
+class SubLayer(Part):
+    """A leaf module of a block, or a stretch of functional code between two of them, in order of execution (PyAO
+    section 3.4)."""
+
+    name: Name
+    saved_bytes: Bytes
+    """What autograd saves of what is computed there, each storage once; weights and the block's input are not
+    counted."""
+    forward_seconds: Seconds
+    """The median of `samples` rounds, each operation waited for: together they take longer than the block does."""
+    samples: Count
+
+
+PAPER = "paper"
+"""The name of the rung that keeps what PyAO's rule does."""
+
+
 class Rung(Part):
     """One choice of what a block's forward keeps for its backward, beside the block's input (PyAO sections 4 and 5).
 
@@ -165,7 +182,7 @@ class Rung(Part):
 class Timing(Sparing):
     """One layer class at one micro-batch size. Backward includes the recomputation of the layer's forward."""
 
-    _SPARED = ("rungs",)
+    _SPARED = ("sublayers", "rungs")
 
     micro_batch_size: Count
     forward_seconds: Seconds
@@ -182,6 +199,8 @@ class Timing(Sparing):
     process_growth_bytes: Bytes | None = None
     """By how much the process grew, as the kernel counts it, while micro-batches followed each other through the layer:
     the workspace and what malloc leaves between its tensors. None: not measured, as where the device has its memory."""
+    sublayers: tuple[SubLayer, ...] = ()
+    """Of blocks that could be traced."""
     rungs: tuple[Rung, ...] = ()
     """In rising order of bytes; only blocks that run backward have any, and only where they could be traced."""
 

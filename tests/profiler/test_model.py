@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional
 
 from ssdplan.plans.errors import MemoryBudgetError
+from ssdplan.profiler.layer_bench import Bench, saved_activation_bytes
 from ssdplan.profiler.measure import Limits
-from ssdplan.profiler.model import ModelCosts, _Bench, measure_model, saved_activation_bytes
+from ssdplan.profiler.model import ModelCosts, measure_model
 from tests.bounds import HANG_SECONDS
 from tests.profiler.made import FORWARD_SECONDS, MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
 
@@ -36,7 +37,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def small_caches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ssdplan.profiler.model.ELSEWHERE_BYTES", 1 << 16)
+        patch.setattr("ssdplan.profiler.layer_bench.ELSEWHERE_BYTES", 1 << 16)
         yield
 
 
@@ -97,7 +98,7 @@ def test_a_layer_that_caches_do_not_hold_takes_longer(monkeypatch: pytest.Monkey
                 self.clock.sleep(longer[what])
                 forgotten.clear()
 
-    monkeypatch.setattr("ssdplan.profiler.model._Bench.forget", lambda bench, layer: forgotten.append(layer))
+    monkeypatch.setattr("ssdplan.profiler.layer_bench.Bench.forget", lambda bench, layer: forgotten.append(layer))
     costs = measure(Cached(), MadeWeights(), sizes=(1,), seconds=1.0)
     for entry in costs.classes:
         (timing,) = entry.timings
@@ -112,7 +113,7 @@ def test_a_layer_that_caches_do_not_hold_takes_longer(monkeypatch: pytest.Monkey
 def test_only_a_class_of_one_layer_begins_with_an_empty_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a step, where what is free goes back when compute turns to another class."""
     layers, device, given = MadeLayers(), MadeDevice(peak=777), []
-    bench = _Bench(layers.model, layers, MadeMicroBatch, MadeWeights(), device, LENGTH, [1])
+    bench = Bench(layers.model, layers, MadeMicroBatch, MadeWeights(), device, LENGTH, [1])
     monkeypatch.setattr("ssdplan.profiler.model.process.give_back", lambda: given.append(layer))
     for layer in range(len(layers.model.layers)):
         bench.forget(layer)
@@ -155,8 +156,8 @@ def growths() -> list[int | None]:
 
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ssdplan.profiler.model.ELSEWHERE_BYTES", 1 << 16)
-        patch.setattr("ssdplan.profiler.model.GROWING_RUNS", 6)
+        patch.setattr("ssdplan.profiler.layer_bench.ELSEWHERE_BYTES", 1 << 16)
+        patch.setattr("ssdplan.profiler.layer_bench.GROWING_RUNS", 6)
         costs = measure(Leaving(), MadeWeights(), sizes=(1,), seconds=0.01)
     return [timing.process_growth_bytes for entry in costs.classes for timing in entry.timings]
 
@@ -173,7 +174,7 @@ def test_the_most_of_the_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those of which the kernel tells nothing do not."""
     found = cycle([3 << 20, None, 9 << 20])
     monkeypatch.setattr("ssdplan.profiler.model.process.growth_bytes", lambda work: next(found))
-    monkeypatch.setattr("ssdplan.profiler.model.ELSEWHERE_BYTES", 1 << 16)
+    monkeypatch.setattr("ssdplan.profiler.layer_bench.ELSEWHERE_BYTES", 1 << 16)
     costs = measure(MadeLayers(), MadeWeights(), sizes=(1,), seconds=0.01)
     assert {timing.process_growth_bytes for entry in costs.classes for timing in entry.timings} == {9 << 20}
 
@@ -192,7 +193,7 @@ def kept_kernels() -> dict[int, int]:
 
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ssdplan.profiler.model.ELSEWHERE_BYTES", 1 << 16)
+        patch.setattr("ssdplan.profiler.layer_bench.ELSEWHERE_BYTES", 1 << 16)
         layers = Keeping()
         costs = measure_model(
             layers.model, layers, MadeMicroBatch, MadeWeights(), MadeDevice(),

@@ -70,7 +70,7 @@ def values_at(step: Step, *prices: float) -> list[frozenset[str]]:
     """What the cheapest cuts of a block keep of rows without padding."""
     full = micro_batches(1)[0]
     traced = traced_of(step, MicroBatch(full.input_ids, full.input_ids, None))
-    seconds = {node.name: 1e-5 for node in traced._joint.graph.nodes}
+    seconds = {node.name: 1e-5 for node in traced.forward.graph.nodes}
     found = [traced.cheapest(seconds, price) for price in prices]
     assert all(found)
     return found
@@ -192,7 +192,7 @@ def test_where_there_is_room_for_a_part_only_a_part_is_kept(tmp_path: Path) -> N
     batches = micro_batches(1)
     loss = run(step, batches, "vertical")
     [values] = values_at(opened(tmp_path / "llama"), 0.0)
-    every = laid_bytes(traced_of(opened(tmp_path / "llama"), batches[0]).cut(values))
+    every = laid_bytes(traced_of(opened(tmp_path / "llama"), batches[0]).cut(values).kept)
     for room in (1, every // 3, every - 1, every):
         kept = saving(step, values)
         kept.room = room

@@ -99,7 +99,7 @@ def same(one: tuple[torch.Tensor, list[Any]], other: tuple[torch.Tensor, list[An
 def test_whatever_is_kept_the_bits_are_autograds(tmp_path: Path, family: str) -> None:
     called = Called(make_model(family, tmp_path / "model"))
     traced = trace(called, called.hidden, called.others)
-    seconds = {node.name: 1e-5 for node in traced._joint.graph.nodes}
+    seconds = {node.name: 1e-5 for node in traced.forward.graph.nodes}
     expected = called.by_autograd()
     sizes = []
     for price in PRICES:
@@ -120,7 +120,7 @@ def test_dropout_is_kept_and_never_drawn_again(tmp_path: Path, family: str) -> N
     traced = trace(called, called.hidden, called.others)
     expected = called.by_autograd()
     assert not same(expected, called.by_autograd(seed=6)), "dropout is on"
-    seconds = {node.name: 1e-5 for node in traced._joint.graph.nodes}
+    seconds = {node.name: 1e-5 for node in traced.forward.graph.nodes}
     for price in PRICES:
         assert same(expected, called.by_graphs(traced, traced.cheapest(seconds, price)))
 
@@ -128,7 +128,7 @@ def test_dropout_is_kept_and_never_drawn_again(tmp_path: Path, family: str) -> N
 def test_bf16_has_the_same_bits(tmp_path: Path) -> None:
     called = Called(make_model("llama", tmp_path / "model"), dtype=torch.bfloat16)
     traced = trace(called, called.hidden, called.others)
-    seconds = {node.name: 1e-5 for node in traced._joint.graph.nodes}
+    seconds = {node.name: 1e-5 for node in traced.forward.graph.nodes}
     for price in PRICES:
         assert same(called.by_autograd(), called.by_graphs(traced, traced.cheapest(seconds, price)))
 
@@ -146,8 +146,8 @@ def test_the_cut_is_the_cheapest_of_all() -> None:
     sizes = {value.name: value.nbytes for value in traced.values}
     random = torch.Generator().manual_seed(3)
     for _ in range(8):
-        drawn = torch.rand(len(traced._joint.graph.nodes), generator=random).tolist()
-        seconds = dict(zip((node.name for node in traced._joint.graph.nodes), drawn, strict=True))
+        drawn = torch.rand(len(traced.forward.graph.nodes), generator=random).tolist()
+        seconds = dict(zip((node.name for node in traced.forward.graph.nodes), drawn, strict=True))
 
         def cost(kept: frozenset[str], price: float, seconds: dict[str, float] = seconds) -> float:
             cut = traced.cut(kept)

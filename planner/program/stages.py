@@ -1,0 +1,63 @@
+"""Stages: what one kind of stage of a step takes, and the layers that cost the same.
+
+Owns these records. `traffic.py`, `horizontal.py` and `saved.py` fill them.
+"""
+
+from dataclasses import dataclass, field
+
+from .variables import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one kind of stage takes, and how many of them a step has."""
+
+    layer_class: str
+    phase: str
+    """forward or backward."""
+    count: int
+    read_bytes: Linear
+    write_bytes: Linear
+    updates: Linear
+    """Elements."""
+    h2d_bytes: Linear
+    d2h_bytes: Linear
+    compute_seconds: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One state of a layer."""
+
+    state_class: str
+    elements: int
+    own: bool
+    """The layer is the first that uses the state: it owns its updates."""
+    shared: bool
+    """Another layer uses it too."""
+    frozen: bool
+    """It has parameters only, which nothing updates."""
+
+    @property
+    def updated(self) -> bool:
+        """The layer is the one that updates the state."""
+        return self.own and not self.frozen
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that cost the same, stage by stage."""
+
+    layer_class: str
+    role: str
+    """embedding, block or head."""
+    uses: tuple[Use, ...]
+    backward: bool
+    """It is not below all layers that are trained."""
+    lowest: bool
+    """Of those the first, which hands no gradient down."""
+    keeps_output: bool
+    """Its output is a checkpoint, not only the next layer's input."""
+    head_share: float
+    """The part of the head's delayed updates that runs during its forward."""
+    count: int = field(default=1)
