@@ -89,7 +89,9 @@ def measure_model(
     while True:
         try:
             with device.lane("compute"):
-                times, cold = _measure_times(bench, classes, fitting, limits, portion(progress, 0.4, 0.8))
+                times, cold = _measure_times(
+                    bench, classes, fitting, limits, portion(progress, 0.4, 1.0 if activations is None else 0.8)
+                )
             break
         except MemoryBudgetError:  # somebody else took what it had a moment ago
             if len(fitting) == 1:

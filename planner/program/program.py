@@ -68,6 +68,7 @@ def _weighing_wear(
         return program, program.objectives()
     seconds, written = value(without.forms.seconds, found), value(without.forms.write_bytes, found)
     if written <= 0.0:
+        without = state(model, machine, question, on_ssd=False)  # the other one has been bound to what it found
         return without, without.objectives()
     price = question.fixed.wear_price * seconds / written
     first, *rest = program.objectives()

@@ -179,7 +179,10 @@ class MadeLayers:
         weights: Sequence[torch.Tensor],
         hidden: torch.Tensor | None,
         out: torch.Tensor,
+        rung: str = "",
+        saved: torch.Tensor | None = None,
     ) -> None:
+        assert not rung and saved is None
         assert (hidden is None) == (layer == 0) and layer != len(self.model.layers) - 1
         if layer == 0:
             ids = self.micro_batches[micro_batch].input_ids
@@ -199,7 +202,10 @@ class MadeLayers:
         out_gradient: torch.Tensor | None,
         in_gradient: torch.Tensor | None,
         gradients: Sequence[torch.Tensor],
+        fresh: Sequence[bool] = (),
+        saved: torch.Tensor | None = None,
     ) -> None:
+        assert not fresh and saved is None
         last = len(self.model.layers) - 1
         lowest = self.model.first_trained
         assert layer >= lowest and (hidden is None) == (layer == 0) and (in_gradient is None) == (layer == lowest)
@@ -216,6 +222,15 @@ class MadeLayers:
             # Kept: x @ up (for gelu), gelu of it (for down) and its product with down (for the mask's factor none).
             result = x + (functional.gelu(x @ up) @ down) * self.masks[micro_batch]
             result.backward(torch.ones_like(result))
+
+    def trace_block(self, layer: int, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
+        """Its blocks cannot be traced."""
+
+    def learn(self, layer_class: str, rung: str, values: Sequence[str]) -> None:
+        raise AssertionError("nothing can be kept")
+
+    def keeps(self, layer: int, micro_batch: int) -> bool:
+        raise AssertionError("nothing can be kept")
 
     def _run(self, method: str, layer: int, micro_batch: int, weights: Sequence[torch.Tensor], factor: int) -> None:
         assert micro_batch in self.masks, "the embedding runs first"

@@ -114,7 +114,7 @@ def test_only_a_class_of_one_layer_begins_with_an_empty_heap(monkeypatch: pytest
     """As in a step, where what is free goes back when compute turns to another class."""
     layers, device, given = MadeLayers(), MadeDevice(peak=777), []
     bench = Bench(layers.model, layers, MadeMicroBatch, MadeWeights(), device, LENGTH, [1])
-    monkeypatch.setattr("ssdplan.profiler.model.process.give_back", lambda: given.append(layer))
+    monkeypatch.setattr("ssdplan.profiler.layer_bench.process.give_back", lambda: given.append(layer))
     for layer in range(len(layers.model.layers)):
         bench.forget(layer)
     assert given == [0, 2, 4], "blocks 0 and 2 are of one class"
@@ -173,7 +173,7 @@ def test_the_process_grows_by_what_micro_batches_leave() -> None:
 def test_the_most_of_the_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those of which the kernel tells nothing do not."""
     found = cycle([3 << 20, None, 9 << 20])
-    monkeypatch.setattr("ssdplan.profiler.model.process.growth_bytes", lambda work: next(found))
+    monkeypatch.setattr("ssdplan.profiler.layer_bench.process.growth_bytes", lambda work: next(found))
     monkeypatch.setattr("ssdplan.profiler.layer_bench.ELSEWHERE_BYTES", 1 << 16)
     costs = measure(MadeLayers(), MadeWeights(), sizes=(1,), seconds=0.01)
     assert {timing.process_growth_bytes for entry in costs.classes for timing in entry.timings} == {9 << 20}
