@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ssdplan.plans.documents.plan import Plan
+from ssdplan.planner.program.choices import WEAR_PRICE
+from ssdplan.plans.documents.plan import Plan, Recompute
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.errors import UsageError
@@ -25,6 +26,7 @@ from .parsing.types import (
     FIGURE,
     FRACTION,
     NEW_DIRECTORY,
+    NONNEGATIVE,
     PATH,
     POSITIVE,
     RESIDENCY,
@@ -53,6 +55,8 @@ class Options:
     micro_batches: int | None
     delay_ratio: float | None
     residency: dict[str, float]
+    recompute: Recompute
+    wear_price: float
     model: str | None
     gpu: str | None
     ssd: Sequence[str]
@@ -156,6 +160,20 @@ def _decisions() -> tuple[click.Option, ...]:
             help="parameters, optimizer, checkpoints: fractions on host; device, turn: fractions of states whose "
             "parameters the device keeps for the whole run, or from forward to backward; any of them [the best]",
         ),
+        click.Option(
+            ["--recompute"],
+            type=Choice(["auto", "all", "none", "paper"]),
+            default="auto",
+            help="what backward recomputes of the blocks' forwards: what is best, everything, nothing, or what PyAO's "
+            "rule says; the rest is saved",
+        ),
+        click.Option(
+            ["--wear-price"],
+            type=NONNEGATIVE,
+            default=WEAR_PRICE,
+            metavar="X",
+            help="what activations on ssd must gain: a share X of tokens/s for each doubling of the bytes written",
+        ),
     )
 
 
@@ -258,6 +276,8 @@ def call(options: Options) -> int:
         micro_batches=options.micro_batches,
         delay_ratio=options.delay_ratio,
         residency=options.residency,
+        recompute=options.recompute,
+        wear_price=options.wear_price,
         max_ssd_write_bytes=options.max_ssd_write_per_step,
         schedule=options.schedule,
         optimizer_states=options.optimizer_states,

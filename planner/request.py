@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from ssdplan.plans.documents.plan import most_micro_batches, needs_all_gradients
-from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.plan import Recompute, most_micro_batches, needs_all_gradients
+from ssdplan.plans.documents.profile import PAPER, Machine, Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.documents.stripe_shares import room
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_enough, format_there
 
 from .fit.budgets import UNLIMITED, Candidate, Needs
-from .program.choices import FixedChoices
+from .program.choices import WEAR_PRICE, FixedChoices
 
 MOST_MICRO_BATCHES = 64
 LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)
@@ -47,6 +47,9 @@ class SolveRequest:
     clip_grad_norm: float | None = None
     unified_memory: bool = False
     """Compute works on host memory, as it can where it runs on the same cores; there is no device memory then."""
+    recompute: Recompute = "auto"
+    wear_price: float = WEAR_PRICE
+    """What activations that go to ssd must gain: in proportion to the step's seconds, for twice the bytes written."""
     solver: str | None = None
     """One of PuLP's solvers by name, which solves the programs that decide the plan too, and must find the same optima.
     None: HiGHS alone. It changes no plan."""
@@ -160,7 +163,25 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         kept=_kept(model, residency),
         schedule="horizontal" if request.schedule == "horizontal" else "vertical",
         unified_memory=request.unified_memory,
+        recompute=_recompute(model, request),
+        wear_price=request.wear_price,
     )
+
+
+def _recompute(model: Model, request: SolveRequest) -> Recompute:
+    """Raises UsageError where it needs rungs that nobody measured."""
+    if not 0.0 <= request.wear_price < inf:
+        raise UsageError(f"wear price = {request.wear_price:g}: must not be negative")
+    wanted = request.recompute
+    if wanted in ("none", "paper"):
+        blocks = {layer.layer_class for layer in model.layers[max(model.first_trained, 1) : -1]}
+        for name in sorted(blocks):
+            rungs = [rung.name for size in model.micro_batch_sizes for rung in model.timing(name, size).rungs]
+            if (wanted == "none" and not rungs) or (wanted == "paper" and PAPER not in rungs):
+                raise UsageError(
+                    f"recompute {wanted}: the profile has no rung for it of {name}; profile again, or leave it out"
+                )
+    return wanted
 
 
 def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, tuple[float, float]] | None:

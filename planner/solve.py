@@ -6,10 +6,11 @@ predicts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
-from ssdplan.plans.documents.plan import Alternative, Asked, Decision, Least, Plan, Prediction
+from ssdplan.plans.documents.plan import Alternative, Asked, Decision, Least, Plan, Prediction, Recompute
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.gc_pause import no_collection
@@ -26,6 +27,7 @@ from .predict.critical_path import find_causes, loads
 from .predict.peaks import compute_seconds, process_peak_bytes
 from .predict.shortened import step_seconds
 from .predict.simulator import simulate
+from .program.choices import WEAR_PRICE
 from .program.lexicographic import Watch
 from .program.placement import ProgramResult
 from .program.program import Bound, answer, program_bound
@@ -34,6 +36,8 @@ from .request import LADDER, SolveRequest, budget_of, candidates_of, fixed_choic
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
+_OTHERS: tuple[Recompute, ...] = ("all", "paper")
+"""What no plan may be slower than."""
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
@@ -117,6 +121,8 @@ def solve_and_build(
             delay_ratio=request.delay_ratio,
             residency=dict(request.residency),
             max_ssd_write_bytes=request.max_ssd_write_bytes,
+            recompute=None if request.recompute == "auto" else request.recompute,
+            wear_price=None if request.wear_price == WEAR_PRICE else request.wear_price,
         ),
         decision=chosen.solved.fitted.decision,
         prediction=prediction,
@@ -295,11 +301,36 @@ class _Search:
         if solved is None:
             return None
         best = self._simulate(solved)
+        if solved.fitted.decision.saved and self.fitter.fixed.recompute == "auto":
+            best = self._weighed(best, candidate, branches)
         waits = best.timeline.seconds > WAITING * solved.program.seconds
         if waits and len(solved.fitted.schedule.steady.ops) <= FEW_OPS:
             others = map(self._simulate, self.fitter.paced(candidate, branches))
             best = min((best, *others), key=self._with_operations)
         return best
+
+    def _weighed(self, best: _Simulated, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated:
+        """The best of what the program found, of recomputing everything, and of PyAO's rule: by the simulator's seconds
+        and what each writes, as the program weighs it."""
+        found = {recompute: self._recomputing(recompute, candidate, branches) for recompute in _OTHERS}
+        everything = found["all"]
+        if everything is None:
+            return best
+        seconds, written = everything.timeline.seconds, everything.solved.fitted.needs.writes
+
+        def weight(simulated: _Simulated) -> float:
+            more = simulated.solved.fitted.needs.writes - written
+            if more <= 0:
+                return simulated.timeline.seconds
+            wear = more / written if written else inf
+            return simulated.timeline.seconds + self.fitter.fixed.wear_price * seconds * wear
+
+        return min((best, *(each for each in found.values() if each is not None)), key=weight)
+
+    def _recomputing(self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
+        others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
+        solved = self.fitter.solve(candidate, others)
+        return solved and self._simulate(solved)
 
     def _with_operations(self, simulated: _Simulated) -> float:
         """Seconds of a step, with what its operations take where compute wants the same cores."""
@@ -393,7 +424,8 @@ class _Search:
         times, n = 1, candidate.micro_batches
         if self.fitter.fixed.schedule == "horizontal":
             times, n = n, 1
-        return times * compute_seconds(self.model, candidate.micro_batch_size, n)
+        saves = self.fitter.fixed.recompute != "all"
+        return times * compute_seconds(self.model, candidate.micro_batch_size, n, saves=saves)
 
 
 def _good_enough(scanned: Sequence[_Scanned]) -> list[_Scanned]:

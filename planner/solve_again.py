@@ -14,6 +14,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
 
+from .program.choices import WEAR_PRICE
 from .request import SolveRequest
 from .solve import solve
 
@@ -33,6 +34,8 @@ def request_of(plan: Plan) -> SolveRequest:
         delay_ratio=asked.delay_ratio,
         residency=asked.residency,
         max_ssd_write_bytes=asked.max_ssd_write_bytes,
+        recompute=asked.recompute or "auto",
+        wear_price=WEAR_PRICE if asked.wear_price is None else asked.wear_price,
     )
 
 

@@ -97,11 +97,6 @@ def measure_model(
             if len(fitting) == 1:
                 raise
             fitting.pop()
-    if beside is not None:
-        block = model.layers[FIRST_BLOCK].layer_class
-        both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
-        bench.load(classes[block])
-        beside(lambda: sum(bench.seconds(classes[block], figure, 1) for figure in both))
     notes = [*weights.notes, *model.remarks(sequence_length)]
     notes += [f"micro-batch size {size} does not fit into {device.name}" for size in sizes if size not in fitting]
     if trouble := _trouble(times):
@@ -134,6 +129,11 @@ def measure_model(
         notes += found.notes
         for key, each in found.of.items():
             timings[key] = timings[key].model_copy(update={"sublayers": each.sublayers, "rungs": each.rungs})
+    if beside is not None:
+        block = model.layers[FIRST_BLOCK].layer_class
+        both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
+        bench.load(classes[block])
+        beside(lambda: sum(bench.seconds(classes[block], figure, 1) for figure in both))
     return ModelCosts(
         classes=tuple(
             LayerClass(name=name, timings=tuple(timings[name, size] for size in fitting)) for name in classes

@@ -132,11 +132,17 @@ def _holes_bytes(model: Model, micro_batch_size: int, workspace: int, saved: Sav
     return max(most - workspace, 0)
 
 
-def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int) -> float:
-    """All forwards and backwards of a vertical step, one after the other. The head's backward is all of its work."""
+def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int, *, saves: bool = False) -> float:
+    """All forwards and backwards of a vertical step, one after the other. The head's backward is all of its work.
+    Everything is recomputed, or with `saves` as little as can be."""
     timings = [model.timing(layer.layer_class, micro_batch_size) for layer in model.layers]
     forward = sum(timing.forward_stage_seconds(micro_batches) for timing in timings[:-1])
-    return forward + sum(timing.backward_stage_seconds(micro_batches) for timing in timings[model.first_trained :])
+    backward = sum(timing.backward_stage_seconds(micro_batches) for timing in timings[model.first_trained :])
+    gained = 0.0
+    for timing in timings[max(model.first_trained, 1) : -1] if saves else ():
+        whole = timing.forward_seconds + timing.backward_seconds
+        gained += max((whole - rung.forward_seconds - rung.backward_seconds for rung in timing.rungs), default=0.0)
+    return forward + backward - micro_batches * max(gained, 0.0)
 
 
 def checkpoint_layers(model: Model) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdplan.plans.documents.plan import SavedTier, ScheduleName
+from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName
 from ssdplan.plans.documents.state_layout import OptimizerStates
 
-Recompute = Literal["auto", "all", "none", "paper"]
-"""What backward recomputes of blocks: what the program decides, everything, nothing, or what PyAO's rule says."""
+WEAR_PRICE = 0.1
+"""A percent of tokens/s for ten percent more bytes written a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class FixedChoices:
     """Compute works on host memory: what "the device keeps" is kept there, by whole states, and no parameters are in
     any other form on host. `parameters` then speaks of those."""
     recompute: Recompute = "auto"
-    wear_price: float = 0.1
+    wear_price: float = WEAR_PRICE
     """Of a step's seconds: what twice the bytes written to ssd would have to gain, in proportion, before activations go
     there."""
 

@@ -265,14 +265,23 @@ class Compared(Part):
     """What it stands for, or why it is not possible."""
 
 
-class Asked(Part):
+Recompute = Literal["auto", "all", "none", "paper"]
+"""What backward recomputes of blocks: what the program decides, everything, nothing, or what PyAO's rule says."""
+
+
+class Asked(Sparing):
     """What the user fixed of a plan's placement, so that another that takes its place keeps to it as well."""
+
+    _SPARED = ("recompute", "wear_price")
 
     delay_ratio: Fraction | None = None
     residency: dict[str, Fraction] = Field(default_factory=dict)
     """Of parameters, optimizer and checkpoints the fraction on host; of device and turn that of states kept there."""
     max_ssd_write_bytes: Bytes | None = None
     """Written a step."""
+    recompute: Recompute | None = None
+    wear_price: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """What activations on ssd had to gain for what they write."""
 
 
 class Plan(Document):
