@@ -330,7 +330,7 @@ class _Search:
     def _recomputing(self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
         others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
         solved = self.fitter.solve(candidate, others)
-        return solved and self._simulate(solved)
+        return None if solved is None else self._simulate(solved)
 
     def _with_operations(self, simulated: _Simulated) -> float:
         """Seconds of a step, with what its operations take where compute wants the same cores."""
