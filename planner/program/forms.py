@@ -107,7 +107,10 @@ class Forms:
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         self.times = _Times(machine, self.classes, states).of(self.stages)
-        least = [max(form.get(CONSTANT, 0.0) for _, form in resources if is_constant(form)) for resources in self.times]
+        least = [
+            max((form.get(CONSTANT, 0.0) for _, form in resources if is_constant(form)), default=0.0)
+            for resources in self.times
+        ]
         units = [_unit([form for _, form in resources]) for resources in self.times]
         self.unit = sum(stage.count * unit for stage, unit in zip(self.stages, units, strict=True))
         """Seconds that a step is counted in."""

@@ -206,6 +206,11 @@ class LinearProgram:
         if limits.device_bytes is not None and (self.fixed.kept is None or "device" in forms.work.saves):
             self._require_at_most(forms.device_bytes, limits.device_bytes, "device_memory")
 
+    def require_seconds_at_most(self, seconds: float) -> None:
+        """No step longer than this."""
+        within = {**self.forms.seconds, CONSTANT: self.forms.seconds.get(CONSTANT, 0.0) - seconds / self.forms.unit}
+        self.problem += self.expression(within) <= 0, "step_seconds_at_most"
+
     def _take_stages(self) -> None:
         """A stage takes at least as long as each of its resources: t >= max(compute, ssd, links, updates)."""
         for number, row in enumerate(self.forms.stage_rows):

@@ -4,7 +4,7 @@ Owns which objectives are asked for, and what was asked. `linear_program.py` sta
 takes its objectives in turn, and `placement.py` reads the point that is found.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ssdplan.plans.documents.profile import Machine, Model
@@ -16,6 +16,8 @@ from .linear_program import LinearProgram, Objective
 from .placement import DIGITS, ProgramResult, result_of
 from .variables import DELAY_RATIO, value
 
+LEAST_WRITTEN = 4096.0
+"""Bytes a step: fewer are a solver's noise, and none."""
 NEGLIGIBLE = 1e-6
 """Of a step's least seconds: what a whole delay ratio may cost at most when one objective stands for two."""
 
@@ -39,7 +41,7 @@ def answer(
     """
     program = state(model, machine, question)
     objectives = program.objectives()
-    if question.aim == "seconds" and question.fixed.recompute == "auto" and "ssd" in program.forms.work.saves:
+    if question.aim == "seconds" and question.fixed.recompute == "auto" and program.forms.saved:
         program, objectives = _weighing_wear(model, machine, question, program)
     match question.aim:
         case "host memory":
@@ -55,35 +57,35 @@ def answer(
 def _weighing_wear(
     model: Model, machine: Machine, question: Question, program: LinearProgram
 ) -> tuple[LinearProgram, list[Objective]]:
-    """The program that sends activations to ssd only where that gains enough, and its objectives.
+    """The program that writes more to ssd for the sake of saved activations only where that gains enough, and its
+    objectives.
 
-    What is written of them counts as seconds, by `FixedChoices.wear_price`, in proportion to what the best placement
-    without takes and writes. Where that writes nothing, they stay off the ssd.
+    Against the best placement that recomputes everything, each byte more counts as seconds, by
+    `FixedChoices.wear_price`; and no step may be longer. Where that placement writes nothing, this one writes nothing.
     """
-    without = state(model, machine, question, on_ssd=False)
-    if not program.forms.saved:
-        return without, without.objectives()
+    everything = replace(question, fixed=replace(question.fixed, recompute="all"))
+    without = state(model, machine, everything)
     found = minimise(without, [Objective("step_seconds", without.forms.seconds), without.ssd_writes()])
     if found is None:
         return program, program.objectives()
-    seconds, written = value(without.forms.seconds, found), value(without.forms.write_bytes, found)
-    if written <= 0.0:
-        without = state(model, machine, question, on_ssd=False)  # the other one has been bound to what it found
-        return without, without.objectives()
-    price = question.fixed.wear_price * seconds / written
-    first, *rest = program.objectives()
-    weighed = dict(first.form)
-    for shares in program.forms.saved.values():
-        for _, share in shares:
-            if nbytes := program.forms.write_bytes.get(share, 0.0):
-                weighed[share] = price * nbytes
+    seconds = without.forms.unit * value(without.forms.seconds, found)
+    written = value(without.forms.write_bytes, found)
+    if written <= LEAST_WRITTEN:
+        limits = replace(question.limits, ssd_write_bytes=written)
+        program = state(model, machine, replace(question, limits=limits))
+        return program, program.objectives()
+    program.require_seconds_at_most(seconds * (1 + NEGLIGIBLE))
+    _, *rest = program.objectives()
+    price = question.fixed.wear_price * seconds / written / program.forms.unit
+    weighed = dict(program.forms.seconds)
+    for variable, nbytes in program.forms.write_bytes.items():
+        weighed[variable] = weighed.get(variable, 0.0) + price * nbytes
     return program, [Objective("step_seconds_and_wear", weighed), *rest]
 
 
-def state(model: Model, machine: Machine, question: Question, *, on_ssd: bool = True) -> LinearProgram:
-    """The linear program of a question; `on_ssd`: whether activations may be saved there."""
+def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
+    """The linear program of a question."""
     limits, fixed = question.limits, question.fixed
-    saves = fixed.saved_tiers(limits.device_bytes)
     work = Work(
         micro_batch_size=question.micro_batch_size,
         micro_batches=question.micro_batches,
@@ -91,7 +93,7 @@ def state(model: Model, machine: Machine, question: Question, *, on_ssd: bool = 
         optimizer_states=fixed.optimizer_states,
         unified_memory=fixed.unified_memory,
         keeps=fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory,
-        saves=saves if on_ssd else tuple(tier for tier in saves if tier != "ssd"),
+        saves=fixed.saved_tiers(limits.device_bytes),
     )
     return LinearProgram(forms_of(model, machine, work), limits, fixed)
 
