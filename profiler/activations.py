@@ -89,16 +89,17 @@ def _measure_class(
     found: Activations,
 ) -> None:
     seconds: dict[str, float] = {}
+    calls: dict[int, TracedCall] = {}
     for size in sizes:
         call = bench.trace(layer, size)
         if call is None:
             found.notes.append(f"{name}: its code cannot be traced, so its activations are recomputed")
             return
+        calls[size] = call
         spent = ROUNDS_SECONDS * limits.seconds / 15.0
         seconds, samples = _operation_seconds(bench, call, min(spent / len(sizes), ROUNDS_SECONDS))
         found.of[name, size] = Found(sublayers=_sublayers(call, seconds, samples))
-    call = bench.trace(layer, sizes[-1])  # names are the same at every size, and seconds surest at the largest
-    assert call is not None
+    call = calls[sizes[-1]]  # names are the same at every size, and seconds surest at the largest
     choices = _choices(call, seconds, found.of[name, sizes[-1]].sublayers, bandwidth)
     if not choices:
         found.notes.append(f"{name}: nothing that could be kept of its activations saves time")
@@ -123,7 +124,7 @@ def _measure_class(
             found.notes.append(
                 f"{name} at micro-batch size {size}: seconds of its rungs are those of smaller ones, scaled"
             )
-        found.of[name, size].rungs = _rungs(bench, layer, size, base, choices, ratios)
+        found.of[name, size].rungs = _rungs(bench, layer, calls[size], base, choices, ratios)
 
 
 def _operation_seconds(bench: Bench, call: TracedCall, most: float) -> tuple[dict[str, float], int]:
@@ -211,14 +212,12 @@ def _ratios(bench: Bench, layer: int, size: int, rungs: Sequence[str], rounds: i
 def _rungs(
     bench: Bench,
     layer: int,
-    size: int,
+    call: TracedCall,
     base: Timing,
     choices: Mapping[str, tuple[str, ...]],
     ratios: Mapping[str, tuple[float, float]],
 ) -> tuple[Rung, ...]:
     """Those that gain more than the ones that keep less, and the paper's."""
-    call = bench.trace(layer, size)
-    assert call is not None
     made: list[Rung] = []
     least = base.forward_seconds + base.backward_seconds
     for name, values in choices.items():
@@ -227,7 +226,7 @@ def _rungs(
         if name != PAPER and seconds > least * (1 - WORTH):
             continue
         least = min(least, seconds)
-        space = bench.rung_space(layer, size, name)
+        space = bench.rung_space(layer, base.micro_batch_size, name)
         made.append(
             Rung(
                 name=name,
