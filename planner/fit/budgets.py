@@ -1,10 +1,12 @@
 """Budgets: the bytes that a candidate takes, or may take, of everything that has a budget.
 
-Owns these records of the search; it computes none of the figures.
+Owns these records of the search, and limits that are reduced by what was too much; it computes none of the figures.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from ..program.choices import Limits
 
 UNLIMITED = 1 << 60
 """Bytes; more than any machine has."""
@@ -60,3 +62,18 @@ class Needs:
 
     def of(self, constraint: Constraint) -> int:
         return int(getattr(self, _FIELDS[constraint]))
+
+
+def reduced(limits: Limits, over: dict[Constraint, int]) -> Limits:
+    """Limits reduced by what was too much."""
+
+    def smaller(limit: float | None, excess: int) -> float | None:
+        return limit if limit is None or not excess else max(limit - excess, 0.0)
+
+    return replace(
+        limits,
+        host_bytes=limits.host_bytes - over.get("host memory", 0),
+        ssd_bytes=smaller(limits.ssd_bytes, over.get("ssd space", 0)),
+        ssd_write_bytes=smaller(limits.ssd_write_bytes, over.get("ssd writes", 0)),
+        device_bytes=smaller(limits.device_bytes, over.get("device memory", 0)),
+    )

@@ -20,7 +20,7 @@ from ..predict.shortened import ENDS
 from ..program.choices import Aim, FixedChoices, Limits
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
-from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room
+from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, reduced
 from .estimate import Builder, Fitted
 from .transit import MEASURED, Pipelines
 
@@ -229,7 +229,7 @@ class Fitter:
                 return Solved(fitted, best, found)
             if "device memory" in over and not _keeps(best):
                 break
-            found = replace(found, limits=_less(found.limits, over))
+            found = replace(found, limits=reduced(found.limits, over))
             again = self._program(candidate, self._whole_states(candidate, found, aim), aim)
             if again is None:
                 break
@@ -282,7 +282,7 @@ class Fitter:
             least = max(kept, refused)
             if not least <= wanted < broken or wanted == refused:
                 wanted = (least + broken) / 2
-            limits = replace(_less(limits, over), host_bytes=wanted)
+            limits = replace(reduced(limits, over), host_bytes=wanted)
 
     def _whole_states(self, candidate: Candidate, branch: Branch, aim: Aim) -> Branch:
         """`branch` with what the device keeps decided, as whole states: what the program takes of each class, cut to
@@ -483,21 +483,6 @@ def _in_memory(over: dict[Constraint, int]) -> bool:
 def _keeps(program: ProgramResult) -> bool:
     """Whether the device keeps any parameters between their uses."""
     return any(p.parameters_device or p.parameters_turn for p in program.placement.values())
-
-
-def _less(limits: Limits, over: dict[Constraint, int]) -> Limits:
-    """Limits reduced by what was too much."""
-
-    def reduced(limit: float | None, excess: int) -> float | None:
-        return limit if limit is None or not excess else max(limit - excess, 0.0)
-
-    return replace(
-        limits,
-        host_bytes=limits.host_bytes - over.get("host memory", 0),
-        ssd_bytes=reduced(limits.ssd_bytes, over.get("ssd space", 0)),
-        ssd_write_bytes=reduced(limits.ssd_write_bytes, over.get("ssd writes", 0)),
-        device_bytes=reduced(limits.device_bytes, over.get("device memory", 0)),
-    )
 
 
 def _grains(elements: float) -> int:

@@ -28,7 +28,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.documents.sweep import Sweep, SweepPoint, SweepResult
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.profiler import model as profiler_model
+from ssdplan.profiler import layer_bench
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
 from ssdplan.profiler.profile import state_classes
@@ -84,7 +84,7 @@ def test_a_shape_is_the_model_that_the_profiler_measures(
     family: str, tied: bool, chunk: int | None, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers, states and context exactly, bytes of compute to within a few percent, by measuring a real model."""
-    monkeypatch.setattr(profiler_model, "GROWING_RUNS", 1)  # what the process grows by is not compared
+    monkeypatch.setattr(layer_bench, "GROWING_RUNS", 1)  # what the process grows by is not compared
     path = make_model(family, tmp_path / "model", layers=3, vocab=1500, hidden=128, tied=tied, **FIELDS[family])
     real = open_model(path, DTYPES[precision])
     device = open_device("cpu")
