@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import networkx
 import torch
 import torch.fx.traceback
-from functorch.compile import aot_function, nop  # type: ignore[import-untyped]
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 Take = Callable[[int, torch.Tensor], None]
 Block = Callable[..., torch.Tensor]
@@ -202,6 +201,8 @@ class Traced:
         A minimum cut. Each value stands twice in the graph: cutting between the two keeps it, at its price; from the
         second on it is computed again, at its seconds, and needs its own inputs.
         """
+        import networkx  # whoever measures asks; a run does not
+
         graph = networkx.DiGraph()
         keepable = {value.name: value.nbytes for value in self.values}
         hidden = self._hidden.meta["val"]
@@ -305,20 +306,57 @@ class Traced:
 def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) -> Traced:
     """Trace `block(hidden, *others)` for tensors like these. Gradients are those of the tensors that require one.
 
-    Raises whatever torch raises where the code cannot be traced: where it looks at values, or calls what is no
-    operation of torch's.
+    Nothing is computed and no memory taken: the tensors of a tracing are fakes. It is PyTorch's own tracer below
+    AOTAutograd, without the rest of the compiler, whose import alone takes 90 MB. Raises whatever torch raises where
+    the code cannot be traced: where it looks at values, or calls what is no operation of torch's; and ValueError where
+    it writes into a tensor that it has computed.
     """
-    found: list[fx.GraphModule] = []
-
-    def stop(joint: fx.GraphModule, inputs: Any, **rest: Any) -> Any:
-        found.append(joint)
-        raise _TracedError
-
     fake = FakeTensorMode()
     given = [fake.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in (hidden, *others)]
-    with torch.enable_grad(), suppress(_TracedError), fake:
-        aot_function(block, fw_compiler=nop, bw_compiler=nop, partition_fn=stop)(*given)
-    return Traced(found[0], len(given))
+
+    def joint(*inputs: torch.Tensor) -> list[torch.Tensor | None]:
+        *values, tangent = inputs
+        output = block(*values)
+        wanted = [value for value in values if value.requires_grad]
+        found = iter(torch.autograd.grad(output, wanted, tangent, allow_unused=True))
+        return [output, *(next(found) if value.requires_grad else None for value in values)]
+
+    with torch.enable_grad(), fake:
+        gradient = torch.empty_strided(hidden.shape, hidden.stride(), dtype=hidden.dtype, device=hidden.device)
+        graph = make_fx(joint)(*given, gradient)
+    _write_nowhere(graph)
+    return Traced(graph, len(given))
+
+
+def _write_nowhere(graph: fx.GraphModule) -> None:
+    """Make every operation that writes into a tensor one that makes a new tensor, as what comes after it uses already.
+
+    Raises ValueError where somebody else sees the tensor that is written into: through a view, or after it.
+    """
+    order = {node: number for number, node in enumerate(graph.graph.nodes)}
+    for node in list(graph.graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        chain = [node.args[0]]  # what is written into, and what it is a view of
+        while _is_view(chain[-1]):
+            chain.append(chain[-1].args[0])
+        own = chain[-1].op == "call_function"
+        seen = any(
+            user is not node and user not in chain and (order[user] > order[node] or _is_view(user))
+            for each in chain
+            for user in each.users
+        )
+        packet = getattr(torch.ops.aten, node.target._schema.name.partition("::")[2].removesuffix("_"), None)
+        overload = _FUNCTIONAL.get(node.target._overloadname, node.target._overloadname)
+        if not own or seen or packet is None or overload not in packet.overloads():
+            raise ValueError(f"{node.name} writes into a tensor")
+        node.target = getattr(packet, overload)
+    graph.recompile()
+
+
+_FUNCTIONAL = {"float": "p"}
+"""Overloads that have another name where they make a new tensor: of bernoulli_."""
 
 
 @contextmanager
@@ -347,10 +385,6 @@ def labelled(block: nn.Module) -> Iterator[None]:
 
 
 _LABEL = "ssdplan"
-
-
-class _TracedError(Exception):
-    """Ends a tracing that is done, before anything is run."""
 
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:

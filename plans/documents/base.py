@@ -42,6 +42,9 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, ser_json_inf_nan="null")
 
 
+_EMPTY: tuple[Any, ...] = (None, [], {})
+
+
 class Sparing(Part):
     """A piece whose fields of `_SPARED` are left out of a file where they are empty, as files have them that were
     written before these fields were."""
@@ -51,7 +54,7 @@ class Sparing(Part):
     @model_serializer(mode="wrap")
     def _spare(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialise(self)
-        return {name: value for name, value in content.items() if value or name not in self._SPARED}
+        return {name: value for name, value in content.items() if name not in self._SPARED or value not in _EMPTY}
 
 
 class Document(Part):

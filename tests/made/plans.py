@@ -3,11 +3,13 @@ decision, with what the simulator says of it (`planned`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from ssdplan.planner.predict.simulator import simulate
-from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Sensitivity
-from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, State, Timing
+from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity
+from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Rung, State, Timing
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
@@ -18,8 +20,16 @@ if TYPE_CHECKING:
     from ssdplan.executor.model.model import StreamedModel
 
 
-def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: int, precision: Precision) -> Model:
-    """The plan's view of a model, with timings that were never measured."""
+def describe(
+    model: StreamedModel,
+    *,
+    sequence_length: int,
+    micro_batch_size: int,
+    precision: Precision,
+    rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Model:
+    """The plan's view of a model, with timings that were never measured. `rungs` of its blocks -> what they keep, which
+    is taken to be a MiB."""
     from ssdplan.profiler.profile import state_classes
 
     timing = Timing(
@@ -30,6 +40,19 @@ def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: in
         backward_workspace_bytes=0,
         saved_activation_bytes=0,
     )
+    made = tuple(
+        Rung(
+            name=name,
+            values=tuple(values),
+            kept_bytes=1 << 20,
+            forward_seconds=0.001,
+            backward_seconds=0.002,
+            forward_workspace_bytes=0,
+            backward_workspace_bytes=0,
+        )
+        for name, values in rungs.items()
+    )
+    blocks = {layer.layer_class for layer in model.layers[1:-1]}
     classes = sorted({layer.layer_class for layer in model.layers})
     return Model(
         name=model.name,
@@ -49,7 +72,10 @@ def describe(model: StreamedModel, *, sequence_length: int, micro_batch_size: in
         layers=tuple(
             Layer(name=layer.name, layer_class=layer.layer_class, states=layer.states) for layer in model.layers
         ),
-        classes=tuple(LayerClass(name=name, timings=(timing,)) for name in classes),
+        classes=tuple(
+            LayerClass(name=name, timings=(timing.model_copy(update={"rungs": made if name in blocks else ()}),))
+            for name in classes
+        ),
         freeze=model.freeze,
         allow_unused_weights=model.allow_unused_weights,
     )
@@ -91,9 +117,18 @@ def make_plan(
     optimizer_states: OptimizerStates = "fp32",
     clip_grad_norm: float | None = None,
     unified: bool = False,
+    saved: Sequence[Saved] = (),
+    rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Plan:
-    """A plan with these fractions on host, `on_device` and `across_turn` on the device."""
-    shape = describe(model, sequence_length=sequence_length, micro_batch_size=micro_batch_size, precision=precision)
+    """A plan with these fractions on host, `on_device` and `across_turn` on the device; `saved` of every class of
+    blocks, by `rungs`."""
+    shape = describe(
+        model,
+        sequence_length=sequence_length,
+        micro_batch_size=micro_batch_size,
+        precision=precision,
+        rungs=rungs,
+    )
     decision = decide(
         shape,
         alpha=alpha,
@@ -112,6 +147,10 @@ def make_plan(
         clip_grad_norm=clip_grad_norm,
         unified=unified,
     )
+    if saved:
+        blocks = {layer.layer_class for layer in shape.layers[max(shape.first_trained, 1) : -1]}
+        update = {"recompute": "part", "saved": {name: tuple(saved) for name in sorted(blocks)}}
+        decision = decision.model_copy(update=update)
     built = build_schedule(shape, decision)
     return Plan(
         profile_sha256="0" * 64,

@@ -18,6 +18,7 @@ from ssdplan.executor.model.template import MicroBatch
 from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.analysis.sublayers import fence, outliers, throughput
 from ssdplan.plans.documents.profile import SubLayer, Timing
+from ssdplan.profiler import activations, layer_bench
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import ModelCosts, measure_model
 from tests.executor.model.test_layers import DROPOUT
@@ -47,7 +48,17 @@ def counted() -> Iterator[Counting]:
         yield mode
 
 
-def measured(path: Path, seconds: float = 20.0, sizes: tuple[int, ...] = (1, 2)) -> ModelCosts:
+@pytest.fixture(autouse=True, scope="module")
+def few() -> Iterator[None]:
+    """Bytes of the process are not looked at here, and operations that are counted take as long each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GROWING_ROUNDS", "GROWING_RUNS"):
+            patch.setattr(layer_bench, name, 1)
+        patch.setattr(activations, "ROUNDS", 3)
+        yield
+
+
+def measured(path: Path, seconds: float = 0.3, sizes: tuple[int, ...] = (1, 2)) -> ModelCosts:
     model = open_model(path, torch.float32)
     device = open_device("cpu")
     with counted() as mode:
@@ -59,7 +70,7 @@ def measured(path: Path, seconds: float = 20.0, sizes: tuple[int, ...] = (1, 2))
             device,
             sequence_length=LENGTH,
             micro_batch_sizes=sizes,
-            limits=Limits(0.2),
+            limits=Limits(0.01),
             progress=lambda *_: None,
             bandwidth=1e12,
             activations=Limits(seconds),
@@ -73,7 +84,7 @@ def blocks_of(costs: ModelCosts) -> list[Timing]:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelCosts:
+def llama(few: None, tmp_path_factory: pytest.TempPathFactory) -> ModelCosts:
     return measured(make_model("llama", tmp_path_factory.mktemp("made") / "llama"))
 
 

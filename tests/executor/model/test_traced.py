@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import AutoModelForCausalLM
 
 from ssdplan.executor.model.traced import Traced, trace
-from tests.made.models import FAMILIES, OTHERS, make_model
+from tests.made.models import make_model
 
 LENGTH = 12
-PRICES = (1e-3, 3e-8, 1e-8, 3e-9, 1e-9, 1e-10, 0.0)
+PRICES = (1e-3, 1e-8, 3e-9, 1e-9, 0.0)
 
 
 class Called:
@@ -95,7 +95,7 @@ def same(one: tuple[torch.Tensor, list[Any]], other: tuple[torch.Tensor, list[An
     )
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "falcon", "gemma2"])  # all families: test_saved.py
 def test_whatever_is_kept_the_bits_are_autograds(tmp_path: Path, family: str) -> None:
     called = Called(make_model(family, tmp_path / "model"))
     traced = trace(called, called.hidden, called.others)
@@ -145,7 +145,7 @@ def test_the_cut_is_the_cheapest_of_all() -> None:
     names = [value.name for value in traced.values]
     sizes = {value.name: value.nbytes for value in traced.values}
     random = torch.Generator().manual_seed(3)
-    for _ in range(8):
+    for _ in range(2):
         drawn = torch.rand(len(traced.forward.graph.nodes), generator=random).tolist()
         seconds = dict(zip((node.name for node in traced.forward.graph.nodes), drawn, strict=True))
 

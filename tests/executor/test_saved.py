@@ -1,0 +1,152 @@
+"""Whole runs that save activations: the bits of recomputing everything, wherever these wait, and the planned bytes."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.train import train
+from ssdplan.plans.documents.plan import Saved, SavedTier
+from tests.executor.model.test_saved import PRICES, values_at
+from tests.executor.model.test_saved import opened as in_memory
+from tests.executor.runs import LENGTH, opened, prepare
+from tests.executor.test_train import digest
+from tests.made.plans import make_plan
+
+NAMES = ("little", "much", "all")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    path = prepare(tmp_path_factory.mktemp("models"))
+    return prepare(path, "gpt2", layers=2, resid_pdrop=0.1, attn_pdrop=0.1, embd_pdrop=0.1)
+
+
+@pytest.fixture(scope="module")
+def rungs(directory) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Model -> what its blocks keep by each rung."""
+    return {
+        name: {
+            rung: tuple(sorted(values))
+            for rung, values in zip(NAMES, values_at(in_memory(directory / name), *PRICES), strict=True)
+        }
+        for name in ("llama", "gpt2")
+    }
+
+
+def run(directory: Path, out: Path, name: str, *, recipe: Recipe | None = None, data="text.txt", **choices):
+    model = opened(directory / name, torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, **choices)
+    usual = Recipe(steps=3, optimizer=AdamW(lr=1e-3, weight_decay=0.1), eval_every=2)
+    result = train(
+        plan,
+        model,
+        EmulatedDevice(),
+        data=directory / data,
+        out=out,
+        recipe=recipe or usual,
+        eval_data=directory / "held-out.txt",
+    )
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    norms = tuple(line["grad_norm"] for line in lines if "grad_norm" in line)
+    return digest(out), tuple(result.losses), tuple(result.eval_losses.values()), norms
+
+
+def shares(tiers: tuple[SavedTier, ...], *, all_of_them: bool) -> list[Saved]:
+    """Every rung on every tier, of all pairs or of two thirds of them."""
+    pairs = list(itertools.product(NAMES, tiers))
+    whole = len(pairs) if all_of_them else 1.5 * len(pairs)
+    return [Saved(rung=rung, tier=tier, share=1 / whole) for rung, tier in pairs]
+
+
+@pytest.mark.parametrize(("name", "precision"), [("llama", "fp32"), ("gpt2", "bf16")])
+def test_saving_changes_no_bit(directory, rungs, tmp_path, name, precision):
+    """Dropout, bf16, delay, both schedules, both kinds of memory, every tier: what recomputes everything is the same."""
+    common = {"precision": precision, "micro_batches": 3, "micro_batch_size": 1, "chunk": 4096, "rungs": rungs[name]}
+    for schedule in ("vertical", "horizontal"):
+        alpha = 0.4 if schedule == "vertical" else 0.0
+        expected = run(directory, tmp_path / schedule, name, schedule=schedule, alpha=alpha, **common)
+        for unified in (False, True):
+            tiers: tuple[SavedTier, ...] = ("host", "ssd") if unified else ("device", "host", "ssd")
+            saved = shares(tiers, all_of_them=unified)
+            out = tmp_path / f"{schedule}-{unified}"
+            found = run(directory, out, name, schedule=schedule, alpha=alpha, unified=unified, saved=saved, **common)
+            assert found == expected, (schedule, unified)
+
+
+def test_clipping_accumulation_padding_and_packing(directory, rungs, tmp_path):
+    """Rows of their own length, or packed; every update delayed by clipping."""
+    for pack in (False, True):
+        recipe = Recipe(steps=3, optimizer=AdamW(lr=1e-3), pack=pack, eval_every=2)
+        choices = {"alpha": 1.0, "clip_grad_norm": 0.1, "micro_batches": 2, "data": "rows.jsonl", "recipe": recipe}
+        expected = run(directory, tmp_path / f"all-{pack}", "llama", rungs=rungs["llama"], **choices)
+        saved = shares(("host", "ssd"), all_of_them=True)
+        found = run(
+            directory, tmp_path / f"{pack}", "llama", rungs=rungs["llama"], unified=True, saved=saved, **choices
+        )
+        assert found == expected
+
+
+def test_what_was_saved_is_not_asked_for_after_a_stop(directory, rungs, tmp_path):
+    """A run that stops and goes on ends in the same bits as one that does not, and as one that saves nothing."""
+    recipe = Recipe(steps=4, optimizer=AdamW(lr=1e-3), snapshots=True, snapshot_every=2)
+    saved = shares(("host", "ssd"), all_of_them=True)
+    choices = {"unified": True, "micro_batches": 2, "alpha": 0.5, "rungs": rungs["llama"]}
+    expected = run(directory, tmp_path / "all", "llama", recipe=recipe, **choices)
+    found = run(directory, tmp_path / "saved", "llama", recipe=recipe, saved=saved, **choices)
+    assert found == expected
+
+
+def test_a_fp16_run_that_overflows_skips_as_it_would(directory, rungs, tmp_path):
+    recipe = Recipe(steps=4, optimizer=AdamW(lr=1e-3))
+    choices = {"precision": "fp16", "alpha": 1.0, "micro_batches": 2, "recipe": recipe, "rungs": rungs["llama"]}
+    model = opened(directory / "llama", torch.float16)
+    assert model.dtype == torch.float16
+    results = []
+    for number, saved in enumerate([(), shares(("host", "ssd"), all_of_them=True)]):
+        plan = make_plan(
+            model if number == 0 else opened(directory / "llama", torch.float16),
+            sequence_length=LENGTH,
+            saved=saved,
+            unified=True,
+            **{key: value for key, value in choices.items() if key != "recipe"},
+        )
+        out = tmp_path / str(number)
+        result = train(
+            plan,
+            opened(directory / "llama", torch.float16),
+            EmulatedDevice(),
+            data=directory / "text.txt",
+            out=out,
+            recipe=recipe,
+        )
+        results.append((digest(out), tuple(result.losses)))
+    assert results[0] == results[1]
+
+
+def test_the_run_keeps_to_the_planned_bytes(directory, rungs, tmp_path):
+    out = tmp_path / "run"
+    model = opened(directory / "llama", torch.float32)
+    plan = make_plan(
+        model,
+        sequence_length=LENGTH,
+        micro_batches=2,
+        unified=True,
+        saved=shares(("host", "ssd"), all_of_them=True),
+        rungs=rungs["llama"],
+    )
+    recipe = Recipe(steps=3, optimizer=AdamW(lr=1e-3))
+    train(plan, model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=recipe)
+    report = json.loads((out / "report.json").read_text())
+    rows = {row["name"]: row for row in report["rows"]} if "rows" in report else {}
+    steady = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][1:]
+    for line in steady:
+        assert line["ssd_read_bytes"] == plan.prediction.ssd_read_bytes
+        assert line["ssd_write_bytes"] == plan.prediction.ssd_write_bytes
+        assert line["host_peak_bytes"] <= plan.prediction.host_arena_bytes + plan.prediction.peak_host_bytes
+    assert rows is not None
