@@ -42,10 +42,10 @@ def command() -> Command:
         ["document"], type=PATH, metavar="PLAN|PROFILE|RUN", help="a plan, a profile or a run's directory"
     )
     drawn = (
-        click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="plots (PNG) of the plan or run [none]"),
+        click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="plots (PNG) of the plan, run or profile [none]"),
         click.Option(["--html"], type=PATH, metavar="FILE", help="one page to look at in a browser [none]"),
         click.Option(["--trace"], type=PATH, metavar="FILE", help="the plan's step as a Chrome trace [none]"),
-        of.csv_option("the run's steps as a table"),
+        of.csv_option("the run's steps, or the profile's sub-layers, as a table"),
     )
     output = (click.Option(["--json"], is_flag=True, help="print the document as JSON"),)
     return Command(Options, call, [document], [Section("Files to write", drawn), Section("Output", output)])
@@ -68,14 +68,13 @@ def call(options: Options) -> int:
             for name in _FILES_OF_A_RUN:
                 folder.has_file(name)  # a link is an error: what it points at is not the run's
     document = _open_document(path / "plan.json" if path.is_dir() else path)
-    if options.csv and not (path / "run.json").exists():
-        kind = type(document).__name__.lower()
-        raise UsageError(f"{path}: --csv writes the steps of a run, and a {kind} has none; name a run's directory")
     if isinstance(document, Profile):
-        if options.plots or options.trace or options.html:
-            raise UsageError(f"{path}: a profile has no plots, page or trace; give them a plan")
+        _refuse_for_profile(options, document)
         of.print_document(document, describe_profile(document), options.json)
+        _draw_profile(options, document)
         return 0
+    if options.csv and not (path / "run.json").exists():
+        raise UsageError(f"{path}: --csv writes the steps of a run, and a plan has none; name a run's directory")
     schedule = build_schedule(document.model, document.decision)
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
@@ -95,6 +94,28 @@ def call(options: Options) -> int:
     if options.csv and curves:
         of.write_table(curves.table(), options.csv)
     return 0
+
+
+def _refuse_for_profile(options: Options, profile: Profile) -> None:
+    """Raises UsageError where a profile has not what is to be written."""
+    from ssdplan.plans.analysis.sublayers import has_sublayers
+
+    if options.trace or options.html:
+        raise UsageError(f"{options.document}: a profile has no page and no trace; give them a plan")
+    asked = "--plots" if options.plots else "--csv"
+    if (options.plots or options.csv) and not has_sublayers(profile.model):
+        raise UsageError(f"{options.document}: {asked} is of sub-layers, and this profile has none; profile again")
+
+
+def _draw_profile(options: Options, profile: Profile) -> None:
+    if options.plots:
+        from ssdplan.plans.views.plots.sublayers_plot import write_sublayers_plot
+
+        print(f"written to {write_sublayers_plot(profile, options.plots)}", file=sys.stderr)
+    if options.csv:
+        from ssdplan.plans.analysis.frames import sublayers_frame
+
+        of.write_table(sublayers_frame(profile), options.csv)
 
 
 def _curves(run: Path, plan: Plan, *, every: bool) -> "Curves | None":
@@ -185,11 +206,11 @@ def _draw(
     """The files that `show` writes besides what it prints."""
     timeline = _predicted(plan, schedule.steady)
     if options.plots:
-        from ssdplan.plans.views.plan_plots import write_plots
+        from ssdplan.plans.views.plots.plan_plots import write_plots
 
         written = write_plots(plan, schedule, timeline, options.plots)
         if curves:
-            from ssdplan.plans.views.curves_plot import write_curves_plot
+            from ssdplan.plans.views.plots.curves_plot import write_curves_plot
 
             written.append(write_curves_plot(curves, plan, options.plots))
         for plot in written:

@@ -437,7 +437,7 @@ def _sweep(options: Options, source: "WhatIf | Profile", request: "SolveRequest"
     if options.csv:
         of.write_table(sweep_frame(found), options.csv)
     if options.plots:
-        from ssdplan.plans.views.sweep_plot import write_sweep_plot
+        from ssdplan.plans.views.plots.sweep_plot import write_sweep_plot
 
         print(f"written to {write_sweep_plot(found, options.plots)}", file=sys.stderr)
     return 0

@@ -28,7 +28,7 @@ RIVAL_PROCESSES = {"torch_arm.py", "deepspeed_arm.py", "making.py"}
 
 
 ROOMS = {
-    "plans": (("views/page",), ("views",), ("analysis", "schedule"), ("graph",), ("documents",), (".",)),
+    "plans": (("views/page", "views/plots"), ("views",), ("analysis", "schedule"), ("graph",), ("documents",), (".",)),
     "planner": ((".",), ("explain",), ("fit",), ("program",), ("predict", "catalogue")),
     "executor": (
         (".",),
@@ -168,7 +168,7 @@ def test_planning_loads_no_torch():
     code = (
         "import sys, ssdplan.cli, ssdplan.planner.solve, ssdplan.planner.predict.simulator\n"
         "import ssdplan.plans.views.plan_text\n"
-        "import ssdplan.plans.schedule.build, ssdplan.plans.views.plan_plots, ssdplan.plans.graph.verify\n"
+        "import ssdplan.plans.schedule.build, ssdplan.plans.views.plots.plan_plots, ssdplan.plans.graph.verify\n"
         "import ssdplan.rivals.compare, ssdplan.rivals.picture\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -20,7 +20,7 @@ from ssdplan.plans import errors
 from ssdplan.plans.analysis.curves import Curves
 from ssdplan.plans.analysis.wear import lifetime, wear
 from ssdplan.plans.documents import plan, profile, run
-from ssdplan.plans.documents.base import Document, Part
+from ssdplan.plans.documents.base import Document, Part, Sparing
 from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 from ssdplan.plans.views import quantities
 from tests.test_arrows import PARTS, ROOMS
@@ -36,7 +36,7 @@ MODELS = {
     found.__name__: found
     for module in (profile, plan)
     for found in vars(module).values()
-    if isinstance(found, type) and issubclass(found, Part) and found not in (Part, Document)
+    if isinstance(found, type) and issubclass(found, Part) and found not in (Part, Document, Sparing)
 }
 OTHER_OPTIONS = {
     "--directory",

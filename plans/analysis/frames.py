@@ -11,7 +11,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pandas as pd
 from pydantic import BaseModel
 
+from ..documents.profile import Profile
 from ..documents.sweep import Sweep, SweepResult
+from .sublayers import blocks_with_backward, bound_of, fence, outliers, throughput
 
 INTEGER, NUMBER, TRUTH, TEXT = "Int64", "float64", "boolean", "str"
 _TYPES = {int: INTEGER, float: NUMBER, bool: TRUTH, str: TEXT}
@@ -40,6 +42,38 @@ def sweep_frame(sweep: Sweep) -> pd.DataFrame:
             for point in sweep.points
         ),
     )
+
+
+def sublayers_frame(profile: Profile) -> pd.DataFrame:
+    """A row for each sub-layer of each class of blocks at each micro-batch size, in order: what was measured, its
+    `throughput`, and what PyAO's rule says of it. Bytes and seconds; `throughput`, `fence` and `bandwidth` in bytes a
+    second."""
+    columns = {
+        "layer_class": TEXT,
+        "micro_batch_size": INTEGER,
+        "name": TEXT,
+        "saved_bytes": INTEGER,
+        "forward_seconds": NUMBER,
+        "samples": INTEGER,
+        "throughput": NUMBER,
+        "fence": NUMBER,
+        "bandwidth": NUMBER,
+        "outlier": TRUTH,
+    }
+    model, bandwidth = profile.model, bound_of(profile.machine)
+    rows: list[dict[str, object]] = []
+    for layer_class in blocks_with_backward(model):
+        for size in model.micro_batch_sizes:
+            sublayers = model.timing(layer_class, size).sublayers
+            same = {
+                "layer_class": layer_class,
+                "micro_batch_size": size,
+                "fence": fence(sublayers),
+                "bandwidth": bandwidth,
+            }
+            for each, outlier in zip(sublayers, outliers(sublayers, bandwidth), strict=True):
+                rows.append({**each.model_dump(), **same, "throughput": throughput(each), "outlier": outlier})
+    return frame_of(columns, rows)
 
 
 def _kind(annotation: Any) -> object:

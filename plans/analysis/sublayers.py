@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..documents.profile import SubLayer
+from ..documents.profile import Machine, Model, SubLayer, Timing
 
 WHISKER = 1.5
 
@@ -32,3 +32,27 @@ def outliers(sublayers: Sequence[SubLayer], bandwidth: float) -> tuple[bool, ...
     """Of each sub-layer whether it is one; `bandwidth` in bytes a second."""
     bound = max(fence(sublayers), bandwidth)
     return tuple(bool(each.saved_bytes) and throughput(each) > bound for each in sublayers)
+
+
+def bound_of(machine: Machine) -> float:
+    """The bandwidth of the slower way between host and device, bytes a second: what activations can leave and come
+    back by."""
+    return min(machine.h2d_bandwidth, machine.d2h_bandwidth)
+
+
+def blocks_with_backward(model: Model) -> tuple[str, ...]:
+    """The classes of blocks that run backward, in the order of their layers: those below all that is trained do not."""
+    blocks = model.layers[max(model.first_trained, 1) : -1]
+    return tuple(dict.fromkeys(block.layer_class for block in blocks))
+
+
+def has_sublayers(model: Model) -> bool:
+    """Whether a profile measured any: older ones did not, and blocks that cannot be traced have none."""
+    sizes = model.micro_batch_sizes
+    return any(model.timing(name, size).sublayers for name in blocks_with_backward(model) for size in sizes)
+
+
+def could_gain(timing: Timing) -> float:
+    """The share of a block's seconds that recomputing everything takes, and so about the most that rungs can gain."""
+    whole = timing.forward_seconds + timing.backward_seconds
+    return timing.forward_seconds / whole if whole else 0.0

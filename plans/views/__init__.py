@@ -1,1 +1,1 @@
-"""What a person sees: text, tables, plots, traces and pages."""
+"""What a person sees: text and traces; below, pictures (`plots/`) and pages (`page/`)."""

@@ -10,6 +10,7 @@ from ..documents.profile import Machine, Model, Profile, Volume
 from ..documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, optimizer_bytes, training_bytes
 from ..units import format_bytes
 from .quantities import count, duration, estimated, number, percent, rate, times
+from .sublayers_text import sections_of_activations
 from .tables import NAME_COLUMNS, Row, clean, facts, page, short, table, wrapped
 
 
@@ -39,6 +40,7 @@ def describe_profile(profile: Profile) -> str:
         ("Model", _model(model)),
         ("Layers", _layers(model)),
         ("One layer, one micro-batch", _timings(model)),
+        *sections_of_activations(profile),
         ("Notes", [line for note in profile.notes for line in wrapped(clean(note))]),
     )
 

@@ -57,7 +57,7 @@ def test_a_run_has_a_row_for_each_step(home: Path, capsys: pytest.CaptureFixture
     ("document", "file", "why"),
     [
         ("run/plan.json", "t.csv", "run/plan.json: --csv writes the steps of a run, and a plan has none"),
-        ("profile.json", "t.csv", "profile.json: --csv writes the steps of a run, and a profile has none"),
+        ("profile.json", "t.csv", "profile.json: --csv is of sub-layers, and this profile has none"),
         ("begun", "t.csv", "begun: no step is done yet, so --csv has no table to write"),
         ("run", "none/t.csv", "none/t.csv: cannot be written; name a file in a directory that exists with --csv"),
         ("run", "begun", "begun: cannot be written"),

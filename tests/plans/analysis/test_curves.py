@@ -18,8 +18,8 @@ from ssdplan.plans.analysis.curves import EVERY, Curves, read_curves, thinned
 from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
-from ssdplan.plans.views.curves_plot import draw_curves, write_curves_plot
 from ssdplan.plans.views.curves_text import Standing, describe_curves, figures
+from ssdplan.plans.views.plots.curves_plot import draw_curves, write_curves_plot
 from ssdplan.plans.views.quantities import duration, loss_figure, number
 from ssdplan.plans.views.tables import COLUMNS
 from tests.made.decisions import decide

@@ -16,8 +16,8 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
-from ssdplan.plans.views import plan_plots as plots
-from ssdplan.plans.views.plan_plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
+from ssdplan.plans.views.plots import plan_plots as plots
+from ssdplan.plans.views.plots.plan_plots import SIZE_INCHES, draw_memory, draw_throughput, draw_timeline, write_plots
 from tests.made.decisions import decide
 from tests.made.plans import planned
 from tests.made.profiles import made_machine, made_model
@@ -152,10 +152,10 @@ def test_a_roofline_far_above_does_not_flatten_the_curves() -> None:
     assert any("far above" in note.get_text() for note in axes.texts)
 
 
-@pytest.mark.parametrize("module", ["views.plan_plots", "views.plan_text", "analysis.memory_usage"])
+@pytest.mark.parametrize("module", ["views.plots.plan_plots", "views.plan_text", "analysis.memory_usage"])
 def test_what_importing_costs(module: str) -> None:
     """Nothing here imports the planner, the executor or torch; only plots needs matplotlib, and not its pyplot."""
     code = f"import sys, ssdplan.plans.{module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "matplotlib.pyplot", "ssdplan.planner", "ssdplan.executor", "ssdplan.profiler"} & set(loaded)
-    assert ("matplotlib" in loaded) == (module == "views.plan_plots")
+    assert ("matplotlib" in loaded) == (module == "views.plots.plan_plots")

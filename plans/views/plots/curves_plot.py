@@ -8,10 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..analysis.curves import Curves, Thinned, thinned
-from ..documents.plan import Plan
-from ..files import writing
-from .quantities import number
+from ...analysis.curves import Curves, Thinned, thinned
+from ...documents.plan import Plan
+from ...files import writing
+from ..quantities import number
 
 POINTS = 600
 _TRAINING, _HELD_OUT, _FAINT = "#332288", "#CC6677", "#666666"

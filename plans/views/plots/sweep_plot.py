@@ -5,9 +5,9 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..analysis.frames import sweep_frame
-from ..documents.sweep import Sweep
-from ..files import writing
+from ...analysis.frames import sweep_frame
+from ...documents.sweep import Sweep
+from ...files import writing
 
 
 def write_sweep_plot(sweep: Sweep, directory: Path) -> Path:

@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from ..analysis.memory_usage import Usage, label, memories, memory_usage
-from ..analysis.work import (
+from ...analysis.memory_usage import Usage, label, memories, memory_usage
+from ...analysis.work import (
     OTHER_COLOUR,
     RESOURCE_LABELS,
     ROLE_COLOURS,
@@ -29,13 +29,13 @@ from ..analysis.work import (
     roles_in_order,
     work_of,
 )
-from ..documents.plan import Alternative, Plan
-from ..files import writing
-from ..graph.contents import Role
-from ..graph.ops import RESOURCES, Backward, Resource, Schedule
-from ..graph.timeline import Timeline
-from ..units import format_bytes
-from .quantities import duration, number
+from ...documents.plan import Alternative, Plan
+from ...files import writing
+from ...graph.contents import Role
+from ...graph.ops import RESOURCES, Backward, Resource, Schedule
+from ...graph.timeline import Timeline
+from ...units import format_bytes
+from ..quantities import duration, number
 
 DPI = 100
 SIZE_INCHES = (15.0, 8.0)
