@@ -31,6 +31,7 @@ from ..graph.contents import Role
 from ..graph.ops import RESOURCES, Buffer, Region, Schedule, Tier
 from ..schedule.homes import device_tier
 from ..units import format_bytes, format_enough
+from . import saved_text
 from .quantities import amount, bar, count, decimal, duration, estimated, exact_percent, number, percent, signed, times
 from .tables import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 
@@ -60,7 +61,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         title,
         [*wrapped(bound), *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
         ("Why", _reasons(plan.reasons)),
-        ("What it decides", [*_decision(plan.decision), *_frozen(model)]),
+        ("What it decides", [*_decision(plan, schedule), *_frozen(model)]),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan, schedule)),
         (f"The least budgets that {_split_of(plan.decision)} would still fit, each alone", _least(plan)),
@@ -96,13 +97,15 @@ def _labelled(name: str, body: Sequence[str], columns: int) -> list[str]:
     return [f"  {set_cell_size(name if row == 0 else '', columns)}  {line}" for row, line in enumerate(body)]
 
 
-def _decision(decision: Decision) -> list[str]:
+def _decision(plan: Plan, schedule: Schedule) -> list[str]:
+    decision = plan.decision
     n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
     alpha = exact_percent(decision.delay_ratio)
     delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
     reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
     return facts(
         ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
+        *saved_text.decided(plan, schedule),
         ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
         *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
         ("precision", decision.precision),
@@ -162,6 +165,10 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     on_host = plan.decision.checkpoint_host
     shares = (on_host, 1.0 - on_host, 0.0, 0.0) if kept else (0.0,) * 4
     rows.append(("all blocks", "checkpoints", *map(percent, shares), *(amount(kept[tier]) for tier in LIVES)))
+    activations = saved_text.kept_bytes(schedule)
+    if activations:
+        rows.append(saved_text.residency(activations))
+        kept += activations
     total = [kept[tier] + sum(nbytes for key, nbytes in held.items() if key[2] == tier) for tier in LIVES]
     rows.append(("all", "", "", "", "", "", *map(amount, total)))
     shared = total[0] - _covered(schedule)
@@ -169,13 +176,13 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     heads: list[Row] = [("", "", "", "prompt", "", "delayed", "", ""), ("", "", *LIVES, *LIVES, "on host", "on ssd")]
     if not plan.decision.delay_ratio:
         rows, heads = [(*row[:4], *row[6:]) for row in rows], [(*heads[1][:4], *heads[1][6:])]
-    return [*table(heads, rows), *([f"  {note}"] if shared > 0 else [])]
+    return [*table(heads, rows), *saved_text.on_device(activations), *([f"  {note}"] if shared > 0 else [])]
 
 
 def _covered(schedule: Schedule) -> int:
-    """Bytes of host memory that hold checkpoints or something of a state between its uses, each byte counted once."""
+    """Bytes of host memory that hold activations or something of a state between its uses, each byte counted once."""
     regions = [region for home in schedule.homes for region in (home.parameters, home.optimizer, home.gradient)]
-    spans = [(buffer.offset, buffer.offset + buffer.nbytes) for buffer in schedule.buffers if _checkpoints(buffer)]
+    spans = [(buffer.offset, buffer.offset + buffer.nbytes) for buffer in schedule.buffers if _activations(buffer)]
     for region in regions:
         if region and (buffer := schedule.buffers[region.buffer]).tier == "host":
             spans.append((buffer.offset + region.start, buffer.offset + region.stop))
@@ -186,8 +193,8 @@ def _covered(schedule: Schedule) -> int:
     return covered
 
 
-def _checkpoints(buffer: Buffer) -> bool:
-    return buffer.role == Role.CHECKPOINTS and buffer.tier == "host"
+def _activations(buffer: Buffer) -> bool:
+    return (buffer.role == Role.CHECKPOINTS or saved_text.waits_in(buffer)) and buffer.tier == "host"
 
 
 def _split_of(decision: Decision) -> str:
