@@ -10,7 +10,9 @@ from dataclasses import replace
 from math import floor
 from typing import Literal
 
-from ssdplan.plans.documents.plan import Compared, Prediction, needs_all_gradients
+from ssdplan.plans.analysis.sublayers import blocks_with_backward
+from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
+from ssdplan.plans.documents.profile import PAPER, Model
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.units import format_bytes
 
@@ -25,10 +27,43 @@ from .zero_infinity import Ways, tensors_of_model, zero_infinity_memory
 
 NO_DELAY = "vertical, no delayed update"
 """The row that says what delayed updates bring; why a plan delays them is told by the same figures."""
+RECOMPUTATIONS: dict[Recompute, str] = {
+    "all": "recompute everything",
+    "paper": "PyAO's rule",
+    "none": "recompute nothing",
+}
+"""What backward could recompute -> its row; why a plan saves what it does is told by the same figures."""
+ALMOST = 1 - 1e-3
+"""Of a class's pairs of layer and micro-batch: so many are all, for shares are rounded."""
 NO_SUMS = "gradients add up on the device, so no buffer of them all"
 NO_SUMS_UNIFIED = "gradients add up in memory a layer at a time, so no buffer of them all"
 ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
 """Budgets that a decision can name and nothing exceeds."""
+
+
+def rungs_by(recompute: Recompute, model: Model, micro_batch_size: int) -> dict[str, str] | None:
+    """Class of blocks -> the rung by which all of its pairs save where the user asks for `recompute` (an empty name:
+    none), for classes that have rungs. None where no class has any, or one of them has none of PyAO's."""
+    chosen: dict[str, str] = {}
+    for name in blocks_with_backward(model):
+        rungs = model.timing(name, micro_batch_size).rungs
+        if rungs and recompute == "paper" and PAPER not in [rung.name for rung in rungs]:
+            return None
+        if rungs:
+            quickest = min(rungs, key=lambda rung: rung.forward_seconds + rung.backward_seconds)
+            chosen[name] = {"all": "", "paper": PAPER}.get(recompute, quickest.name)
+    return chosen or None
+
+
+def recomputes(recompute: Recompute, model: Model, decision: Decision) -> bool:
+    """Whether that is what a plan does by itself."""
+    if recompute == "all":
+        return not decision.saved
+    chosen = rungs_by(recompute, model, decision.micro_batch_size)
+    return chosen is not None and all(
+        sum(each.share for each in decision.saved.get(name, ()) if each.rung == rung) >= ALMOST
+        for name, rung in chosen.items()
+    )
 
 
 def compare(fitter: Fitter, chosen: Solved, prediction: Prediction) -> tuple[Compared, ...]:
@@ -64,10 +99,11 @@ class _Comparison:
             rows.append(self._horizontal())
         if own != "single":
             rows.append(self._single())
+        rows += (again := self._recomputations())
         rows.append(self._on_host())
         if not self.decision.unified_memory:
             rows.append(self._on_device())
-        return (*rows, *self._ideas())
+        return (*rows, *self._ideas(again))
 
     # Other schedules.
 
@@ -111,11 +147,29 @@ class _Comparison:
             fixed = replace(fixed, schedule="vertical", delay_ratio=None)
         return self._schedule("single", fixed, [Candidate(batch, 1)])
 
+    def _recomputations(self) -> list[Compared]:
+        """What else backward could recompute; nothing where no rungs say what that would take."""
+        size = self.candidate.micro_batch_size
+        rows: list[Compared] = []
+        for recompute, name in RECOMPUTATIONS.items():
+            rungs = rungs_by(recompute, self.model, size)
+            if rungs is None or recomputes(recompute, self.model, self.decision):
+                continue
+            if recompute == "none" and rungs == rungs_by("paper", self.model, size):
+                rule = RECOMPUTATIONS["paper"]
+                same = [row for row in rows if row.name == rule]
+                rows += [row.model_copy(update={"name": name, "note": f"the same as {rule}"}) for row in same]
+                continue
+            row = self._schedule(name, replace(self.fixed, recompute=recompute))
+            note = f"by the quickest of its rungs, {_listed(rungs)}" if recompute == "none" else ""
+            rows.append(row.model_copy(update={"note": _joined(note, row.note)}))
+        return rows
+
     def _schedule(self, name: str, fixed: FixedChoices, candidates: list[Candidate] | None = None) -> Compared:
         """A way of training within the plan's budgets; where none fits, with all on ssd, and what it would need."""
         fitter = Fitter(self.model, self.machine, self.budget, fixed)
         limits = self.chosen.branch.limits
-        if fixed.schedule != self.fixed.schedule:
+        if (fixed.schedule, fixed.recompute) != (self.fixed.schedule, self.fixed.recompute):
             limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=0.0, checkpoint_buffers=0.0)
         for candidate in candidates or self._alike():
             sketch = fitter.glance(candidate, Branch(fixed, limits))
@@ -187,9 +241,10 @@ class _Comparison:
 
     # Ideas.
 
-    def _ideas(self) -> Iterator[Compared]:
+    def _ideas(self, again: list[Compared]) -> Iterator[Compared]:
         """From ZeRO-Infinity's way to this plan, each rung with the ideas of those before it (MemAscend IV, GreedySnake
-        4). What its processes keep besides is on neither side, nor are its gradients on ssd: in its favour."""
+        4). What its processes keep besides is on neither side, nor are its gradients on ssd: in its favour. Saved
+        activations are the last idea; the row of `again` that recomputes everything is the plan without it."""
         check = self.model.precision == "fp16"  # bf16 cannot overflow where fp32 does not
         ways = Ways(overflow_copies=check)
         yield self._zero_infinity("ZeRO-Infinity's way", ways)
@@ -206,7 +261,12 @@ class _Comparison:
             else:
                 yield self._vertical("+ vertical schedule", 0.0, sums)
                 yield self._vertical("+ delayed update", None, "")
-        yield self._own("idea", "+ the program's placement")
+        placed = "+ the program's placement"
+        for row in again:
+            if row.name == RECOMPUTATIONS["all"]:
+                yield row.model_copy(update={"kind": "idea", "name": placed})
+                placed = "+ saved activations"
+        yield self._own("idea", placed)
 
     def _zero_infinity(self, name: str, ways: Ways) -> Compared:
         """The horizontal schedule beside the buffers of one way of allocating them, checkpoints on host. What is left
@@ -225,6 +285,7 @@ class _Comparison:
             optimizer=optimizer,
             checkpoints=1.0,
             kept=self._kept,
+            recompute="all",
         )
         return self._rung(name, choices, Limits(UNLIMITED), left, "")
 
@@ -248,6 +309,7 @@ class _Comparison:
             parameters=parameters,
             optimizer=optimizer,
             checkpoints=checkpoints,
+            recompute="all",
         )
         limits = replace(limits, ssd_bytes=None, ssd_write_bytes=None)
         return self._rung(name, choices, limits, left, note)
@@ -315,6 +377,13 @@ def _share(left: float, nbytes: float, given: float | None) -> tuple[float, floa
 
 def _batch(candidate: Candidate) -> str:
     return f"{candidate.micro_batches} micro-batches of {candidate.micro_batch_size}"
+
+
+def _listed(rungs: Mapping[str, str]) -> str:
+    """`rung-2`, or with several classes of blocks `rung-2 of block.a, all of block.b`."""
+    if len(rungs) == 1:
+        return next(iter(rungs.values()))
+    return ", ".join(f"{rung} of {name}" for name, rung in rungs.items())
 
 
 def _needs(lacking: list[str]) -> str:

@@ -5,7 +5,7 @@ written where its figures do not hold.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ssdplan.plans.analysis.wear import TB, drive_words, lifetime, wear
 from ssdplan.plans.documents.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
@@ -25,9 +25,8 @@ from ..predict.peaks import checkpoint_layers, device_alone_bytes, trained_eleme
 from ..program.placement import ProgramResult
 from ..program.program import Bound, program_bound, solve_program
 from .alternatives import NO_DELAY
+from .recomputation import NOTHING, SavedEvidence, gather_saved, why_it_recomputes
 
-NOTHING = 5e-4
-"""A relative gain below this is none."""
 MANY = 3
 """The most that a sentence lists."""
 WORDS = {
@@ -56,11 +55,12 @@ class Evidence:
     loads: dict[str, float]
     """What could bound the step, in words -> seconds in which it works."""
     resident_bytes: int
-    """What of the host arena states, checkpoints and waiting gradients keep for the whole run."""
+    """What of the host arena states, checkpoints, saved activations and waiting gradients keep for the whole run."""
     free: Bound | None
     """The program with the plan's own limits and whatever delay ratio is best; None where they leave no placement."""
     prompt: ProgramResult | None
     """The same with a delay ratio of 0."""
+    saved: SavedEvidence = field(default_factory=SavedEvidence)
 
 
 def gather(fitter: Fitter, solved: Solved, timeline: Timeline, given: Collection[str]) -> Evidence:
@@ -86,16 +86,19 @@ def gather(fitter: Fitter, solved: Solved, timeline: Timeline, given: Collection
             limits=branch.limits,
             fixed=replace(branch.fixed, delay_ratio=0.0),
         ),
+        saved=gather_saved(solved.fitted.schedule, fitter.fixed.wear_price),
     )
 
 
 def explain(plan: Plan, evidence: Evidence) -> tuple[Reason, ...]:
-    """Why the plan is as it is: what bounds it, its batch, its delay ratio, its use of the ssd, what would help."""
+    """Why the plan is as it is: what bounds it, its batch, its delay ratio, its use of the ssd, what it recomputes,
+    what would help."""
     told = (
         ("bound", _bound(plan, evidence)),
         ("batch", _batch(plan, evidence)),
         ("delay ratio", _delay_ratio(plan, evidence)),
         ("ssd", _ssd(plan, evidence)),
+        ("recomputation", why_it_recomputes(plan, evidence.saved)),
         ("offloading", _offloading(plan)),
         ("to be faster", _help(plan)),
         ("wear", _wear(plan)),
@@ -234,14 +237,17 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     states, checkpoints = _state_bytes(plan), _checkpoint_bytes(plan)
     budget, buffers = decision.host_budget_bytes, p.host_arena_bytes - evidence.resident_bytes
     gradients, gradient_host = _delayed_gradients(plan)
+    saved_host = evidence.saved.bytes_on.get("host", 0)
+    saved = saved_host + evidence.saved.bytes_on.get("ssd", 0)
     what = _listed(
         [
             f"{format_bytes(states)} of parameters and optimizer states",
             f"{format_bytes(checkpoints)} of checkpoints",
+            *([f"{format_bytes(saved)} of saved activations"] if saved else []),
             *([f"{format_bytes(gradients)} of delayed gradients"] if gradients else []),
         ]
     )
-    all_of_it = states + max(checkpoints, gradients)  # at the least: gradients may lie where checkpoints were
+    all_of_it = states + saved + max(checkpoints, gradients)  # at the least: gradients may lie where checkpoints were
     device = "none" if decision.unified_memory else _share_of(plan, "device")
     if not p.ssd_bytes:
         left = format_bytes(budget - p.peak_host_bytes)
@@ -263,19 +269,21 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
         f"{_share_of(plan, 'parameters')} of the parameters",
         f"{_share_of(plan, 'optimizer')} of the optimizer states",
         f"{_percent(decision.checkpoint_host)} of the checkpoints",
+        *([f"{_percent(saved_host / saved)} of the saved activations"] if saved else []),
         *([f"{_percent(gradient_host / gradients)} of the delayed gradients"] if gradients else []),
     ]
     text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
     if device != "none":
         text += f" The device keeps {device} of the parameters."
-    shared = _on_host_bytes(plan) - evidence.resident_bytes
+    shared = _on_host_bytes(plan) + saved_host - evidence.resident_bytes
     if gradients and shared >= 0.01 * gradients:
         text += f" {format_bytes(shared)} of the delayed gradients lie where checkpoints were."
     return text
 
 
 def _on_host_bytes(plan: Plan) -> float:
-    """What stays on host of parameters, optimizer states, checkpoints and delayed gradients, each by itself."""
+    """What stays on host of parameters, optimizer states, checkpoints and delayed gradients, each by itself; saved
+    activations come on top."""
     decision, total = plan.decision, _checkpoint_bytes(plan) * plan.decision.checkpoint_host
     for state in plan.model.states:
         place = decision.placement[state.state_class]
