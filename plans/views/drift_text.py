@@ -3,12 +3,14 @@
 Owns the words. The figures are `analysis/drift.py`'s.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..analysis.drift import Drift, Figure, FigureKind
 from ..documents.plan import Plan
 from ..documents.profile import update_rate
 from .quantities import duration, number, rate
+from .tables import NAME_COLUMNS, short
 
 
 def describe_drift(plan: Plan, drift: Drift) -> str:
@@ -22,9 +24,15 @@ def describe_drift(plan: Plan, drift: Drift) -> str:
 
 def describe_change(old: Plan, new: Plan) -> str:
     """What another plan of the same batch does otherwise, in a few words."""
+    both = [(name, before, after) for (name, before), (_, after) in zip(_choices(old), _choices(new), strict=True)]
+    earlier, later = _saved(old), _saved(new)
+    for way in sorted({*earlier, *later}):
+        rung, tier = way
+        words = f"activations saved by {short(rung, NAME_COLUMNS)} on {tier}"
+        both.append((words, earlier.get(way, 0.0), later.get(way, 0.0)))
     changes = [
         f"{name} {100 * before:.1f}% -> {100 * after:.1f}%"
-        for (name, before), (_, after) in zip(_choices(old), _choices(new), strict=True)
+        for name, before, after in both
         if abs(before - after) >= 0.005
     ]
     return ", ".join(changes) or "the same"
@@ -51,6 +59,17 @@ def _describe(plan: Plan, figure: Figure, times: float) -> str:
     timing = plan.model.timing(figure.layer_class, size)
     seconds = timing.forward_seconds if figure.kind == "forward" else timing.backward_seconds
     return f"{figure.kind} of {figure.layer_class} {duration(seconds * times)} instead of {duration(seconds)}"
+
+
+def _saved(plan: Plan) -> dict[tuple[str, str], float]:
+    """Rung and tier -> the share of all pairs of block and micro-batch whose activations it saves there."""
+    layers = Counter(layer.layer_class for layer in plan.model.layers[max(plan.model.first_trained, 1) : -1])
+    found: dict[tuple[str, str], float] = {}
+    for name, shares in plan.decision.saved.items():
+        for each in shares:
+            way = each.rung, each.tier
+            found[way] = found.get(way, 0.0) + each.share * layers[name] / layers.total()
+    return found
 
 
 def _choices(plan: Plan) -> list[tuple[str, float]]:

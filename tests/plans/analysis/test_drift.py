@@ -14,7 +14,7 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.solve_again import request_of
 from ssdplan.plans.analysis.drift import Figure, find_drift, slowdowns
-from ssdplan.plans.documents.plan import Asked, Plan
+from ssdplan.plans.documents.plan import Asked, Plan, Saved
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.ops import Forward, Graph
@@ -213,6 +213,29 @@ def test_two_reads_at_once_share_the_drive() -> None:
     found = slowdowns([Timeline(graph, tuple(starts), tuple(ends))], Replanner(plan).expectation(graph))
     assert found[Figure("read")] == pytest.approx(1.0, rel=0.05)
     assert found[Figure("read beside writes")] == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_change_of_what_is_saved_is_told_by_rung_and_tier() -> None:
+    """In shares of all pairs of block and micro-batch; what stays as it was is not told."""
+    model, machine = made_model(blocks=4, hidden=64, rungs=((0.5, 0.5), (1.0, 0.0))), _machine()
+
+    def plan_of(*saved: Saved) -> Plan:
+        decision = decide(model, saved=saved)
+        return planned(model, machine, decision, build_schedule(model, decision))
+
+    nothing = plan_of()
+    host = Saved(rung="rung-1", tier="host", share=0.25)
+    half, all_of_it = Saved(rung="rung-2", tier="ssd", share=0.5), Saved(rung="rung-2", tier="ssd", share=0.75)
+    assert describe_change(nothing, plan_of(host)) == "activations saved by rung-1 on host 0.0% -> 25.0%"
+    assert describe_change(plan_of(host), nothing) == "activations saved by rung-1 on host 25.0% -> 0.0%"
+    assert describe_change(plan_of(host, half), plan_of(host, all_of_it)) == (
+        "activations saved by rung-2 on ssd 50.0% -> 75.0%"
+    )
+    other_rung = plan_of(half.model_copy(update={"rung": "rung-1"}))
+    assert describe_change(plan_of(half), other_rung) == (
+        "activations saved by rung-1 on ssd 0.0% -> 50.0%, activations saved by rung-2 on ssd 50.0% -> 0.0%"
+    )
+    assert describe_change(plan_of(host), plan_of(host)) == "the same"
 
 
 def test_what_solve_would_choose_now_keeps_batch_and_budgets() -> None:
