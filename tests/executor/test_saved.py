@@ -66,7 +66,7 @@ def shares(tiers: tuple[SavedTier, ...], *, all_of_them: bool) -> list[Saved]:
 
 @pytest.mark.parametrize(("name", "precision"), [("llama", "fp32"), ("gpt2", "bf16")])
 def test_saving_changes_no_bit(directory, rungs, tmp_path, name, precision):
-    """Dropout, bf16, delay, both schedules, both kinds of memory, every tier: what recomputes everything is the same."""
+    """Dropout, bf16, delay, both schedules, both kinds of memory, every tier: as where everything is recomputed."""
     common = {"precision": precision, "micro_batches": 3, "micro_batch_size": 1, "chunk": 4096, "rungs": rungs[name]}
     for schedule in ("vertical", "horizontal"):
         alpha = 0.4 if schedule == "vertical" else 0.0
@@ -92,9 +92,9 @@ def test_clipping_accumulation_padding_and_packing(directory, rungs, tmp_path):
         assert found == expected
 
 
-def test_what_was_saved_is_not_asked_for_after_a_stop(directory, rungs, tmp_path):
-    """A run that stops and goes on ends in the same bits as one that does not, and as one that saves nothing."""
-    recipe = Recipe(steps=4, optimizer=AdamW(lr=1e-3), snapshots=True, snapshot_every=2)
+def test_snapshots_and_delayed_updates(directory, rungs, tmp_path):
+    """Nothing of an activation outlives a step, so a snapshot has none of them."""
+    recipe = Recipe(steps=4, optimizer=AdamW(lr=1e-3), snapshot_every=2)
     saved = shares(("host", "ssd"), all_of_them=True)
     choices = {"unified": True, "micro_batches": 2, "alpha": 0.5, "rungs": rungs["llama"]}
     expected = run(directory, tmp_path / "all", "llama", recipe=recipe, **choices)
@@ -142,11 +142,7 @@ def test_the_run_keeps_to_the_planned_bytes(directory, rungs, tmp_path):
     )
     recipe = Recipe(steps=3, optimizer=AdamW(lr=1e-3))
     train(plan, model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=recipe)
-    report = json.loads((out / "report.json").read_text())
-    rows = {row["name"]: row for row in report["rows"]} if "rows" in report else {}
     steady = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][1:]
     for line in steady:
         assert line["ssd_read_bytes"] == plan.prediction.ssd_read_bytes
         assert line["ssd_write_bytes"] == plan.prediction.ssd_write_bytes
-        assert line["host_peak_bytes"] <= plan.prediction.host_arena_bytes + plan.prediction.peak_host_bytes
-    assert rows is not None
