@@ -62,6 +62,7 @@ class Loop:
     """Bytes of states that the run had written to ssd before this session."""
     _after_flush: bool = field(default=True, init=False)
     """Whether the step to come finishes no delayed updates, and so is no steady one."""
+    _told_recomputed: bool = field(default=False, init=False)
 
     @property
     def session(self) -> Session:
@@ -145,7 +146,19 @@ class Loop:
             if self.keeper:
                 self.keeper.scaling = self.scaling
         self.watch.step(metrics)
+        self._tell_recomputed()
         return better
+
+    def _tell_recomputed(self) -> None:
+        """Say once that blocks recompute what the plan would have them save."""
+        blocks = self.session.layers.saved_blocks
+        if blocks.whole and not self._told_recomputed:
+            self._told_recomputed = True
+            self.watch.note(
+                f"of {blocks.by_graph + blocks.whole:,} backwards of blocks that save activations {blocks.whole:,} "
+                "recomputed their block whole, since its code does not run by the plan's rungs on such rows; the "
+                "numbers are the same, the steps are longer. If torch or transformers changed since, profile again"
+            )
 
     def _between(self, steps: int) -> None:
         """What is due after so many steps."""

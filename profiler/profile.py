@@ -48,7 +48,8 @@ class ProfileLimits:
     link_seconds: float = 1.0
     update_seconds: float = 3.0
     model_seconds: float = 18.0
-    activation_seconds: float = 20.0
+    activation_seconds: float = 12.0
+    """For times; what rungs take of memory is looked at besides, for about as long."""
     beside_seconds: float = 8.0
     contention_seconds: float = 32.0
 

@@ -9,7 +9,7 @@ import torch
 
 from ssdplan.executor.device.device import EmulatedDevice
 from ssdplan.executor.optimizer.adamw import AdamW
-from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.train import train
 from ssdplan.plans.documents.plan import Saved, SavedTier
 from tests.executor.model.test_saved import PRICES, values_at
@@ -39,7 +39,7 @@ def rungs(directory) -> dict[str, dict[str, tuple[str, ...]]]:
     }
 
 
-def run(directory: Path, out: Path, name: str, *, recipe: Recipe | None = None, data="text.txt", **choices):
+def run(directory, out, name, *, recipe: Recipe | None = None, data="text.txt", watch: Watch | None = None, **choices):
     model = opened(directory / name, torch.bfloat16 if choices.get("precision") == "bf16" else torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, **choices)
     usual = Recipe(steps=3, optimizer=AdamW(lr=1e-3, weight_decay=0.1), eval_every=2)
@@ -51,6 +51,7 @@ def run(directory: Path, out: Path, name: str, *, recipe: Recipe | None = None, 
         out=out,
         recipe=recipe or usual,
         eval_data=directory / "held-out.txt",
+        watch=watch or Watch(),
     )
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     norms = tuple(line["grad_norm"] for line in lines if "grad_norm" in line)
@@ -127,6 +128,20 @@ def test_a_fp16_run_that_overflows_skips_as_it_would(directory, rungs, tmp_path)
         )
         results.append((digest(out), tuple(result.losses)))
     assert results[0] == results[1]
+
+
+def test_rungs_that_cannot_be_kept_to_are_told_and_change_nothing(directory, rungs, tmp_path):
+    """Values that the traced block does not have, as where another version of torch names them otherwise."""
+    choices = {"micro_batches": 2, "unified": True}
+    expected = run(directory, tmp_path / "all", "llama", rungs=rungs["llama"], **choices)
+    plan_of = {"rungs": {"much": ("nothing_of_that_name",)}, "saved": [Saved(rung="much", tier="host", share=1.0)]}
+    notes: list[str] = []
+    found = run(
+        directory, tmp_path / "other", "llama", watch=Watch(note=lambda note: notes.append(note)), **choices, **plan_of
+    )
+    assert found == expected
+    told = [note for note in notes if "recomputed their block whole" in note]
+    assert len(told) == 1 and "profile again" in told[0]
 
 
 def test_the_run_keeps_to_the_planned_bytes(directory, rungs, tmp_path):
