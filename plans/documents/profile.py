@@ -147,6 +147,8 @@ class SubLayer(Part):
     samples: Count
 
 
+MAX_RUNGS = 64
+"""Of a class at a micro-batch size; a profile has about five."""
 PAPER = "paper"
 """The name of the rung that keeps what PyAO's rule does."""
 
@@ -159,7 +161,7 @@ class Rung(Part):
 
     name: Name
     """The same at every micro-batch size."""
-    values: tuple[Name, ...] = Field(min_length=1)
+    values: tuple[Name, ...] = Field(min_length=1, max_length=4096)
     """What is kept, by the names that the traced block has for it (`executor/model/traced.py`)."""
     kept_bytes: Count
     """Of one micro-batch of whole rows."""
@@ -199,9 +201,9 @@ class Timing(Sparing):
     process_growth_bytes: Bytes | None = None
     """By how much the process grew, as the kernel counts it, while micro-batches followed each other through the layer:
     the workspace and what malloc leaves between its tensors. None: not measured, as where the device has its memory."""
-    sublayers: tuple[SubLayer, ...] = ()
+    sublayers: tuple[SubLayer, ...] = Field(default=(), max_length=4096)
     """Of blocks that could be traced."""
-    rungs: tuple[Rung, ...] = ()
+    rungs: tuple[Rung, ...] = Field(default=(), max_length=MAX_RUNGS)
     """In rising order of bytes; only blocks that run backward have any, and only where they could be traced."""
 
     @model_validator(mode="after")

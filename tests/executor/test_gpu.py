@@ -14,6 +14,7 @@ from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
+from ssdplan.plans.documents.plan import Saved
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
 from tests.made.models import FAMILIES, make_model
@@ -180,6 +181,32 @@ def test_long_rows_give_the_same_bits_twice(tmp_path, family):
     (first, loss), (again, loss_again) = step(), step()
     assert loss == loss_again and all(map(torch.equal, first, again))
     assert all(bool(sums.isfinite().all()) and bool(sums.any()) for sums in first)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_saving_activations_changes_no_bit_on_the_gpu(directory, tmp_path, precision):
+    """By a rung that keeps everything, on every tier; the values are those that a trace on the GPU has."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    device, model = CudaDevice(), open_model(directory / "llama", dtype)
+    layers, weights = Layers(model, device.torch_device), Weights(model)
+    given = []
+    for state in range(len(model.states)):
+        host = torch.empty(model.states[state].elements, dtype=dtype)
+        weights.read(state, host)
+        given.append(host.to(device.torch_device))
+    ids = torch.randint(3, 97, (2, LENGTH))
+    layers.begin_step(0, [MicroBatch(ids, ids)])
+    hidden = torch.zeros(2 * LENGTH * model.hidden_size, dtype=dtype, device="cuda")
+    layers.forward(0, 0, [given[index] for index in model.layers[0].states], None, hidden)
+    call = layers.trace_block(1, 0, [given[index] for index in model.layers[1].states], hidden)
+    assert call is not None
+    values = call.traced.cheapest(dict.fromkeys((node.name for node in call.traced.forward.graph.nodes), 1e-5), 1e-15)
+    choices = {"precision": precision, "micro_batches": 3, "alpha": 0.4, "rungs": {"all": tuple(sorted(values))}}
+    _, expected = run(directory, tmp_path / "all", **choices)
+    tiers = ("device", "host", "ssd")
+    saved = [Saved(rung="all", tier=tier, share=0.3) for tier in tiers]
+    _, found = run(directory, tmp_path / "saved", saved=saved, **choices)
+    assert found.losses == expected.losses
 
 
 def test_a_gradients_copy_says_what_is_in_it():
