@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ssdplan.native import process
 from ssdplan.plans.analysis.sublayers import outliers
 from ssdplan.plans.documents.profile import PAPER, Rung, SubLayer, Timing
 from ssdplan.plans.errors import MemoryBudgetError
@@ -46,6 +47,8 @@ class Activations:
     of: dict[tuple[str, int], Found] = field(default_factory=dict)
     """(class, micro-batch size)"""
     notes: list[str] = field(default_factory=list)
+    choosing_bytes: int = 0
+    """What the process keeps since rungs were chosen: the library of graphs, which no run loads."""
 
 
 def measure_activations(
@@ -100,7 +103,9 @@ def _measure_class(
         seconds, samples = _operation_seconds(bench, call, min(spent / len(sizes), ROUNDS_SECONDS))
         found.of[name, size] = Found(sublayers=_sublayers(call, seconds, samples))
     call = calls[sizes[-1]]  # names are the same at every size, and seconds surest at the largest
+    before = process.kept_bytes()
     choices = _choices(call, seconds, found.of[name, sizes[-1]].sublayers, bandwidth)
+    found.choosing_bytes += max(process.kept_bytes() - before, 0)
     if not choices:
         found.notes.append(f"{name}: nothing that could be kept of its activations saves time")
         return

@@ -39,6 +39,8 @@ class ModelCosts:
     notes: list[str]
     kernels: tuple[Kernels, ...]
     """By tokens, what libraries keep; not of the first tokens that ran, with which everything else began."""
+    choosing_bytes: int = 0
+    """What the process keeps besides, which no run does."""
 
 
 def measure_model(
@@ -122,11 +124,13 @@ def measure_model(
         for name, layer in classes.items()
         if 0 < layer < len(model.layers) - 1 and True in bench.directions(layer)
     }
+    choosing_bytes = 0
     if activations is not None and blocks:
         of_blocks = {key: each for key, each in timings.items() if key[0] in blocks}
         part = portion(progress, 0.8, 1.0)
         found = measure_activations(bench, blocks, of_blocks, bandwidth=bandwidth, limits=activations, progress=part)
         notes += found.notes
+        choosing_bytes = found.choosing_bytes
         for key, each in found.of.items():
             timings[key] = timings[key].model_copy(update={"sublayers": each.sublayers, "rungs": each.rungs})
     if beside is not None:
@@ -141,6 +145,7 @@ def measure_model(
         context_bytes={size: context[size] for size in fitting},
         notes=notes,
         kernels=_kernels(list(spaces.values()), sizes[0] * sequence_length),
+        choosing_bytes=choosing_bytes,
     )
 
 

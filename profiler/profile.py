@@ -166,7 +166,8 @@ def profile(
         bandwidth=min(h2d.rate, d2h.rate),
         activations=Limits(limits.activation_seconds),
     )
-    process_bytes = _process_bytes() - sum(kernels.kept_bytes for kernels in costs.kernels)
+    kernels_bytes = sum(kernels.kept_bytes for kernels in costs.kernels)
+    process_bytes = _process_bytes() - kernels_bytes - costs.choosing_bytes
     share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)
     if share >= STEAL_WORTH_A_NOTE:
         notes.append(
