@@ -261,6 +261,19 @@ def test_a_graph_that_never_computes_what_the_code_does_is_not_used(
     assert kept.layers.saved_blocks.by_graph == 0
 
 
+def test_numbers_that_are_none_prove_no_graph_wrong(tmp_path: Path) -> None:
+    """Overflows of fp16: the outputs are NaN by the graph as by the layer's own code."""
+    step = opened(make_model("llama", tmp_path / "llama"))
+    kept = saving(step, *values_at(opened(tmp_path / "llama"), 0.0))
+    ids = micro_batches(1)[0].input_ids
+    kept.batches = [MicroBatch(ids, ids, None)]
+    kept.layers.begin_step(0, kept.batches)
+    kept.forward(0, 0)
+    kept.hidden[0, 0].fill_(float("inf"))
+    kept.forward(1, 0)
+    assert kept.hidden[1, 0].isnan().all() and kept.layers.keeps(1, 0)
+
+
 def test_nothing_outlives_a_step(tmp_path: Path) -> None:
     step = opened(make_model("llama", tmp_path / "llama"))
     kept = saving(step, *values_at(opened(tmp_path / "llama"), 1e-9))
