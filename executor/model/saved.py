@@ -1,7 +1,7 @@
 """Blocks run as explicit graphs: a forward that keeps what a rung says, and a backward that rebuilds the rest.
 
 Owns the graphs of a model's blocks, made when rows of a kind are first met, and what each pair of layer and micro-batch
-was run by. The mechanism is the first of the two that were weighed (docs/architecture.md): AOTAutograd's graph of a
+was run by. The mechanism is the first of the two that were weighed (docs/architecture.md): PyTorch's own trace of a
 block, cut by `traced.py` and run as it is, without a compiler, so that every kernel is the one that eager code calls.
 What cannot be run so (code that looks at values, other code than the traced layer's, too little room) is recomputed
 whole from the block's input, to the same bits. Where kept values lie, and what moves them, it does not know.
@@ -21,6 +21,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from .inspection.standins import LayerCall
 from .traced import Cut, Take, Traced, Value, labelled, trace
 
+TRACED_AT_ONCE = 2
+"""Graphs that are not cut yet take a MiB each."""
 ALIGNMENT = 64
 """Each kept value begins at a multiple of so many bytes."""
 
@@ -56,9 +58,10 @@ class SavedBlocks:
         """`rungs`: (class of layers, name) -> the values that it keeps."""
         self._rungs = {key: frozenset(values) for key, values in rungs.items()}
         self._traced: dict[Hashable, Traced | None] = {}
+        """Of the kinds of rows that were met last, for cuts by other rungs."""
         self._cuts: dict[Hashable, Cut | None] = {}
         self._proven: dict[Hashable, bool] = {}
-        """Of each layer, whether its graph computed what its own code does."""
+        """Of each layer and each of its cuts, whether that computed what the layer's own code does."""
         self._apart: set[int] = set()
         """Layers whose code is not that of the layer of their class that was traced first: each has its own graphs."""
         self._of: dict[tuple[int, int], Cut | None] = {}
@@ -97,8 +100,8 @@ class SavedBlocks:
         inputs = _inputs(block, call, parameters, hidden)
         given = [hidden.detach(), *(each.detach() for each in inputs.others)]
         while True:
-            cut = self._cut_for(layer, layer_class, rung, block, inputs, hidden, saved.numel())
-            proof: Hashable = (layer, rung, id(cut))
+            kind, cut = self._cut_for(layer, layer_class, rung, block, inputs, hidden, saved.numel())
+            proof: Hashable = (layer, kind)
             if cut is None or self._proven.get(proof) is False:
                 self._of[where] = None
                 return eager()
@@ -162,18 +165,20 @@ class SavedBlocks:
         inputs: _Inputs,
         hidden: torch.Tensor,
         room: int,
-    ) -> Cut | None:
-        """The graphs for rows of this kind, or None where there are none."""
+    ) -> tuple[Hashable, Cut | None]:
+        """The graphs for rows of this kind, or None where there are none; and what they are kept by."""
         try:
             kind = (layer_class, layer if layer in self._apart else -1, block.training, inputs.kind(hidden))
         except TypeError:
-            return None
+            return None, None
         key = (kind, rung, room)
         if key not in self._cuts:
             if kind not in self._traced:
+                while len(self._traced) >= TRACED_AT_ONCE:
+                    del self._traced[next(iter(self._traced))]
                 self._traced[kind] = _traced(block, inputs, hidden)
             self._cuts[key] = _cut(self._traced[kind], self._rungs[layer_class, rung], room)
-        return self._cuts[key]
+        return key, self._cuts[key]
 
 
 def _traced(block: nn.Module, inputs: _Inputs, hidden: torch.Tensor) -> Traced | None:
