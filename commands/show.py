@@ -11,7 +11,7 @@ import click
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import IoFailure, StoreError, UsageError
-from ssdplan.plans.files import Folder, open_regular
+from ssdplan.plans.files import Folder, LinkError, open_regular
 from ssdplan.plans.units import format_bytes
 
 from .parsing import options as of
@@ -173,7 +173,7 @@ def _store(run: Path, kept: "Run") -> tuple[str, ...]:
         places = [place for place in places if lies_in(run, place)]
     try:
         volumes = [info for info in inspect(places) if info.superblock and info.superblock.store.hex() in kept.stores]
-    except (IoFailure, StoreError) as error:
+    except (IoFailure, LinkError, StoreError) as error:
         return (f"Its store cannot be looked at: {error}",)
     if not volumes:
         return ()

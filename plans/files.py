@@ -26,7 +26,18 @@ _READ_BYTES = 1 << 20
 
 
 class LinkError(UsageError):
-    """An entry of a directory is a symbolic link, where only a file of its own may be."""
+    """An entry of a directory is a link, symbolic or hard, where only a file of its own may be."""
+
+
+def require_one_name(path: Path, status: os.stat_result) -> None:
+    """Raise LinkError where the file at `path`, of this `status`, has other names (hard links): what is written to it
+    would change what those names are, such as another run's store. Directories and devices pass."""
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise LinkError(
+            f"{path}: has {status.st_nlink} names (hard links), and what is written here would change the file under "
+            "each of them; put a copy in its place (cp --reflink=auto; for a whole run cp -r --reflink=auto), or "
+            "remove the other names"
+        )
 
 
 def read_bounded(path: Path, most_bytes: int, kind: str) -> bytes:
@@ -180,15 +191,26 @@ class Folder:
         with self._named(name):
             return open_regular(Path(_entry(name)), kind, folder=self._descriptor, follow=False)
 
+    def require_one_name(self, name: str) -> None:
+        """Raise LinkError where the entry is a file that has other names too: see the function of this name."""
+        with contextlib.suppress(FileNotFoundError):
+            require_one_name(self.path / name, os.stat(_entry(name), dir_fd=self._descriptor, follow_symlinks=False))
+
     def append(self, name: str) -> BinaryIO:
-        """An entry to write behind its end, unbuffered; made where there is none."""
+        """An entry to write behind its end, unbuffered; made where there is none. Raises LinkError for a file that has
+        other names too."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with self._named(name):
             descriptor = os.open(_entry(name), flags, PRIVATE_FILE, dir_fd=self._descriptor)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"{self.path / name}: is not a regular file")
+            require_one_name(self.path / name, status)
+            return os.fdopen(descriptor, "ab", buffering=0)
+        except BaseException:
             os.close(descriptor)
-            raise UsageError(f"{self.path / name}: is not a regular file")
-        return os.fdopen(descriptor, "ab", buffering=0)
+            raise
 
     @contextlib.contextmanager
     def writing(self, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:

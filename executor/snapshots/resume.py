@@ -14,7 +14,7 @@ from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import MODEL, RUN
 from ssdplan.plans.errors import MismatchError, StoreError, UsageError
-from ssdplan.plans.files import Folder
+from ssdplan.plans.files import Folder, require_one_name
 
 from ..metrics.metrics import lines, tells_of_snapshot
 from ..recipe import Recipe
@@ -173,6 +173,7 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
     used, and the `volumes`, which were named: with `adopt` to go on with it, or for `reading` alone. Nothing outside of
     its directory is cleared away then.
     Raises UsageError for what is no run, one without snapshots, or one whose places outside must be named or adopted;
+    LinkError where its metrics.jsonl or a file of its store has other names too (hard links);
     StoreError when another process has it, or when its store is missing, damaged or not whole.
     """
     with RunDirectory.open(path) as directory:
@@ -211,6 +212,8 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
         for lying in ours:
             if lying.refused and lying.metadata.get("step", 0) > snapshots[last.store].step:
                 raise StoreError(lying.refused)
+        for place in last.paths:  # before anything is written; the store looks again at what it has open
+            require_one_name(place, place.stat())
         step = snapshots[last.store].step
         if told > step and not last.fell_back:
             raise StoreError(

@@ -296,10 +296,13 @@ def _remove_unfinished(folder: Folder) -> None:
 
 
 def _require_no_links(folder: Folder) -> None:
-    """Raise LinkError where a file that a run writes or reads here is a link: before its first step, not at its end."""
+    """Raise LinkError where a file that a run writes or reads here is a link, or where the one that it appends to has
+    other names too: before its first step, not at its end. Other files are replaced whole, so their other names keep
+    what they had."""
     for pattern in (*_DOCUMENTS, *_RESULTS):
         for name in folder.names(pattern):
             folder.require_no_link(name)
+    folder.require_one_name(METRICS)
 
 
 def _make_private(folder: Folder) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from ssdplan import native
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError, UsageError
-from ssdplan.plans.files import make_folder
+from ssdplan.plans.files import LinkError, make_folder, require_one_name
 from ssdplan.plans.room import no_room
 from ssdplan.plans.units import PAGE, format_bytes
 
@@ -169,9 +169,12 @@ def _loop_device_on(path: Path) -> str:
 
 def open_volume(disk: Disk, path: Path, *, read_only: bool = False, descriptor: int | None = None) -> Volume:
     """Open what is there, or what `descriptor` has open, and read both superblocks; either may be missing.
-    Raises IoFailure.
+    What is to be written is opened by its lock's descriptor (a simulated disk has none). Raises LinkError for such a
+    file that has other names too (hard links), IoFailure.
     """
     with translated(path):
+        if descriptor is not None and not read_only:
+            require_one_name(path, os.fstat(descriptor))
         if descriptor is None:
             file = disk.open(str(path), read_only=read_only)
         else:
@@ -253,7 +256,7 @@ def candidates(places: Sequence[Path]) -> list[Path]:
     """The files and devices that may be volumes: a directory stands for the *.ssdplan files in it that are the user's
     own. What others put there, and links, are used only where they are named themselves.
 
-    Raises UsageError for what is not there, StoreError for a link of the user's own in a directory.
+    Raises UsageError for what is not there, LinkError for a link of the user's own in a directory.
     """
     found: dict[tuple[int, ...], Path] = {}
     for place in places:
@@ -266,14 +269,14 @@ def candidates(places: Sequence[Path]) -> list[Path]:
 
 
 def own_volumes(directory: Path) -> list[Path]:
-    """The *.ssdplan files of a directory that belong to the user, sorted. Raises StoreError for a link, OSError."""
+    """The *.ssdplan files of a directory that belong to the user, sorted. Raises LinkError for a link, OSError."""
     found = []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         status = path.lstat()
         if status.st_uid != os.geteuid():
             continue
         if stat.S_ISLNK(status.st_mode):
-            raise StoreError(
+            raise LinkError(
                 f"{path}: is a symbolic link, and a directory stands for files of its own only; remove the link, and "
                 "name what it points at"
             )

@@ -79,6 +79,23 @@ def test_a_folder_follows_no_link(tmp_path):
         assert folder.names() == ["metrics.jsonl"] and modes(tmp_path / "run" / "metrics.jsonl") == 0o600
 
 
+def test_nothing_is_appended_to_a_file_with_two_names(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "theirs").write_text("mine")
+    os.link(tmp_path / "theirs", tmp_path / "run" / "metrics.jsonl")
+    with Folder(tmp_path / "run") as folder:
+        before = set(os.listdir("/proc/self/fd"))
+        for use in (folder.append, folder.require_one_name):
+            with pytest.raises(LinkError, match=r"run/metrics.jsonl: has 2 names \(hard links\).*cp --reflink=auto"):
+                use("metrics.jsonl")
+        assert set(os.listdir("/proc/self/fd")) == before
+        folder.write("metrics.jsonl", "replaced whole")
+        folder.append("metrics.jsonl").close()
+        folder.require_one_name("metrics.jsonl")
+        folder.require_one_name("none")
+    assert (tmp_path / "theirs").read_text() == "mine"
+
+
 def test_a_link_in_the_place_of_a_document_is_replaced_unless_links_are_kept(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "report.json").symlink_to("precious")

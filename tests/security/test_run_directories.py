@@ -122,6 +122,60 @@ def test_a_hard_link_in_a_received_run_is_not_cleared_away(directory, begun, tmp
     assert content(tmp_path / "drive") == before
 
 
+def hard_linked(run: Path, copy: Path) -> Path:
+    """`cp -al run copy`, claimed."""
+    return claimed(shutil.copytree(run, copy, copy_function=os.link))
+
+
+def test_a_run_copied_by_hard_links_does_not_change_the_other(directory, tmp_path, own, expected):
+    """A store is written in its place, so both names would have one run's states under the other's run.json."""
+    copy = hard_linked(own, tmp_path / "copy")
+    before = content(own)
+    never = {"at": lambda step: pytest.fail("a step was made")}
+    for name in ("metrics.jsonl", "volume-0.ssdplan"):
+        with pytest.raises(LinkError, match=rf"{copy / name}: has 2 names .*cp -r --reflink=auto") as caught:
+            resume(directory, copy, **never)
+        assert caught.value.exit_code == 2
+        assert content(own) == before and content(copy) == {copy / p.relative_to(own): d for p, d in before.items()}
+        shutil.copy(copy / name, tmp_path / "own-copy")
+        (tmp_path / "own-copy").rename(copy / name)
+    same_run(copy, resume(directory, copy), *expected)
+    assert content(own) == before
+    same_run(own, resume(directory, own), *expected)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "volume-0.ssdplan"])
+def test_a_hard_link_in_place_of_a_file_is_not_written_to(directory, tmp_path, own, begun, name):
+    theirs = begun / "inside" / name
+    before = theirs.read_bytes()
+    (own / name).unlink()
+    os.link(theirs, own / name)
+    try:
+        for command in (lambda: resume(directory, own), lambda: export_run(own, tmp_path / "exported")):
+            with pytest.raises(LinkError, match=rf"{own / name}: has 2 names"):
+                command()
+    finally:
+        (own / name).unlink()  # the runs that were begun are also those of other tests
+    assert theirs.read_bytes() == before
+
+
+def test_a_volume_that_the_user_names_may_have_no_other_name(directory, tmp_path, victim):
+    os.link(tmp_path / "drive" / "volume-0.ssdplan", tmp_path / "other-name")
+    before = content(victim, tmp_path / "drive")
+    with pytest.raises(LinkError, match=r"drive/volume-0.ssdplan: has 2 names"):
+        resume(directory, victim, volumes=(tmp_path / "drive",))
+    assert content(victim, tmp_path / "drive") == before
+
+
+def test_a_store_that_is_a_link_ends_with_the_code_of_links(directory, tmp_path, own):
+    (own / "volume-0.ssdplan").rename(tmp_path / "moved")
+    (own / "volume-0.ssdplan").symlink_to(tmp_path / "moved")
+    before = (tmp_path / "moved").read_bytes()
+    with pytest.raises(LinkError, match=r"volume-0.ssdplan: is a symbolic link") as caught:
+        resume(directory, own)
+    assert caught.value.exit_code == 2 and (tmp_path / "moved").read_bytes() == before
+
+
 def test_a_run_that_was_moved_goes_on_with_its_volumes_when_told(directory, tmp_path, victim, expected):
     victim.rename(tmp_path / "moved")
     with pytest.raises(UsageError, match=r"--volume PLACE --adopt"):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ssdplan.executor.store import Store, initialise, tools
+from ssdplan.executor.store import Store, discard, initialise, survey, tools
 from ssdplan.executor.store.volumes import Locks, candidates
 from ssdplan.plans.errors import SsdplanError, StoreError
+from ssdplan.plans.files import LinkError
 from tests.e2e.test_volume import block_device, committed
 from tests.executor.store.test_store import MIB, PLAN, one
 
@@ -44,8 +45,9 @@ def test_a_link_in_a_directory_is_named_and_not_followed(tmp_path):
         lambda: Store.open([tmp_path / "mine"], one(2 * MIB)),
         lambda: Store.create([tmp_path / "mine"], one(MIB), PLAN),
     ):
-        with pytest.raises(StoreError, match=r"volume-7.ssdplan: is a symbolic link"):
+        with pytest.raises(LinkError, match=r"volume-7.ssdplan: is a symbolic link") as caught:
             use()
+        assert caught.value.exit_code == 2
     assert target.read_bytes() == before
     assert candidates([tmp_path / "mine" / "volume-7.ssdplan"]), "one that is named itself may be a link"
 
@@ -73,9 +75,44 @@ def test_a_store_of_another_user_is_not_opened_by_its_directory_and_the_error_sa
 
 def test_one_file_under_two_names_is_one_volume(tmp_path):
     initialise(tmp_path / "a", 16 * MIB, force=False)
-    os.link(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(StoreError, match=r"b: is the same as .*a; name each volume once"):
         Store.create([tmp_path / "a", tmp_path / "b"], one(MIB), PLAN)
+
+
+def test_no_store_is_made_in_a_volume_with_two_names(tmp_path):
+    """A blank volume has nothing to lose, but its other name may be in another run's directory."""
+    initialise(tmp_path / "a", 16 * MIB, force=False)
+    (tmp_path / "mine").mkdir()
+    os.link(tmp_path / "a", tmp_path / "mine" / "b.ssdplan")
+    before = (tmp_path / "a").read_bytes()
+    for use in (
+        lambda: Store.create([tmp_path / "a"], one(MIB), PLAN),
+        lambda: Store.create([tmp_path / "mine"], one(MIB), PLAN),
+        lambda: initialise(tmp_path / "a", None, force=True),
+    ):
+        with pytest.raises(LinkError, match=r"(a|b.ssdplan): has 2 names \(hard links\)") as caught:
+            use()
+        assert caught.value.exit_code == 2
+    assert (tmp_path / "a").read_bytes() == before
+
+
+def test_no_store_is_opened_to_write_under_two_names(tmp_path):
+    committed(tmp_path / "theirs")
+    target = tmp_path / "theirs" / "volume-0.ssdplan"
+    before = target.read_bytes()
+    (tmp_path / "mine").mkdir()
+    os.link(target, tmp_path / "mine" / "volume-0.ssdplan")
+    with pytest.raises(LinkError, match=r"mine/volume-0.ssdplan: has 2 names"):
+        Store.open([tmp_path / "mine"], one(2 * MIB))
+    (lying,) = survey([tmp_path / "mine"])
+    for made in (True, False):
+        with pytest.raises(LinkError, match=r"mine/volume-0.ssdplan: has 2 names"):
+            discard(lying, [made])
+    assert tools.check([tmp_path / "mine"], lambda done: None).store == lying.store, "to look is allowed"
+    assert target.read_bytes() == before
+    (tmp_path / "mine" / "volume-0.ssdplan").unlink()
+    Store.open([tmp_path / "theirs"], one(2 * MIB)).close()
 
 
 @needs_root
