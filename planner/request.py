@@ -258,6 +258,8 @@ def _not_made(
         f"{asked}, which was asked for; the sizes {listed} can be used"
         if asked
         else f"any of the micro-batch sizes {listed}"
+        if len(there) > 1
+        else f"the micro-batch size {listed}"
     )
     problem = f"global batch {batch}{whole} is not a multiple of {of}"
     possible = sorted({batch // b for b in there if batch % b == 0 and batch // b <= most})

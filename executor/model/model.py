@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -31,6 +32,9 @@ from .directory.shards import Checkpoint
 from .directory.weight_files import weight_files
 from .freezing import frozen_parameters
 from .inspection.inspection import Anatomy, Refusal, inspect
+
+_SAID = 400
+"""Characters, at most, of what a library says of a value: the value itself may be long."""
 
 _LEAST_BUILT, _MOST_BUILT = 2 << 30, 16 << 30
 
@@ -287,6 +291,9 @@ def _read_config(path: Path) -> PretrainedConfig:
         raise MismatchError(f"{file}: the checkpoint is quantised; full training needs unquantised weights")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except StrictDataclassError as error:  # its first line names a field or a check, the next one what is wrong
+        why = " ".join(str(error).split("\n", 1)[-1].split()).partition(": ")[-1]
+        raise UsageError(f"{file}: {why[:_SAID].rstrip('.')}; copy the model's own again") from error
     except Exception as error:  # transformers raises many kinds here
         if raw.get("auto_map"):
             why = f"model_type {model_type!r} needs remote code, which is never run"

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from ..errors import UsageError
 from ..files import read_bounded, write_whole
+from ..json_errors import json_reason
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Kept = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -79,7 +80,7 @@ class Document(Part):
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not a {kind}: not UTF-8 text") from error
         except (ValueError, RecursionError) as error:  # a JSONDecodeError, or a number of thousands of digits
-            raise UsageError(f"{path}: not a {kind}: {error}") from error
+            raise UsageError(f"{path}: not a {kind}: {json_reason(error)}") from error
         other = _kind(content.get("schema")) if isinstance(content, dict) else ""
         if other in TAKEN_BY and other != _kind(cls.model_fields["schema_"].annotation):
             raise UsageError(f"{path}: this is a {other}, not a {kind}; {TAKEN_BY[other]}")

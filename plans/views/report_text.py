@@ -9,6 +9,7 @@ from ..analysis.overlay import Overlay
 from ..documents.base import MAX_DOCUMENT_BYTES
 from ..errors import UsageError
 from ..files import read_bounded
+from ..json_errors import json_reason
 from ..units import format_bytes, format_seconds
 from .quantities import percent
 
@@ -66,7 +67,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES, "report"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not a run's report: {error}") from error
+        raise UsageError(f"{path}: not a run's report: {json_reason(error)}") from error
     if not isinstance(report, dict):
         raise UsageError(f"{path}: not a run's report: no object of fields")
     return report

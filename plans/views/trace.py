@@ -16,6 +16,7 @@ from ..errors import MismatchError, UsageError
 from ..files import read_bounded, write_whole
 from ..graph.ops import RESOURCES, Op, Resource, Schedule, Tier, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline
+from ..json_errors import json_reason
 
 FORMAT = "ssdplan.trace/1"
 GRAPHS = ("first", "steady", "flush", "evaluate")
@@ -70,7 +71,9 @@ def read_trace(path: Path, schedule: Schedule) -> Timeline:
             raise ValueError("a time that is negative or not finite")
     except OSError as error:
         raise UsageError(f"{path}: cannot read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
+        raise UsageError(f"{path}: not a trace of ssdplan's: {json_reason(error)}") from error
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path}: not a trace of ssdplan's: {error!r}") from error
     if other.get("format") != FORMAT or graph_name not in GRAPHS:
         raise UsageError(f"{path}: does not say which graph ran, as a trace of this version does; run again")

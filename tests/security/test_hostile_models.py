@@ -147,6 +147,46 @@ def test_a_model_whose_logits_are_no_numbers_is_refused(model):
         open_model(model, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("num_hidden_layers", "three", "'num_hidden_layers' expected int, got str (value: 'three'); copy"),
+        ("hidden_size", [1, 2], "'hidden_size' expected int, got list (value: [1, 2]); copy"),
+        ("num_attention_heads", 5, "hidden size (32) is not a multiple of the number of attention heads (5); copy"),
+    ],
+)
+def test_a_value_that_the_library_refuses_is_named(model, field, value, why):
+    says(model, **{field: value})
+    with pytest.raises(UsageError, match=r"config.json: ") as error:
+        open_model(model, torch.float32)
+    assert why in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_long_value_is_cut(model):
+    says(model, num_hidden_layers="x" * 100_000)
+    with pytest.raises(UsageError, match=r"'num_hidden_layers' expected int, got str \(value: 'xxx") as error:
+        open_model(model, torch.float32)
+    assert len(str(error.value)) < 1000
+
+
+def test_what_is_no_number_is_named_as_that(model):
+    """0 to a power is 0 or, of a negative one, infinite: so are the frequencies, and sine and cosine are NaN."""
+    says(model, rope_parameters={"rope_type": "default", "rope_theta": 0})
+    with pytest.raises(
+        MismatchError,
+        match=r"the argument position_embeddings of its layer 0 holds NaN, and its buffer model.rotary_emb.inv_freq is "
+        r"not finite; look at the values in its config.json",
+    ):
+        open_model(model, torch.float32)
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_words_of_ours(model):
+    text = (model / "config.json").read_text().rstrip().removesuffix("}")
+    (model / "config.json").write_text(f'{text}, "more": {"1" * 6000}}}')
+    with pytest.raises(UsageError, match=r"configuration \(a number in it has more than 4,300 digits\)$"):
+        open_model(model, torch.float32)
+
+
 def test_what_a_model_builds_is_bounded(tmp_path):
     """GPT-Neo's causal masks grow with the square of the positions: here 16 TiB each."""
     make_model("gpt_neo", tmp_path / "model")

@@ -107,7 +107,7 @@ def _parts(file: Path, batch: Any, before: int) -> Iterator[Any]:
         if (nbytes := _python_bytes(row)) > _ROW_BYTES:
             raise UsageError(
                 f"{file}: row {before + index + 1} would take {nbytes / (1 << 30):.3g} GiB or more "
-                f"({_ROW_BYTES >> 30} at most); split it into several rows"
+                f"({_ROW_BYTES >> 30} GiB at most); split it into several rows"
             )
         yield row
 

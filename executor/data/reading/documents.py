@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import open_regular
+from ssdplan.plans.json_errors import json_reason
 
 from . import columns
 from .files import unreadable
@@ -192,7 +193,7 @@ def _fields(place: str, data: bytes) -> dict[str, Any]:
             f"{place}: the row has the key {error.key[:40]!a} twice, so it could mean either; keep one of them"
         ) from error
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else json_reason(error)
         raise UsageError(f"{place}: not a JSON row ({reason}); each line must be one JSON object") from error
     if not isinstance(row, dict):
         raise UsageError(

@@ -14,6 +14,7 @@ from typing import Any
 
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import read_bounded
+from ssdplan.plans.json_errors import json_reason
 
 from .documents import require_itself
 from .files import unreadable
@@ -75,7 +76,7 @@ def read_config(file: Path) -> dict[str, Any]:
     try:
         config = parsed(content)
     except ValueError as error:
-        raise UsageError(f"{file}: not a model configuration ({error})") from error
+        raise UsageError(f"{file}: not a model configuration ({json_reason(error)})") from error
     if not isinstance(config, dict):
         raise UsageError(f"{file}: not a model configuration (it holds no object of fields)")
     for name, value in _numbers(config):

@@ -10,7 +10,7 @@ with a MismatchError that says why. It allocates nothing of the size of a weight
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -356,6 +356,7 @@ def _trace(
             raise
         except Exception as error:
             refuse(f"its own forward cannot be followed ({type(error).__name__}: {_first_line(error)})")
+    _check_numbers(module, calls, output, refuse)
     phases["after"] |= mode.used
     if len(calls) != len(layers):
         refuse(f"its forward runs {len(calls)} of its {len(layers)} layers")
@@ -373,6 +374,34 @@ def _trace(
         returned=state["returned"],
         positions=positions,
     )
+
+
+def _check_numbers(module: PreTrainedModel, calls: list[LayerCall], output: Any, refuse: Refusal) -> None:
+    """NaN equals nothing, itself included, so any comparison that follows would give a false reason."""
+    found = next((what for what, value in _yielded(calls, output) if _has_nan(value)), "")
+    if found:
+        tables = [name for name, buffer in module.named_buffers() if not buffer.is_meta and not _is_finite(buffer)]
+        buffers = f", and its buffer {tables[0]} is not finite" if tables else ""
+        refuse(f"{found} NaN{buffers}; look at the values in its config.json")
+
+
+def _yielded(calls: list[LayerCall], output: Any) -> Iterator[tuple[str, Any]]:
+    """What a run yields, each with its name in words."""
+    for index, call in enumerate(calls):
+        named = [*((str(number), value) for number, value in enumerate(call.args)), *call.kwargs.items()]
+        for name, value in named:
+            for leaf in tree_leaves(value):
+                yield f"the argument {name} of its layer {index} holds", leaf
+    yield "its logits hold", output.logits
+    yield "its loss is", output.loss
+
+
+def _has_nan(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_meta and bool(value.isnan().any())
+
+
+def _is_finite(buffer: torch.Tensor) -> bool:
+    return not buffer.is_floating_point() or bool(buffer.isfinite().all())
 
 
 def _run_block(

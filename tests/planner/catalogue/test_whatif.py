@@ -460,7 +460,7 @@ def test_a_what_if_is_told_of_its_own_sizes() -> None:
     for request, why in (
         (
             SolveRequest(GIB, global_batch=7),
-            r"7 is not a multiple of any of the micro-batch sizes 4; name one that divides it with --micro-",
+            r"7 is not a multiple of the micro-batch size 4; name one that divides it with --micro-",
         ),
         (SolveRequest(GIB, micro_batch_size=2), r"2 is not one of --micro-batch-sizes \(4\)"),
         (SolveRequest(GIB, device_memory_bytes=128 * GIB), "128 GiB: rtx-4090 has 23 GiB for a plan; ask for less"),
