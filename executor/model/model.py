@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -293,7 +293,8 @@ def _read_config(path: Path) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except StrictDataclassError as error:  # its first line names a field or a check, the next one what is wrong
         why = " ".join(str(error).split("\n", 1)[-1].split()).partition(": ")[-1]
-        raise UsageError(f"{file}: {why[:_SAID].rstrip('.')}; copy the model's own again") from error
+        kind = UsageError if isinstance(error, StrictDataclassFieldValidationError) else MismatchError
+        raise kind(f"{file}: {why[:_SAID].rstrip('.')}; copy the model's own again") from error
     except Exception as error:  # transformers raises many kinds here
         if raw.get("auto_map"):
             why = f"model_type {model_type!r} needs remote code, which is never run"

@@ -148,16 +148,17 @@ def test_a_model_whose_logits_are_no_numbers_is_refused(model):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "why"),
+    ("field", "value", "kind", "why"),
     [
-        ("num_hidden_layers", "three", "'num_hidden_layers' expected int, got str (value: 'three'); copy"),
-        ("hidden_size", [1, 2], "'hidden_size' expected int, got list (value: [1, 2]); copy"),
-        ("num_attention_heads", 5, "hidden size (32) is not a multiple of the number of attention heads (5); copy"),
+        ("num_hidden_layers", "three", UsageError, "'num_hidden_layers' expected int, got str (value: 'three'); copy"),
+        ("hidden_size", [1, 2], UsageError, "'hidden_size' expected int, got list (value: [1, 2]); copy"),
+        ("num_attention_heads", 5, MismatchError, "(32) is not a multiple of the number of attention heads (5); copy"),
     ],
 )
-def test_a_value_that_the_library_refuses_is_named(model, field, value, why):
+def test_a_value_that_the_library_refuses_is_named(model, field, value, kind, why):
+    """One that is of another kind is wrong itself; values that do not go together are a mismatch."""
     says(model, **{field: value})
-    with pytest.raises(UsageError, match=r"config.json: ") as error:
+    with pytest.raises(kind, match=r"config.json: ") as error:
         open_model(model, torch.float32)
     assert why in str(error.value) and "\n" not in str(error.value)
 
