@@ -11,7 +11,7 @@ from pathlib import Path
 
 OWN_TOKENS, DROPPED, CHANGED, UNREAD, MORE_UNREAD = "own tokens", "dropped", "changed", "unread", "unread besides"
 BLANKS, OTHER_END, AGAIN, SPECIAL = "blanks around own tokens", "other end", "begins again", "special in message"
-SEVERAL, MIDST = "several of one", "in the midst"
+SEVERAL, MIDST, AT_START = "several of one", "in the midst", "at the start"
 UNLEARNT, HELD_OUT, AMBIGUOUS = "unlearnt", "held out", "ambiguous"
 """The last: of a row that would do as several formats: an error where nobody said which is meant, and no note."""
 _FIELDS = 12
@@ -86,6 +86,11 @@ def _about(note: Note, many: str, place: str) -> str:
             return (
                 f"{many} have tokens in their midst that begin or end texts, first {note.detail} of {place}; they are "
                 "trained on as they are: take them away, or split the samples there, unless a chat template wrote them"
+            )
+        case "at the start":
+            return (
+                f"{many} have tokens at their start that begin or end texts, first {note.detail} of {place}; they are "
+                "trained on as they are: take them away"
             )
         case "blanks around own tokens":
             return (
