@@ -51,7 +51,8 @@ class Preview:
     `tokens` are all that were read, and `learnt_before_cut` those of them that would be learnt if no row ended.
     `row_tokens` lie in rows, and a run trains on `learnt_tokens` of those. The others are `cut_off_tokens` of samples
     longer than a row, `left_out_tokens` of samples that are left out, and `left_over_tokens` of texts behind the last
-    full row. `sequence_length_from` says where the length of a row comes from.
+    full row. `sequence_length_from` says where the length of a row comes from, and `refusal` why a run refuses the data
+    (empty where it does not).
     """
 
     data: str
@@ -75,6 +76,7 @@ class Preview:
     left_over_tokens: int
     lengths: dict[str, float]
     notes: tuple[str, ...]
+    refusal: str
     shown: tuple[Shown, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -124,6 +126,7 @@ def look(path: Path, data: TextData, tokenizer: Any, samples: int, length_from: 
             "longest": int(lengths.max()),
         },
         notes=tuple(data.notes()),
+        refusal=data.refusal,
         shown=shown,
     )
 
@@ -169,7 +172,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("rows", f"{preview.rows:,}, {preview.row_tokens_used:.1%} full ({rows})"),
         ("cut", cut_off(preview.cut, preview.cut_off_tokens, preview.sequence_length)),
         ("left out", left_out(preview.left_out, preview.left_out_tokens)),
-        *([("left over", f"{over:,} token(s) behind the last full row")] if (over := preview.left_over_tokens) else []),
+        *([("left over", f"{over:,} token(s) {_over(preview)}")] if (over := preview.left_over_tokens) else []),
         *(("note", printable(note)) for note in preview.notes),
     ]
     return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
@@ -179,10 +182,16 @@ def _share(tokens: int, learnt: int, what: str) -> str:
     return f"{tokens:,}, of which {learnt:,} {what} ({learnt / tokens if tokens else 0.0:.1%})"
 
 
+def _over(preview: Preview) -> str:
+    """Where the tokens of texts are that no row has."""
+    return "behind the last full row" if preview.rows else f"in all, fewer than a row of {preview.sequence_length}"
+
+
 def _not_in_rows(preview: Preview, sample: Shown) -> str:
     many = f"{sample.tokens - sample.row_tokens} of its {sample.tokens} tokens"
     if preview.packed and preview.format == "text":
-        return f"{many} are not trained on: they lie behind the last full row"
+        where = "they lie behind the last full row" if preview.rows else "the data fill no row"
+        return f"{many} are not trained on: {where}"
     if sample.row_tokens == 0:
         return f"It is left out, since nothing of it is learnt within a row: {many} are not trained on"
     return f"{many} are cut off and not trained on: a row ends at {preview.sequence_length}"

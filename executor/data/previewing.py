@@ -60,6 +60,7 @@ def look_here(order: Order, progress: Progress | None, at: At = unsaid) -> Previ
         cache=None if order.cache is None else Path(order.cache),
         vocab_size=vocab_size,
         progress=progress,
+        refuse=False,
     )
     return look(path, data, tokenizer, order.samples, length_from)
 

@@ -228,6 +228,46 @@ def test_rows_are_no_longer_than_the_model_has_positions_unless_it_is_said(
     assert "\nrow length      64 tokens, as given\n" in capsys.readouterr().out
 
 
+def test_data_that_fill_no_row_are_shown_with_their_notes_and_then_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "set").mkdir()
+    (home / "set" / "a.txt").write_text("The quick brown fox")
+    (home / "set" / "test.txt").write_text("jumps")
+    tokenizer = load_tokenizer(home / "model")
+    first, second = (len(tokenizer(text)["input_ids"]) + 1 for text in ("The quick brown fox", "jumps"))
+    total = first + second
+    why = f"set: {total} tokens in all, fewer than one row of 64; add text, plan for a --sequence-length of {total} or "
+    assert cli.main(preview("--data", "set")) == 2
+    said = capsys.readouterr()
+    assert why in said.err
+    assert f"Sample 1, set/a.txt:1: {first} tokens, 0 of them learnt\n⟨cut⟩The quick brown fox{EOS}\n" in said.out
+    assert f"{second} of its {second} tokens are not trained on: the data fill no row\n" in said.out
+    assert "\nrows            0, 0.0% full (samples share rows)\n" in said.out
+    assert f"\nleft over       {total} token(s) in all, fewer than a row of 64\n" in said.out
+    note = "set: set/test.txt is called test, and is read like the files beside it"
+    assert said.out.endswith(f"\nnote            {note}\n")
+    assert cli.main(preview("--data", "set", "--json")) == 2
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert why in said.err and found["refusal"].startswith(why) and found["notes"] == [note] and found["rows"] == 0
+    assert len(found["shown"]) == 2 and (found["learnt_tokens"], found["left_over_tokens"]) == (0, total)
+    assert cli.main(preview("--data", "set", "--no-pack", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["refusal"] == ""
+
+
+@pytest.mark.parametrize("pack", ["--pack", "--no-pack"])
+def test_data_of_which_nothing_is_learnt_within_a_row_are_shown_and_then_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], pack: str
+) -> None:
+    (home / "rows.jsonl").write_text(json.dumps(ROWS[2]) + "\n")
+    assert cli.main(preview(pack)) == 2
+    said = capsys.readouterr()
+    assert "rows.jsonl: no sample has a token to learn within 64 tokens; plan for a longer" in said.err
+    assert "It is left out, since nothing of it is learnt within a row" in said.out
+    assert "\nrows            0, 0.0% full" in said.out and "\nleft out        1 sample is left out" in said.out
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
