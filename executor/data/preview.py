@@ -3,7 +3,7 @@
 Owns the counts and their words. It trains nothing and needs no torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,8 +83,16 @@ class Preview:
         return asdict(self)
 
 
-def look(path: Path, data: TextData, tokenizer: Any, samples: int, length_from: str = "as given") -> Preview:
-    """Counts all samples of `data` and renders the first `samples` of them; `length_from` says why rows are so long."""
+def look(
+    path: Path,
+    data: TextData,
+    tokenizer: Any,
+    samples: int,
+    length_from: str = "as given",
+    notes: Iterable[str] = (),
+) -> Preview:
+    """Counts all samples of `data` and renders the first `samples` of them; `length_from` says why rows are so long,
+    and `notes` are told besides those on the samples."""
     lengths, (in_rows, learnt) = data.lengths(), data.in_rows()
     places = data.places(samples)
     shown = tuple(
@@ -125,7 +133,7 @@ def look(path: Path, data: TextData, tokenizer: Any, samples: int, length_from: 
             "99%": float(np.percentile(lengths, 99)),
             "longest": int(lengths.max()),
         },
-        notes=tuple(data.notes()),
+        notes=(*data.notes(), *notes),
         refusal=data.refusal,
         shown=shown,
     )
@@ -172,7 +180,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("rows", f"{preview.rows:,}, {preview.row_tokens_used:.1%} full ({rows})"),
         ("cut", cut_off(preview.cut, preview.cut_off_tokens, preview.sequence_length)),
         ("left out", left_out(preview.left_out, preview.left_out_tokens)),
-        *([("left over", f"{over:,} token(s) {_over(preview)}")] if (over := preview.left_over_tokens) else []),
+        *([("left over", _left_over(preview))] if preview.left_over_tokens else []),
         *(("note", printable(note)) for note in preview.notes),
     ]
     return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
@@ -182,9 +190,9 @@ def _share(tokens: int, learnt: int, what: str) -> str:
     return f"{tokens:,}, of which {learnt:,} {what} ({learnt / tokens if tokens else 0.0:.1%})"
 
 
-def _over(preview: Preview) -> str:
-    """Where the tokens of texts are that no row has."""
-    return "behind the last full row" if preview.rows else f"in all, fewer than a row of {preview.sequence_length}"
+def _left_over(preview: Preview) -> str:
+    where = "behind the last full row" if preview.rows else f"in all, fewer than a row of {preview.sequence_length}"
+    return f"{preview.left_over_tokens:,} token(s) {where}"
 
 
 def _not_in_rows(preview: Preview, sample: Shown) -> str:

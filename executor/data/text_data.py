@@ -106,11 +106,11 @@ class TextData:
     `left_out` samples of which no token is to be learnt within a row, of `left_out_tokens`; `row_tokens_used` is the
     share of rows of full length that samples fill. `held_out` is the same of what `hold_out` keeps from training, None
     without. `has_borders` says whether a row may hold several samples, `full_rows` whether none is ever shorter than
-    `sequence_length`. With `append_eos` every conversation learns an end token, whatever the chat template writes.
-    `instant` is when it is for a template that writes the time (now, by default). Data that fill no row, or of
-    which nothing is learnt within one, are refused; with `refuse=False` they have no rows, and `refusal` says why.
-    The tokens are kept in the directory `cache`, or in an unnamed temporary file; `tokenise` makes them where no
-    reader is given.
+    `sequence_length`, `has_uneven_rows` whether samples of fewer tokens are computed beside longer ones. With
+    `append_eos` every conversation learns an end token, whatever the chat template writes. `instant` is when it is for
+    a template that writes the time (now, by default). Data that fill no row, or of which nothing is learnt within one,
+    are refused; with `refuse=False` they have no rows, and `refusal` says why. The tokens are kept in the directory
+    `cache`, or in an unnamed temporary file; `tokenise` makes them where no reader is given.
 
     Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the data have ids that a model of
     `vocab_size` lacks, DiskFullError when the cache does not fit.
@@ -268,6 +268,10 @@ class TextData:
         if self._refuse:
             raise error
         self.refusal = str(error)
+
+    @property
+    def has_uneven_rows(self) -> bool:
+        return not self.full_rows or (self.has_borders and not self.attend_across)
 
     def places(self, count: int, first: int = 0) -> list[str]:
         """Where the samples from `first` on are: file and line or row. It reads the files up to there."""
