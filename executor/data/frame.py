@@ -177,8 +177,7 @@ class Midst:
                 if token in frame.others and frame.are_blank(self._between):
                     self._waiting = self._lead = None
                     continue
-                self._settle()
-                if self._found is not None:
+                if not self._settle():
                     return
                 self._waiting = None
                 self._pass(self._between)
@@ -197,12 +196,13 @@ class Midst:
             self._lead = [] if self._frame.are_blank(self._lead) else None
         self._waiting, self._between = token, []
 
-    def _settle(self) -> None:
-        """The token that waits is one."""
+    def _settle(self) -> bool:
+        """The token that waits is one. Whether there is more to look for."""
         if self._lead is None:
             self._found = self._waiting
         elif self._at_start is None:
             self._at_start = self._waiting
+        return self._lead is not None
 
     def tell(self, tally: Tally, sample: int) -> None:
         """Tell of them, once all but the text's end has been seen."""
