@@ -73,6 +73,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.data import previewing
     from ssdplan.executor.data.preview import describe
     from ssdplan.executor.model.directory.hub import find_model
+    from ssdplan.plans.errors import UsageError
 
     cache = of.token_cache(options.token_cache)
     order = previewing.Order(
@@ -96,4 +97,7 @@ def call(options: Options) -> int:
     else:
         text = describe(preview, colour=sys.stdout.isatty() if options.color is None else options.color)
         getattr(sys.stdout, "steer", sys.stdout.write)(text + "\n")
+    if preview.refusal:
+        sys.stdout.flush()
+        raise UsageError(preview.refusal)
     return 0

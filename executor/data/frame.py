@@ -1,6 +1,6 @@
 """The frame of a text: the special tokens at its start and at its end.
 
-Owns that each is there once, whatever the text brings along, and what is told of that and of those in the text's midst
+Owns that each is there once, whatever the text brings along, and what is told of that and of those within the text
 (`Midst`). It never makes tokens of a text.
 """
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from .samples.notes import BLANKS, MIDST, OTHER_END, OWN_TOKENS, SEVERAL, Tally
+from .samples.notes import AT_START, BLANKS, MIDST, OTHER_END, OWN_TOKENS, SEVERAL, Tally
 
 _BLANK = re.compile("[\\s\ufeff\u200b\u2060]*")
 """White space, byte order marks and other characters without width."""
@@ -141,17 +141,22 @@ class Frame:
 
 
 class Midst:
-    """Of one text's tokens, given piece by piece, the first that begins or ends texts and has text on both sides.
+    """The tokens that begin or end texts within one text, whose tokens are given piece by piece: the first that has
+    text on both sides, and the first at the text's start.
 
     One with another special token behind it, as `<|im_end|>` before `<|im_start|>`, ends a turn and not the text: it
-    is none. Nor is one at the text's very beginning.
+    is none. Nor is a token that begins texts, where it is the text's very first.
     """
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._begun = False
+        self._lead: list[int] | None = []
+        """The first tokens, while they may be white space and such tokens alone."""
+        self._at_start: int | None = None
         self._found: int | None = None
         self._waiting: int | None = None
+        """One of which the next tokens say whether it is one."""
         self._between: list[int] = []
 
     def see(self, ids: Sequence[int]) -> None:
@@ -162,21 +167,47 @@ class Midst:
         rest = ids[1:] if not self._begun and ids[0] in frame.begins else ids
         self._begun = True
         if self._waiting is None and frame.bounds.isdisjoint(rest):
+            self._pass(rest)
             return
         for token in rest:
-            if self._waiting is None:
-                if token in frame.bounds:
-                    self._waiting, self._between = token, []
-            elif token not in frame.bounds and frame.may_be_blank(token):
-                self._between.append(token)
-            elif token in frame.others and frame.are_blank(self._between):
+            if self._waiting is not None:
+                if token not in frame.bounds and frame.may_be_blank(token):
+                    self._between.append(token)
+                    continue
+                if token in frame.others and frame.are_blank(self._between):
+                    self._waiting = self._lead = None
+                    continue
+                if not self._settle():
+                    return
                 self._waiting = None
+                self._pass(self._between)
+            if token in frame.bounds:
+                self._wait(token)
             else:
-                self._found = self._waiting
-                return
+                self._pass([token])
+
+    def _pass(self, ids: Sequence[int]) -> None:
+        """Go on behind tokens that are none of such."""
+        if self._lead is not None:
+            self._lead = [*self._lead, *ids] if all(map(self._frame.may_be_blank, ids)) else None
+
+    def _wait(self, token: int) -> None:
+        if self._lead is not None:
+            self._lead = [] if self._frame.are_blank(self._lead) else None
+        self._waiting, self._between = token, []
+
+    def _settle(self) -> bool:
+        """The token that waits is one. Whether there is more to look for."""
+        if self._lead is None:
+            self._found = self._waiting
+        elif self._at_start is None:
+            self._at_start = self._waiting
+        return self._lead is not None
 
     def tell(self, tally: Tally, sample: int) -> None:
-        """Tell of it, once all but the text's end has been seen."""
-        token = self._waiting if self._found is None else self._found
-        if token is not None:
-            tally.add(MIDST, sample, self._frame.words([token], self._frame.bounds))
+        """Tell of them, once all but the text's end has been seen."""
+        if self._waiting is not None and self._found is None:
+            self._settle()
+        for kind, token in ((AT_START, self._at_start), (MIDST, self._found)):
+            if token is not None:
+                tally.add(kind, sample, self._frame.words([token], self._frame.bounds))

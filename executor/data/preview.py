@@ -3,7 +3,7 @@
 Owns the counts and their words. It trains nothing and needs no torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -51,7 +51,8 @@ class Preview:
     `tokens` are all that were read, and `learnt_before_cut` those of them that would be learnt if no row ended.
     `row_tokens` lie in rows, and a run trains on `learnt_tokens` of those. The others are `cut_off_tokens` of samples
     longer than a row, `left_out_tokens` of samples that are left out, and `left_over_tokens` of texts behind the last
-    full row. `sequence_length_from` says where the length of a row comes from.
+    full row. `sequence_length_from` says where the length of a row comes from, and `refusal` why a run refuses the data
+    (empty where it does not).
     """
 
     data: str
@@ -75,14 +76,23 @@ class Preview:
     left_over_tokens: int
     lengths: dict[str, float]
     notes: tuple[str, ...]
+    refusal: str
     shown: tuple[Shown, ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def look(path: Path, data: TextData, tokenizer: Any, samples: int, length_from: str = "as given") -> Preview:
-    """Counts all samples of `data` and renders the first `samples` of them; `length_from` says why rows are so long."""
+def look(
+    path: Path,
+    data: TextData,
+    tokenizer: Any,
+    samples: int,
+    length_from: str = "as given",
+    notes: Iterable[str] = (),
+) -> Preview:
+    """Counts all samples of `data` and renders the first `samples` of them; `length_from` says why rows are so long,
+    and `notes` are told besides those on the samples."""
     lengths, (in_rows, learnt) = data.lengths(), data.in_rows()
     places = data.places(samples)
     shown = tuple(
@@ -123,7 +133,8 @@ def look(path: Path, data: TextData, tokenizer: Any, samples: int, length_from: 
             "99%": float(np.percentile(lengths, 99)),
             "longest": int(lengths.max()),
         },
-        notes=tuple(data.notes()),
+        notes=(*data.notes(), *notes),
+        refusal=data.refusal,
         shown=shown,
     )
 
@@ -169,7 +180,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("rows", f"{preview.rows:,}, {preview.row_tokens_used:.1%} full ({rows})"),
         ("cut", cut_off(preview.cut, preview.cut_off_tokens, preview.sequence_length)),
         ("left out", left_out(preview.left_out, preview.left_out_tokens)),
-        *([("left over", f"{over:,} token(s) behind the last full row")] if (over := preview.left_over_tokens) else []),
+        *([("left over", _left_over(preview))] if preview.left_over_tokens else []),
         *(("note", printable(note)) for note in preview.notes),
     ]
     return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
@@ -179,10 +190,16 @@ def _share(tokens: int, learnt: int, what: str) -> str:
     return f"{tokens:,}, of which {learnt:,} {what} ({learnt / tokens if tokens else 0.0:.1%})"
 
 
+def _left_over(preview: Preview) -> str:
+    where = "behind the last full row" if preview.rows else f"in all, fewer than a row of {preview.sequence_length}"
+    return f"{preview.left_over_tokens:,} token(s) {where}"
+
+
 def _not_in_rows(preview: Preview, sample: Shown) -> str:
     many = f"{sample.tokens - sample.row_tokens} of its {sample.tokens} tokens"
     if preview.packed and preview.format == "text":
-        return f"{many} are not trained on: they lie behind the last full row"
+        where = "they lie behind the last full row" if preview.rows else "the data fill no row"
+        return f"{many} are not trained on: {where}"
     if sample.row_tokens == 0:
         return f"It is left out, since nothing of it is learnt within a row: {many} are not trained on"
     return f"{many} are cut off and not trained on: a row ends at {preview.sequence_length}"

@@ -106,8 +106,10 @@ class TextData:
     `left_out` samples of which no token is to be learnt within a row, of `left_out_tokens`; `row_tokens_used` is the
     share of rows of full length that samples fill. `held_out` is the same of what `hold_out` keeps from training, None
     without. `has_borders` says whether a row may hold several samples, `full_rows` whether none is ever shorter than
-    `sequence_length`. With `append_eos` every conversation learns an end token, whatever the chat template writes.
-    `instant` is when it is for a template that writes the time (now, by default). The tokens are kept in the directory
+    `sequence_length`, `has_uneven_rows` whether samples of fewer tokens are computed beside longer ones. With
+    `append_eos` every conversation learns an end token, whatever the chat template writes. `instant` is when it is for
+    a template that writes the time (now, by default). Data that fill no row, or of which nothing is learnt within one,
+    are refused; with `refuse=False` they have no rows, and `refusal` says why. The tokens are kept in the directory
     `cache`, or in an unnamed temporary file; `tokenise` makes them where no reader is given.
 
     Raises UsageError for data or a tokenizer that cannot be used, MismatchError when the data have ids that a model of
@@ -130,6 +132,7 @@ class TextData:
         progress: Progress | None = None,
         tokenise: Tokenise | None = None,
         instant: datetime | None = None,
+        refuse: bool = True,
     ) -> None:
         if sequence_length < 2:
             raise UsageError(f"a sequence length of {sequence_length} leaves no token to predict; it must be 2 or more")
@@ -138,6 +141,8 @@ class TextData:
         self.attend_across = attend_across
         self.hold_out = hold_out
         self.path = path
+        self.refusal = ""
+        self._refuse = refuse
         self._reader = tokenizer if isinstance(tokenizer, Reader) else Here(tokenizer, tokenise)
         chosen = find_files(path)
         self.files = list(chosen.files)
@@ -227,9 +232,10 @@ class TextData:
             self.row_tokens_used = 1.0
             self._rows: Rows = EndToEnd(starts, stops, self.sequence_length)
             if self._rows.count == 0:
-                raise UsageError(
-                    f"{self.path}: {self.tokens} tokens in all, fewer than one row of {self.sequence_length}; add "
-                    f"text, plan for a --sequence-length of {self.tokens} or less, or train with --no-pack"
+                self.row_tokens_used = 0.0
+                self._has_no_rows(
+                    f"{self.tokens} tokens in all, fewer than one row of {self.sequence_length}; add text, plan for a "
+                    f"--sequence-length of {self.tokens} or less, or train with --no-pack"
                 )
         else:
             learnt = self._learnt(starts, np.minimum(stops, starts + self.sequence_length)) > 0
@@ -238,9 +244,9 @@ class TextData:
             kept = np.flatnonzero(learnt)
             starts, stops = starts[learnt], stops[learnt]
             if not len(starts):
-                raise UsageError(
-                    f"{self.path}: no sample has a token to learn within {self.sequence_length} tokens; plan for a "
-                    "longer --sequence-length"
+                self._has_no_rows(
+                    f"no sample has a token to learn within {self.sequence_length} tokens; plan for a longer "
+                    "--sequence-length"
                 )
             longer = np.flatnonzero(stops - starts > self.sequence_length)
             self.cut = len(longer)
@@ -252,10 +258,20 @@ class TextData:
             self._rows = (WholeSamples if self.pack else OneARow)(starts, stops, self.sequence_length)
             used = int(np.minimum(stops - starts, self.sequence_length).sum())
             self.cut_off = int((stops - starts).sum()) - used
-            self.row_tokens_used = used / (self._rows.count * self.sequence_length)
+            self.row_tokens_used = used / (self._rows.count * self.sequence_length) if self._rows.count else 0.0
         self.samples = self._rows.count
         self.has_borders = self.pack and self.documents > 1
         self._chosen = chosen
+
+    def _has_no_rows(self, why: str) -> None:
+        error = UsageError(f"{self.path}: {why}")
+        if self._refuse:
+            raise error
+        self.refusal = str(error)
+
+    @property
+    def has_uneven_rows(self) -> bool:
+        return not self.full_rows or (self.has_borders and not self.attend_across)
 
     def places(self, count: int, first: int = 0) -> list[str]:
         """Where the samples from `first` on are: file and line or row. It reads the files up to there."""

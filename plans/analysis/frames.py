@@ -16,6 +16,8 @@ from ..documents.sweep import Sweep, SweepResult
 from .sublayers import blocks_with_backward, bound_of, fence, outliers, throughput
 
 INTEGER, NUMBER, TRUTH, TEXT = "Int64", "float64", "boolean", "str"
+_MOST_WHOLE = 1 << 53
+"""Up to here a float64 holds each whole number."""
 _TYPES = {int: INTEGER, float: NUMBER, bool: TRUTH, str: TEXT}
 
 
@@ -33,8 +35,11 @@ def columns_of(part: type[BaseModel]) -> dict[str, str]:
 
 def sweep_frame(sweep: Sweep) -> pd.DataFrame:
     """A row for each point, in their order: what was `swept`, the point's `label` and `value` (bytes, where a size was
-    swept), the fields of its result, missing where there is none, and the `refusal`, which says why."""
-    columns = {"swept": TEXT, "label": TEXT, "value": NUMBER, **columns_of(SweepResult), "refusal": TEXT}
+    swept; integers where all values are whole), the fields of its result, missing where there is none, and the
+    `refusal`, which says why."""
+    whole = all(point.value.is_integer() and point.value <= _MOST_WHOLE for point in sweep.points)
+    value = INTEGER if whole else NUMBER
+    columns = {"swept": TEXT, "label": TEXT, "value": value, **columns_of(SweepResult), "refusal": TEXT}
     return frame_of(
         columns,
         (

@@ -37,7 +37,8 @@ _SPLITS = {
     "test": rf"{_LESS}test(?:ing|s)?|test[ab]|tst|dev[-_. ]?tests?|test[-_. ]?dev|news[-_. ]?tests?",
     "eval": rf"{_LESS}evals?|evaluat(?:e|ed|ing|ions?)",
     "held-out": (
-        r"(?:held|hold|kept|keep|left|leave)[-_. ]?outs?|with(?:held|hold)|(?:un|(?:never|not|non)[-_. ]?)seen"
+        r"(?:held|hold|kept|keep|left|leave)[-_. ]?outs?|(?:held|hold)[-_. ]?backs?|with(?:held|hold)"
+        r"|(?:un|(?:never|not|non)[-_. ]?)seen"
         r"|out[-_. ]?of[-_. ]?(?:samples?|domain|distribution|time)|ood"
     ),
 }
@@ -53,7 +54,10 @@ _TRAIN_BESIDE = (
     _word("train[-_. ]?val|pre[-_. ]?train(?:ing)?|fine[-_. ]?tun(?:e|ing)|fit(?:ting)?|in[-_. ]?samples?|seen|tr"),
     _word("learning", r"(?<![^/])"),  # not that of machines
 )
-_HELD_OUT_BESIDE = _word("blind|hidden|bench(?:marks?)?")
+_HELD_OUT_BESIDE = (
+    _word("blind|hidden|bench(?:marks?)?"),
+    re.compile(rf"(?<![a-z])gold(?:[-_. ]?standard)?(?:[-_. ]?{_OF})[^a-z/]*\.[a-z]+$"),  # a name's last word: no metal
+)
 _TEST_BESIDE = re.compile(r"(?<![a-z])te(?![a-z])")
 _TRAIN_SHORT, _TEST_SHORT = (re.compile(rf"(?<![a-z]){word}(?![a-z])") for word in ("tr", "ts"))
 """Words that are of a split only beside a file of another one: those of training data beside held-out data, those of
@@ -279,8 +283,8 @@ def _by_their_company(
     others: list[Path], by_splits: dict[frozenset[str], Path], below: Path
 ) -> dict[frozenset[str], Path]:
     """`by_splits` with those of the `others`, which no word says a split of, that are of one for what lies beside:
-    `trainval` beside `test`, `benchmark` beside `train`, `tr` beside `te`, and `data_tr` beside `data_ts`. The short
-    ones are languages where others lie beside."""
+    `trainval` beside `test`, `benchmark` or `gold` beside `train`, `tr` beside `te`, and `data_tr` beside `data_ts`.
+    The short ones are languages where others lie beside."""
     words = {file: _words(file.relative_to(below) if file.is_relative_to(below) else file) for file in others}
     known = {"tr", "te", "ts"}
     abroad = any(found not in known for text in words.values() for found in _LANGUAGE.findall(text.rsplit("/", 1)[-1]))
@@ -292,7 +296,7 @@ def _by_their_company(
     found = {
         "train": having(*_TRAIN_BESIDE),
         "test": [*having(_TEST_BESIDE), *([] if abroad else _short_tests(words))],
-        "held-out": having(_HELD_OUT_BESIDE),
+        "held-out": having(*_HELD_OUT_BESIDE),
     }
     if not (found["train"] and (found["test"] or any(splits - {"train"} for splits in by_splits))):
         found["train"] = found["test"] = []

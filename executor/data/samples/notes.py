@@ -11,7 +11,7 @@ from pathlib import Path
 
 OWN_TOKENS, DROPPED, CHANGED, UNREAD, MORE_UNREAD = "own tokens", "dropped", "changed", "unread", "unread besides"
 BLANKS, OTHER_END, AGAIN, SPECIAL = "blanks around own tokens", "other end", "begins again", "special in message"
-SEVERAL, MIDST = "several of one", "in the midst"
+SEVERAL, MIDST, AT_START = "several of one", "in the midst", "at the start"
 UNLEARNT, HELD_OUT, AMBIGUOUS = "unlearnt", "held out", "ambiguous"
 """The last: of a row that would do as several formats: an error where nobody said which is meant, and no note."""
 _FIELDS = 12
@@ -87,6 +87,11 @@ def _about(note: Note, many: str, place: str) -> str:
                 f"{many} have tokens in their midst that begin or end texts, first {note.detail} of {place}; they are "
                 "trained on as they are: take them away, or split the samples there, unless a chat template wrote them"
             )
+        case "at the start":
+            return (
+                f"{many} have tokens at their start that begin or end texts, first {note.detail} of {place}; they are "
+                "trained on as they are: take them away"
+            )
         case "blanks around own tokens":
             return (
                 f"{many} have white space outside special tokens of their own, before the first token or behind the "
@@ -156,6 +161,17 @@ def cut_before_end(path: Path, note: Note, total: int, place: str, ends: Iterabl
         f"{path}: {note.samples:,} of {total:,} sample(s) are cut before an end token ({', '.join(ends)}) is learnt, "
         f"first {place}; a model that is trained so does not learn to stop behind texts that are as long: take a "
         "longer --sequence-length, or split the samples"
+    )
+
+
+def uneven_rows(model: Path, alike: int, row: int) -> str:
+    """That the model in a directory computes rows of more than `alike` tokens otherwise than shorter ones, so that a
+    run refuses samples that share a row of `row` tokens or are padded to it."""
+    return (
+        f"{model}: the model computes rows of {alike + 1} tokens and more otherwise than shorter ones (longrope), so a "
+        f"sample that shares a row of {row} tokens, or is padded to it, would not get what it gets alone, and a run "
+        f"refuses it; profile with --sequence-length {alike}, or train on text with --attend-across, whose rows are "
+        "all full"
     )
 
 

@@ -785,6 +785,7 @@ def test_tokens_that_begin_or_end_texts_are_told_in_their_midst(
     tokenizer = load_tokenizer(model)
     plain = dict.fromkeys(row, "Yes.")
     data = load(tmp_path / "data", tokenizer, [plain, row, row])
+    assert not any("tokens at their start" in note for note in data.notes())
     assert [note for note in data.notes() if "midst" in note] == (
         [
             f"{data.path}: 2 of 3 sample(s) have tokens in their midst that begin or end texts, first {token} of "
@@ -860,6 +861,30 @@ def test_of_several_other_end_tokens_one_stays(tmp_path: Path, kept: Path, end: 
         assert ids_of(data) == own
         several = "bring <|end|> of their own several times at their start or end"
         assert any(several in note for note in data.notes()) == (end.count("<|end|>") > 1)
+
+
+@pytest.mark.parametrize("begin", ["</s>", " </s>\n", "</s></s> ", "</s>" * 3000, "<s></s>"])
+@pytest.mark.parametrize("other", ["", "</s>"])
+@pytest.mark.parametrize("form", ["text", "completion"])
+def test_an_end_token_at_the_start_of_a_text_is_told_to_be_there(
+    tmp_path: Path, kept: Path, begin: str, other: str, form: str
+) -> None:
+    """Of a tokenizer that puts <s> before a text, and of one that knows no token that begins texts."""
+    for puts in (True, False):
+        tokenizer = load_tokenizer(kept)
+        if not puts and "<s>" in begin:
+            continue
+        if not puts:
+            tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+            tokenizer.bos_token = None
+        asked = f"{begin}What?{other} So?"
+        row = {"text": f"{asked} Yes."} if form == "text" else {"prompt": asked, "completion": " Yes."}
+        data = load(tmp_path / f"data-{puts}", tokenizer, [dict.fromkeys(row, "Yes."), row])
+        many, first = f"{data.path}: 1 of 2 sample(s) have tokens", f"first </s> of {data.path}:2; they are trained on"
+        told = [note for note in data.notes() if "that begin or end texts" in note]
+        assert told[0] == f"{many} at their start that begin or end texts, {first} as they are: take them away"
+        assert len(told) == 1 + bool(other)
+        assert not other or told[1].startswith(f"{many} in their midst that begin or end texts, {first}")
 
 
 def test_a_token_that_begins_and_ends_texts_stays_once_at_each_end(tmp_path: Path, merging: Any) -> None:

@@ -1,18 +1,26 @@
 """What `data preview` counts and shows is what a run would train on."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoConfig
 
 from ssdplan import cli
+from ssdplan.executor.batches import Texts
 from ssdplan.executor.data.preview import describe, look
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
-from tests.made.models import EOS, make_tokenizer
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.recipe import Recipe, Watch
+from ssdplan.plans.errors import MismatchError
+from tests.made.models import EOS, make_model, make_tokenizer
+from tests.made.plans import make_plan
 
 ROWS = [
     {"prompt": "The quick", "completion": " brown fox"},
@@ -226,6 +234,93 @@ def test_rows_are_no_longer_than_the_model_has_positions_unless_it_is_said(
     assert f"\nrow length      {length} tokens, {why}since --sequence-length is not given\n" in said
     assert cli.main(preview()) == 0
     assert "\nrow length      64 tokens, as given\n" in capsys.readouterr().out
+
+
+def test_data_that_fill_no_row_are_shown_with_their_notes_and_then_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "set").mkdir()
+    (home / "set" / "a.txt").write_text("The quick brown fox")
+    (home / "set" / "test.txt").write_text("jumps")
+    tokenizer = load_tokenizer(home / "model")
+    first, second = (len(tokenizer(text)["input_ids"]) + 1 for text in ("The quick brown fox", "jumps"))
+    total = first + second
+    why = f"set: {total} tokens in all, fewer than one row of 64; add text, plan for a --sequence-length of {total} or "
+    assert cli.main(preview("--data", "set")) == 2
+    said = capsys.readouterr()
+    assert why in said.err
+    assert f"Sample 1, set/a.txt:1: {first} tokens, 0 of them learnt\n⟨cut⟩The quick brown fox{EOS}\n" in said.out
+    assert f"{second} of its {second} tokens are not trained on: the data fill no row\n" in said.out
+    assert "\nrows            0, 0.0% full (samples share rows)\n" in said.out
+    assert f"\nleft over       {total} token(s) in all, fewer than a row of 64\n" in said.out
+    note = "set: set/test.txt is called test, and is read like the files beside it"
+    assert said.out.endswith(f"\nnote            {note}\n")
+    assert cli.main(preview("--data", "set", "--json")) == 2
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert why in said.err and found["refusal"].startswith(why) and found["notes"] == [note] and found["rows"] == 0
+    assert len(found["shown"]) == 2 and (found["learnt_tokens"], found["left_over_tokens"]) == (0, total)
+    assert cli.main(preview("--data", "set", "--no-pack", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["refusal"] == ""
+
+
+@pytest.mark.parametrize("pack", ["--pack", "--no-pack"])
+def test_data_of_which_nothing_is_learnt_within_a_row_are_shown_and_then_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], pack: str
+) -> None:
+    (home / "rows.jsonl").write_text(json.dumps(ROWS[2]) + "\n")
+    assert cli.main(preview(pack)) == 2
+    said = capsys.readouterr()
+    assert "rows.jsonl: no sample has a token to learn within 64 tokens; plan for a longer" in said.err
+    assert "It is left out, since nothing of it is learnt within a row" in said.out
+    assert "\nrows            0, 0.0% full" in said.out and "\nleft out        1 sample is left out" in said.out
+
+
+SHORT, LONG = [1.0, 1.1, 1.3, 1.6], [4.0, 6.0, 9.0, 12.0]
+
+
+@pytest.mark.parametrize("written", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("long", [LONG, SHORT])
+@pytest.mark.parametrize("length", [40, 41, 128])
+def test_rows_that_a_run_refuses_for_their_length_are_noted(
+    home: Path, capsys: pytest.CaptureFixture[str], length: int, long: list[float], written: str
+) -> None:
+    rope = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": long, "rope_theta": 1e4, "factor": 1.0}
+    make_model(
+        "phi3", home / "model", vocab=512, rope_parameters=rope, max_position_embeddings=256, sliding_window=None,
+        original_max_position_embeddings=40, partial_rotary_factor=1.0,
+    )  # fmt: skip
+    if written == "rope_scaling":  # as the models of the hub have it
+        file = home / "model" / "config.json"
+        config = json.loads(file.read_text())
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = {"type": "longrope", "short_factor": SHORT, "long_factor": long}
+        file.write_text(json.dumps(config))
+    (home / "one.txt").write_text("The quick brown fox. " * 40)
+    model, tokenizer = open_model(home / "model", torch.float32), load_tokenizer(home / "model")
+    plan = make_plan(model, sequence_length=length, micro_batches=1, micro_batch_size=1)
+    for data, pack in (("rows.jsonl", True), ("rows.jsonl", False), ("one.txt", True), ("one.txt", False)):
+        recipe = Recipe(steps=1, optimizer=AdamW(lr=1e-3), pack=pack, token_cache=home / "tokens")
+        refusal = ""
+        try:
+            Texts(plan, recipe, Path(data), None, tokenizer, model, Watch(), datetime(2024, 7, 26))
+        except MismatchError as error:
+            refusal = str(error)
+        assert bool(refusal) == (length > 40 and long == LONG and not (data == "one.txt" and pack))
+        asked = preview("--data", data, "--sequence-length", str(length), "--pack" if pack else "--no-pack", "--json")
+        assert cli.main(asked) == 0
+        notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "longrope" in note]
+        assert notes == (
+            [
+                "model: the model computes rows of 41 tokens and more otherwise than shorter ones (longrope), so a "
+                f"sample that shares a row of {length} tokens, or is padded to it, would not get what it gets alone, "
+                "and a run refuses it; profile with --sequence-length 40, or train on text with --attend-across, whose "
+                "rows are all full"
+            ]
+            if refusal
+            else []
+        )
+        assert not refusal or refusal.rpartition("; ")[2] == notes[0].rpartition("; ")[2]
 
 
 @pytest.mark.parametrize(

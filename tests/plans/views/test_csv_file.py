@@ -98,7 +98,25 @@ def test_a_sweep_has_a_row_for_each_point(tmp_path_factory: pytest.TempPathFacto
     lines = written_and_read(sweep_frame(sweep), tmp_path_factory.mktemp("csv") / "sweep.csv")
     for line, point in zip(lines, sweep.points, strict=True):
         result = point.result.model_dump() if point.result else dict.fromkeys(SweepResult.model_fields)
-        whole = {"swept": sweep.name, "label": point.label, "value": point.value, **result, "refusal": point.refusal}
+        value = int(point.value) if all(each.value % 1 == 0 for each in sweep.points) else point.value
+        whole = {"swept": sweep.name, "label": point.label, "value": value, **result, "refusal": point.refusal}
         assert line == {name: cell(value) for name, value in whole.items()} and list(line) == list(whole)
     text = describe_sweep(sweep).splitlines()
     assert sum(line.count("[") for line in text) >= sum(point.result is not None for point in sweep.points)
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ((1.0, 2.0, 4.0), ["1", "2", "4"]),
+        ((32.0 * (1 << 30), 64.0 * (1 << 30)), ["34359738368", "68719476736"]),
+        ((0.5, 1.0), ["0.5", "1.0"]),
+        ((1e12, 2.0**80), ["1000000000000.0", "1.2089258196146292e+24"]),
+    ],
+)
+def test_values_that_are_all_whole_are_written_as_integers(
+    tmp_path: Path, values: tuple[float, ...], written: list[str]
+) -> None:
+    points = tuple(SweepPoint(value=value, label=f"{value:g}", result=None, refusal="no") for value in values)
+    sweep = Sweep(schema="ssdplan.sweep/1", name="x", title="a title", estimated=False, points=points)
+    assert [line["value"] for line in written_and_read(sweep_frame(sweep), tmp_path / "sweep.csv")] == written
