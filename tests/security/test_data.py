@@ -268,11 +268,11 @@ def test_references_to_a_long_text_are_decoded_a_few_at_a_time(tmp_path, monkeyp
     monkeypatch.setattr(columns, "_ROW_BYTES", 20 * MIB)
     path = dictionary_file(tmp_path / "a.parquet", "x" * (3 * MIB), 64)
     assert path.stat().st_size < MIB
-    metadata = parquet.read_metadata(path)
-    assert columns._rows_at_once(path, metadata, ["text"]) == 6
-    assert columns._rows_at_once(path, metadata, ["other"]) == columns._ROWS_AT_A_TIME
+    table = parquet.ParquetFile(path)
+    assert columns._rows_at_once(path, table, ["text"]) == 6
+    assert columns._rows_at_once(path, table, ["other"]) == columns._ROWS_AT_A_TIME
     ordinary = dictionary_file(tmp_path / "b.parquet", "ordinary", 64)
-    assert columns._rows_at_once(ordinary, parquet.read_metadata(ordinary), ["text"]) == columns._ROWS_AT_A_TIME
+    assert columns._rows_at_once(ordinary, parquet.ParquetFile(ordinary), ["text"]) == columns._ROWS_AT_A_TIME
 
 
 def nested(kind: str) -> pa.Array:
