@@ -36,7 +36,7 @@ def number(value: float) -> str:
 
 def loss_figure(value: float) -> str:
     """A loss with the digits that people compare: `2.3456`; `1e+30`."""
-    return f"{value:.4f}" if not abs(value) >= 1e5 else f"{value:.4g}"
+    return f"{value + 0.0:.4f}" if not abs(value) >= 1e5 else f"{value:.4g}"  # -0.0 is 0
 
 
 def count(value: int) -> str:

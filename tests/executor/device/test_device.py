@@ -19,7 +19,7 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import MemoryBudgetError, MismatchError, SsdplanError, UsageError
 from ssdplan.plans.graph.ops import Resource
-from ssdplan.profiler import model as measuring
+from ssdplan.profiler import layer_bench
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
 from tests.executor.device.cuda_stub import MIB, Stub, stubbed
@@ -268,7 +268,7 @@ def test_a_profile_leaves_out_the_sizes_that_have_no_room(
     stub: Stub, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest is too much for what all sizes share, the one below for a layer."""
-    monkeypatch.setattr(measuring, "ELSEWHERE_BYTES", MIB)
+    monkeypatch.setattr(layer_bench, "ELSEWHERE_BYTES", MIB)
     model = open_model(directory / "llama", torch.float32)
     device = CudaDevice()
     stub.others = stub.total - 48 * MIB
