@@ -68,10 +68,10 @@ class _Spoiled(Layers):
     where = (2, 1)
     parameters_alone = False
 
-    def backward(self, layer, micro_batch, weights, hidden, out_gradient, in_gradient, gradients, fresh=()):
+    def backward(self, layer, micro_batch, weights, hidden, out_gradient, in_gradient, gradients, *rest):
         if (layer, micro_batch) == self.where and not self.parameters_alone:
             out_gradient[5] = float("nan")
-        super().backward(layer, micro_batch, weights, hidden, out_gradient, in_gradient, gradients, fresh)
+        super().backward(layer, micro_batch, weights, hidden, out_gradient, in_gradient, gradients, *rest)
         if (layer, micro_batch) == self.where and self.parameters_alone:
             tensor = self._model.states[self._model.layers[layer].states[0]].tensors[1]
             gradients[0][tensor.offset + tensor.elements - 1] = float("inf")
