@@ -17,7 +17,12 @@ from tests.made.decisions import decide
 from tests.made.profiles import made_model
 
 ROOT = Path(__file__).parents[3]
-OF_LAYERS = {Content.HIDDEN_STATE, Content.ACTIVATION_CHECKPOINT, Content.ACTIVATION_GRADIENT}
+OF_LAYERS = {
+    Content.HIDDEN_STATE,
+    Content.ACTIVATION_CHECKPOINT,
+    Content.ACTIVATION_GRADIENT,
+    Content.SAVED_ACTIVATIONS,
+}
 HELD = {
     Content.PARAMETERS: {Role.PARAMETERS, Role.PARAMETERS_IN_TRANSIT},
     Content.OPTIMIZER_STATES: {Role.OPTIMIZER, Role.OPTIMIZER_IN_TRANSIT},
@@ -26,6 +31,7 @@ HELD = {
     Content.HIDDEN_STATE: {Role.HIDDEN_STATES, Role.CHECKPOINTS},
     Content.ACTIVATION_CHECKPOINT: {Role.HIDDEN_STATES, Role.CHECKPOINTS},
     Content.ACTIVATION_GRADIENT: {Role.HIDDEN_STATES},
+    Content.SAVED_ACTIVATIONS: {Role.SAVED_ACTIVATIONS},
 }
 """The roles of the two buffers between which a transfer of each content moves."""
 
@@ -56,6 +62,7 @@ def test_what_people_call_a_transfer() -> None:
         Content.HIDDEN_STATE: "hidden state",
         Content.ACTIVATION_CHECKPOINT: "checkpoint",
         Content.ACTIVATION_GRADIENT: "inter-layer gradient",
+        Content.SAVED_ACTIVATIONS: "saved activations",
     }
 
 
