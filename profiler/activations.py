@@ -18,9 +18,10 @@ from .layer_bench import Bench
 from .measure import FEWEST, Limits, Progress, mean_of
 from .parts import TracedCall
 
-ROUNDS, SETTLED, ROUNDS_SECONDS = 100, 0.02, 2.0
-"""How often a forward's operations are timed at most; fewer where the median of all has changed by less than this
-between a half of them and all, or where it takes longer."""
+ROUNDS, SETTLED, ROUNDS_SECONDS, ROUNDS_SHARE = 100, 0.02, 2.0, 0.15
+"""How often a forward's operations are timed at most. They are timed less often where the median of all has changed by
+less than SETTLED between a half of the rounds and all, or where the rounds take longer than so many seconds, or than
+this share of the time for a class."""
 PRICES = tuple(10.0 ** (-7 - each / 4) for each in range(25))
 """Seconds a byte, from so much that nothing is kept to next to nothing."""
 LEFT = (0.5, 0.25, 0.1, 0.0)
@@ -99,8 +100,8 @@ def _measure_class(
             found.notes.append(f"{name}: its code cannot be traced, so its activations are recomputed")
             return
         calls[size] = call
-        spent = ROUNDS_SECONDS * limits.seconds / 15.0
-        seconds, samples = _operation_seconds(bench, call, min(spent / len(sizes), ROUNDS_SECONDS))
+        most = min(ROUNDS_SECONDS, ROUNDS_SHARE * limits.seconds / len(sizes))
+        seconds, samples = _operation_seconds(bench, call, most)
         found.of[name, size] = Found(sublayers=_sublayers(call, seconds, samples))
     call = calls[sizes[-1]]  # names are the same at every size, and seconds surest at the largest
     before = process.kept_bytes()
@@ -166,7 +167,7 @@ def _choices(
 ) -> dict[str, tuple[str, ...]]:
     """The rungs by name, in rising order of bytes -> what each keeps."""
     traced = call.traced
-    again = sum(seconds[each] for each in traced.cut(()).rebuilt) if traced.can_keep_nothing else sum(seconds.values())
+    again = sum(seconds[each] for each in traced.cut(()).rebuilt) if traced.can_be_kept(()) else sum(seconds.values())
     frontier: dict[frozenset[str], tuple[int, float]] = {}
     for price in (*PRICES, TINY):
         kept = traced.cheapest(seconds, price)

@@ -9,7 +9,7 @@ whole from the block's input, to the same bits. Where kept values lie, and what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .inspection.standins import LayerCall
-from .traced import Cut, Take, Traced, Value, labelled, trace
+from .traced import Cut, Take, Traced, UntraceableError, Value, labelled, trace
 
 TRACED_AT_ONCE = 2
 """Graphs that are not cut yet take a MiB each."""
@@ -195,7 +195,7 @@ def _traced(block: nn.Module, inputs: _Inputs, hidden: torch.Tensor) -> Traced |
 
     try:
         return trace(run, hidden, inputs.others)
-    except Exception:
+    except UntraceableError:
         return None
 
 
@@ -250,38 +250,33 @@ def _cut(traced: Traced | None, wanted: frozenset[str], room: int) -> Cut | None
     """The graphs that keep as much of what is wanted as there is room for; None where nothing can be kept."""
     if traced is None:
         return None
-    kept: list[str] = []
-    end = 0
+    kept: list[Value] = []
     for value in traced.values:
-        after = -(-end // ALIGNMENT) * ALIGNMENT + value.nbytes
-        if value.name in wanted and after <= room:
-            kept.append(value.name)
-            end = after
-    try:
-        return traced.cut(kept) if kept else None
-    except ValueError:  # what is drawn at random would have to be drawn again
-        return None
+        if value.name in wanted and laid_bytes([*kept, value]) <= room:
+            kept.append(value)
+    names = [value.name for value in kept]
+    return traced.cut(names) if kept and traced.can_be_kept(names) else None
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether all numbers are; in fp16 some may be none."""
+    """Whether all numbers are the same; a NaN is the same as a NaN, as fp16 may have them."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _laid(values: Iterable[Value]) -> Iterator[tuple[Value, int, int]]:
+    """Each value with its first byte and its end, one behind the other."""
+    end = 0
+    for value in values:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + value.nbytes
+        yield value, start, end
 
 
 def laid_bytes(values: Iterable[Value]) -> int:
     """What kept values take, one behind the other."""
-    end = 0
-    for value in values:
-        end = -(-end // ALIGNMENT) * ALIGNMENT + value.nbytes
-    return end
+    return max((end for _, _, end in _laid(values)), default=0)
 
 
 def _places(cut: Cut, saved: torch.Tensor) -> list[torch.Tensor]:
     """Where in `saved`, bytes, the kept values lie."""
-    places = []
-    end = 0
-    for value in cut.kept:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + value.nbytes
-        places.append(value.laid(saved.data[start:end].view(value.dtype)))
-    return places
+    return [value.laid(saved.data[start:end].view(value.dtype)) for value, start, end in _laid(cut.kept)]

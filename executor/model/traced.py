@@ -108,6 +108,10 @@ class SubLayer:
     saved_bytes: int
 
 
+class UntraceableError(Exception):
+    """A block's code that no graph can stand for."""
+
+
 class Traced:
     """One block with inputs of one shape and kind."""
 
@@ -158,13 +162,8 @@ class Traced:
         """(hidden, *others) -> output, nothing kept."""
         return self._forward_graph([])
 
-    @property
-    def can_keep_nothing(self) -> bool:
-        """Whether everything can be computed again: not where something is drawn at random."""
-        return self.can_be_kept(())
-
     def can_be_kept(self, kept: Iterable[str]) -> bool:
-        """Whether all else can be computed again."""
+        """Whether all else can be computed again: not what is drawn at random."""
         nodes = {node.name: node for node in self._joint.graph.nodes}
         try:
             self._rebuilt({nodes[name] for name in kept})
@@ -307,9 +306,8 @@ def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) ->
     """Trace `block(hidden, *others)` for tensors like these. Gradients are those of the tensors that require one.
 
     Nothing is computed and no memory taken: the tensors of a tracing are fakes. It is PyTorch's own tracer below
-    AOTAutograd, without the rest of the compiler, whose import alone takes 90 MB. Raises whatever torch raises where
-    the code cannot be traced: where it looks at values, or calls what is no operation of torch's; and ValueError where
-    it writes into a tensor that it has computed.
+    AOTAutograd, without the rest of the compiler, whose import alone takes 90 MB. Raises UntraceableError where the
+    code looks at values, calls what is no operation of torch's, or writes into a tensor that somebody else sees.
     """
     fake = FakeTensorMode()
     given = [fake.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in (hidden, *others)]
@@ -323,7 +321,10 @@ def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) ->
 
     with torch.enable_grad(), fake:
         gradient = torch.empty_strided(hidden.shape, hidden.stride(), dtype=hidden.dtype, device=hidden.device)
-        graph = make_fx(joint)(*given, gradient)
+        try:
+            graph = make_fx(joint)(*given, gradient)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+            raise UntraceableError(f"{type(error).__name__}: {error}") from error
     _write_nowhere(graph)
     return Traced(graph, len(given))
 
@@ -331,7 +332,7 @@ def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) ->
 def _write_nowhere(graph: fx.GraphModule) -> None:
     """Make every operation that writes into a tensor one that makes a new tensor, as what comes after it uses already.
 
-    Raises ValueError where somebody else sees the tensor that is written into: through a view, or after it.
+    Raises UntraceableError where somebody else sees the tensor that is written into: through a view, or after it.
     """
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
     for node in list(graph.graph.nodes):
@@ -350,7 +351,7 @@ def _write_nowhere(graph: fx.GraphModule) -> None:
         packet = getattr(torch.ops.aten, node.target._schema.name.partition("::")[2].removesuffix("_"), None)
         overload = _FUNCTIONAL.get(node.target._overloadname, node.target._overloadname)
         if not own or seen or packet is None or overload not in packet.overloads():
-            raise ValueError(f"{node.name} writes into a tensor")
+            raise UntraceableError(f"{node.name} writes into a tensor that others see")
         node.target = getattr(packet, overload)
     graph.recompile()
 
