@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Recompute, most_micro_batches, needs_all_gradients
 from ssdplan.plans.documents.profile import PAPER, Machine, Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
@@ -174,8 +175,7 @@ def _recompute(model: Model, request: SolveRequest) -> Recompute:
         raise UsageError(f"wear price = {request.wear_price:g}: must not be negative")
     wanted = request.recompute
     if wanted in ("none", "paper"):
-        blocks = {layer.layer_class for layer in model.layers[max(model.first_trained, 1) : -1]}
-        for name in sorted(blocks):
+        for name in blocks_with_backward(model):
             rungs = [rung.name for size in model.micro_batch_sizes for rung in model.timing(name, size).rungs]
             if (wanted == "none" and not rungs) or (wanted == "paper" and PAPER not in rungs):
                 raise UsageError(

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
-from ssdplan.plans.documents.profile import PAPER, Model
+from ssdplan.plans.documents.profile import PAPER, Model, quickest
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.units import format_bytes
 
@@ -46,12 +46,11 @@ def rungs_by(recompute: Recompute, model: Model, micro_batch_size: int) -> dict[
     none), for classes that have rungs. None where no class has any, or one of them has none of PyAO's."""
     chosen: dict[str, str] = {}
     for name in blocks_with_backward(model):
-        rungs = model.timing(name, micro_batch_size).rungs
-        if rungs and recompute == "paper" and PAPER not in [rung.name for rung in rungs]:
+        timing = model.timing(name, micro_batch_size)
+        if timing.rungs and recompute == "paper" and PAPER not in [rung.name for rung in timing.rungs]:
             return None
-        if rungs:
-            quickest = min(rungs, key=lambda rung: rung.forward_seconds + rung.backward_seconds)
-            chosen[name] = {"all": "", "paper": PAPER}.get(recompute, quickest.name)
+        if best := quickest(timing.rungs):
+            chosen[name] = {"all": "", "paper": PAPER}.get(recompute, best.name)
     return chosen or None
 
 

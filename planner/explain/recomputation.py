@@ -90,8 +90,7 @@ _SUBJECTS: dict[Recompute, str] = {
 
 def _pairs_saved(plan: Plan) -> str:
     """How many pairs of layer and micro-batch save anything."""
-    model, first = plan.model, max(plan.model.first_trained, 1)
-    layers = Counter(layer.layer_class for layer in model.layers[first:-1])
+    layers = Counter(plan.model.layers[block].layer_class for block in plan.model.trained_blocks)
     saved = sum(layers[name] * each.share for name, shares in plan.decision.saved.items() for each in shares)
     share = saved / layers.total()
     if share >= 0.9995:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ssdplan.plans.documents.plan import Decision, Saved
-from ssdplan.plans.documents.profile import Machine, Model, Rung, Timing
+from ssdplan.plans.documents.profile import Machine, Model, Rung, Timing, quickest
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
@@ -139,10 +139,11 @@ def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int, *, 
     forward = sum(timing.forward_stage_seconds(micro_batches) for timing in timings[:-1])
     backward = sum(timing.backward_stage_seconds(micro_batches) for timing in timings[model.first_trained :])
     gained = 0.0
-    for timing in timings[max(model.first_trained, 1) : -1] if saves else ():
-        whole = timing.forward_seconds + timing.backward_seconds
-        gained += max((whole - rung.forward_seconds - rung.backward_seconds for rung in timing.rungs), default=0.0)
-    return forward + backward - micro_batches * max(gained, 0.0)
+    for block in model.trained_blocks if saves else ():
+        if best := quickest(timings[block].rungs):
+            whole = timings[block].forward_seconds + timings[block].backward_seconds
+            gained += max(whole - best.forward_seconds - best.backward_seconds, 0.0)
+    return forward + backward - micro_batches * gained
 
 
 def checkpoint_layers(model: Model) -> int:

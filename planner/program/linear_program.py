@@ -12,7 +12,7 @@ from typing import Any
 
 import pulp
 
-from ssdplan.plans.documents.profile import PAPER, Rung
+from ssdplan.plans.documents.profile import PAPER, quickest
 
 from .choices import FixedChoices, Limits
 from .forms import Forms, StageRow
@@ -183,17 +183,13 @@ class LinearProgram:
         """Each pair of layer and micro-batch saves its activations in one way at most; where the user has said what
         backward recomputes, every pair in those."""
         for name, shares in self.forms.saved.items():
-            wanted = [self.variables[share] for rung, share in shares if self._is_wanted(rung, shares)]
+            best = quickest(rung for rung, _ in shares)
+            asked = PAPER if self.fixed.recompute == "paper" else best.name if best else ""
+            wanted = [self.variables[share] for rung, share in shares if rung.name == asked]
             every = pulp.lpSum(self.variables[share] for _, share in shares)
             self.problem += every <= 1, f"saved_activations_of_{_label(name)}"
             if self.fixed.recompute in ("none", "paper") and wanted:
                 self.problem += pulp.lpSum(wanted) == 1, f"recompute_{self.fixed.recompute}_of_{_label(name)}"
-
-    def _is_wanted(self, rung: Rung, shares: list[tuple[Rung, Variable]]) -> bool:
-        if self.fixed.recompute == "paper":
-            return rung.name == PAPER
-        quickest = min((each for each, _ in shares), key=lambda each: each.forward_seconds + each.backward_seconds)
-        return rung is quickest
 
     def _respect_limits(self) -> None:
         """What stays on host, on ssd and on the device, and what is written, each at most its limit."""

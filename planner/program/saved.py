@@ -5,6 +5,7 @@ micro-batch; of the rest everything is recomputed. Of an order it knows how many
 many something is kept at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ssdplan.plans.documents.plan import SavedTier
@@ -24,30 +25,43 @@ def rungs_of(group: LayerGroup, timing: Timing) -> tuple[Rung, ...]:
 
 def saving(stage: Stage, group: LayerGroup, timing: Timing, n: int) -> Stage:
     """A forward stage of `n` micro-batches, with what it keeps and sends on."""
-    compute, write, d2h = dict(stage.compute_seconds), dict(stage.write_bytes), dict(stage.d2h_bytes)
-    for rung in rungs_of(group, timing):
-        for tier in TIERS:
-            share, nbytes = saved_by(group.layer_class, rung.name, tier), float(n * saved_bytes(rung))
-            compute[share] = n * (rung.forward_seconds - timing.forward_seconds)
-            if tier != "device":
-                d2h[share] = nbytes
-            if tier == "ssd":
-                write[share] = nbytes
-    return replace(stage, compute_seconds=compute, write_bytes=write, d2h_bytes=d2h)
+    gains = {rung.name: rung.forward_seconds - timing.forward_seconds for rung in timing.rungs}
+    compute, link, drive = _terms(group, timing, n, gains)
+    return replace(
+        stage,
+        compute_seconds={**stage.compute_seconds, **compute},
+        write_bytes={**stage.write_bytes, **drive},
+        d2h_bytes={**stage.d2h_bytes, **link},
+    )
 
 
 def rebuilding(stage: Stage, group: LayerGroup, timing: Timing, n: int) -> Stage:
     """A backward stage of `n` micro-batches, with what it finds and need not recompute."""
-    compute, read, h2d = dict(stage.compute_seconds), dict(stage.read_bytes), dict(stage.h2d_bytes)
+    gains = {rung.name: rung.backward_seconds - timing.backward_seconds for rung in timing.rungs}
+    compute, link, drive = _terms(group, timing, n, gains)
+    return replace(
+        stage,
+        compute_seconds={**stage.compute_seconds, **compute},
+        read_bytes={**stage.read_bytes, **drive},
+        h2d_bytes={**stage.h2d_bytes, **link},
+    )
+
+
+def _terms(group: LayerGroup, timing: Timing, n: int, seconds: Mapping[str, float]) -> tuple[Linear, Linear, Linear]:
+    """What each share adds to a stage: seconds of compute (`seconds` by rung, of one micro-batch), bytes on the link,
+    and bytes of the drive."""
+    compute: dict[Variable, float] = {}
+    link: dict[Variable, float] = {}
+    drive: dict[Variable, float] = {}
     for rung in rungs_of(group, timing):
         for tier in TIERS:
             share, nbytes = saved_by(group.layer_class, rung.name, tier), float(n * saved_bytes(rung))
-            compute[share] = n * (rung.backward_seconds - timing.backward_seconds)
+            compute[share] = n * seconds[rung.name]
             if tier != "device":
-                h2d[share] = nbytes
+                link[share] = nbytes
             if tier == "ssd":
-                read[share] = nbytes
-    return replace(stage, compute_seconds=compute, read_bytes=read, h2d_bytes=h2d)
+                drive[share] = nbytes
+    return compute, link, drive
 
 
 def kept_bytes(group: LayerGroup, timing: Timing, tier: SavedTier) -> Linear:

@@ -42,8 +42,7 @@ def bound_of(machine: Machine) -> float:
 
 def blocks_with_backward(model: Model) -> tuple[str, ...]:
     """The classes of blocks that run backward, in the order of their layers: those below all that is trained do not."""
-    blocks = model.layers[max(model.first_trained, 1) : -1]
-    return tuple(dict.fromkeys(block.layer_class for block in blocks))
+    return tuple(dict.fromkeys(model.layers[block].layer_class for block in model.trained_blocks))
 
 
 def has_sublayers(model: Model) -> bool:

@@ -316,7 +316,7 @@ class Plan(Document):
             if placement.frozen != state.frozen:
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
-        turning = range(max(self.model.first_trained, 1), len(self.model.layers) - 1)
+        turning = self.model.trained_blocks
         for index, state in enumerate(self.model.states):
             turn = self.decision.placement[state.state_class].parameters_turn
             if turn and not set(self.model.uses(index)) <= set(turning):
@@ -324,7 +324,7 @@ class Plan(Document):
                     f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
                     "of blocks alone that run backward; set it to 0"
                 )
-        blocks = {layer.layer_class for layer in self.model.layers[turning.start : turning.stop]}
+        blocks = {self.model.layers[block].layer_class for block in turning}
         for name, kept in self.decision.saved.items():
             if name not in blocks:
                 raise ValueError(f"decision.saved.{name} is no class of blocks that run backward")

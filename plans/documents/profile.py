@@ -3,6 +3,7 @@
 Owns the fields and their units: bytes, seconds, bytes a second, elements a second. It measures and decides nothing.
 """
 
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -181,6 +182,11 @@ class Rung(Part):
         return self.model_copy(update=update)
 
 
+def quickest(rungs: Iterable[Rung]) -> Rung | None:
+    """The rung whose forward and backward take least together; None of none."""
+    return min(rungs, key=lambda rung: rung.forward_seconds + rung.backward_seconds, default=None)
+
+
 class Timing(Sparing):
     """One layer class at one micro-batch size. Backward includes the recomputation of the layer's forward."""
 
@@ -322,6 +328,11 @@ class Model(Part):
     def first_trained(self) -> int:
         """The lowest layer that trains anything. No gradient is wanted below it, so no layer there runs backward."""
         return next(index for index in range(len(self.layers)) if self.trained(index))
+
+    @property
+    def trained_blocks(self) -> range:
+        """The blocks that run backward, by their numbers as layers: none below all that is trained."""
+        return range(max(self.first_trained, 1), len(self.layers) - 1)
 
     def kernel_bytes(self, micro_batch_size: int, *, full_rows: bool = False) -> int:
         """What a run on such micro-batches keeps of `kernels`; with `full_rows` it meets no row that is shorter than

@@ -72,7 +72,7 @@ def kept_on_device(model: Model, decision: Decision) -> Kept:
         device.update(spread(states, round(placement.parameters_device * len(states))))
         rest = [state for state in states if state not in device]
         turn.update(spread(rest, min(round(placement.parameters_turn * len(states)), len(rest))))
-    turning = set(range(max(model.first_trained, 1), len(model.layers) - 1))
+    turning = set(model.trained_blocks)
     assert all(set(model.uses(state)) <= turning for state in turn), "only blocks with a backward have a turn"
     return Kept(frozenset(device), frozenset(turn))
 

@@ -40,10 +40,9 @@ class SavedActivations:
         self._emission, self._micro_batches = emission, kept
         self._of: dict[tuple[int, int], Kept] = {}
         model, decision = emission.model, emission.decision
-        blocks = range(max(model.first_trained, 1), len(model.layers) - 1)
         for name, shares in decision.saved.items() if training else ():
             timing = model.timing(name, decision.micro_batch_size)
-            layers = [layer for layer in blocks if model.layers[layer].layer_class == name]
+            layers = [layer for layer in model.trained_blocks if model.layers[layer].layer_class == name]
             pairs = [(layer, micro_batch) for layer in layers for micro_batch in range(kept)]
             left, total, taken = list(range(len(pairs))), 0.0, 0
             for each in shares:

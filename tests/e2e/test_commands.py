@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,7 +186,7 @@ def test_a_horizontal_plan_is_solved_shown_and_run(home, tmp_path):
         "solve", "profile.json", "--host-memory", "64MiB", "--global-batch", 4, "--micro-batch-size", 1,
         "--schedule", "horizontal", "--residency", "optimizer=0.5,parameters=0.5", "-o", plan, cwd=home,
     ).stdout  # fmt: skip
-    assert "horizontal, backward recomputes" in shown
+    assert re.search(r"horizontal, backward recomputes (all|part) of a", shown)
     out = tmp_path / "run"
     ssdplan("run", plan, "--data", "text.txt", "--steps", 2, "--out", out, cwd=home)
     report = json.loads((out / "report.json").read_text())
