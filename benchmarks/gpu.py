@@ -42,7 +42,7 @@ STEPS = (
     Step("probes", "copies, registration, libraries, attention, waits: torch alone", 60, without_ssdplan=True),
     Step("layers", "a block forward and backward: pipelined, and synchronised after each", 90),
     Step("tests", "the tests marked gpu", 150, without_gpu=True),
-    Step("train", "a profile, a plan that needs the ssd and six steps of it, operation by operation", 240),
+    Step("train", "a profile, plans with and without recomputation, and one that needs the ssd", 300),
     Step("sanitizer", "two tiny steps under torch's CUDA sanitizer, serial and overlapped", 90),
 )
 NAMES = tuple(step.name for step in STEPS)

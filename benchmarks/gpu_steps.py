@@ -241,7 +241,8 @@ def tests(given: Given) -> None:
 
 
 def train(given: Given) -> None:
-    """Hidden 4096, 6 layers, 2048 tokens, 4 micro-batches of 4 rows, with 8 GiB of host memory: the SSD works."""
+    """Hidden 4096, 6 layers, 2048 tokens, 4 micro-batches of 4 rows: with 24 GiB of host memory, with and without
+    recomputation, then with 8 GiB, so that the SSD works."""
     shape = {"hidden": 64, "layers": 2, "vocab": 320} if given.dry else {"hidden": 4096, "layers": 6, "vocab": 32000}
     length, rows = (32, 1) if given.dry else (2048, 4)
     with tempfile.TemporaryDirectory(prefix="ssdplan-gpu-", dir=given.volume) as name:
@@ -256,10 +257,24 @@ def train(given: Given) -> None:
                  "--seconds", 3 if given.dry else 20, "--volume", folder, "-o", profile)  # fmt: skip
         measured = json.loads(profile.read_text("utf-8"))
         given.note(machine=measured["machine"], profile_notes=measured["notes"])
+        sizes = ("--micro-batch-size", rows, "--micro-batches", 4)
+        first = []
+        for recompute in ("auto", "all"):  # states in host memory, so that compute bounds the step
+            memory = "16MiB" if given.dry else "24GiB"
+            other, run = given.out / f"plan-recompute-{recompute}.json", folder / f"recompute-{recompute}"
+            _command("solve", profile, "--host-memory", memory, *sizes, "--recompute", recompute, "-o", other)
+            _command("run", other, "--data", text, "--steps", 4, "--volume", folder, "--out", run)
+            first.append(_losses(run))
+            given.note(
+                **{
+                    f"recompute_{recompute}_decision": json.loads(other.read_text("utf-8"))["decision"],
+                    f"recompute_{recompute}_report": json.loads((run / "report.json").read_text("utf-8")),
+                }
+            )
+            shutil.rmtree(run)
+        given.note(losses_with_and_without_recomputation=first, same_losses=first[0] == first[1])
         memory = ("16MiB", "--residency", "optimizer=0") if given.dry else ("8GiB",)  # else a tiny model fits whole
-        _command(
-            "solve", profile, "--host-memory", *memory, "--micro-batch-size", rows, "--micro-batches", 4, "-o", plan
-        )
+        _command("solve", profile, "--host-memory", *memory, *sizes, "-o", plan)
         given.note(decision=json.loads(plan.read_text("utf-8"))["decision"])
         run = folder / "run"
         try:
@@ -272,6 +287,11 @@ def train(given: Given) -> None:
         shown = _command("show", run, "--json")
         (given.out / "overlay.json").write_text(shown, encoding="utf-8")
         given.note(overlay=json.loads(shown).get("overlay"))
+
+
+def _losses(run: Path) -> list[float]:
+    lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [line["loss"] for line in lines if "loss" in line and "step" in line]
 
 
 def sanitizer(given: Given) -> None:
