@@ -22,6 +22,7 @@ class Options:
     precision: str
     freeze: Sequence[str]
     allow_unused_weights: bool
+    compression_error: bool
     device: str
     volume: Sequence[Path]
     endurance: Sequence[int]
@@ -64,6 +65,12 @@ def command() -> Command:
             ["--allow-unused-weights"],
             is_flag=True,
             help="leave out the tensors of the model's files that the model has no place for, instead of refusing them",
+        ),
+        click.Option(
+            ["--compression-error"],
+            is_flag=True,
+            help="measure saved activations in int8 too, for solve --activations int8, and how far off each block's "
+            "gradients are then; this reads the whole model once",
         ),
     )
     machine = (
@@ -159,6 +166,7 @@ def call(options: Options) -> int:
             blanks=blanks,
             endurance=options.endurance,
             limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
+            int8=options.compression_error,
         )
     measured.save(options.output)
     of.print_document(measured, describe_profile(measured), options.json)

@@ -57,6 +57,7 @@ class Options:
     residency: dict[str, float]
     recompute: Recompute
     wear_price: float
+    activations: Literal["exact", "int8"]
     model: str | None
     gpu: str | None
     ssd: Sequence[str]
@@ -174,6 +175,13 @@ def _decisions() -> tuple[click.Option, ...]:
             metavar="X",
             help="what activations on ssd must gain: a share X of tokens/s for each doubling of the bytes written",
         ),
+        click.Option(
+            ["--activations"],
+            type=Choice(["exact", "int8"]),
+            default="exact",
+            help="the format of saved activations: their own, or int8 too where that is faster, with which training is "
+            "not exact; the profile has to know it (profile --compression-error)",
+        ),
     )
 
 
@@ -278,6 +286,7 @@ def call(options: Options) -> int:
         residency=options.residency,
         recompute=options.recompute,
         wear_price=options.wear_price,
+        activations=None if options.activations == "exact" else options.activations,
         max_ssd_write_bytes=options.max_ssd_write_per_step,
         schedule=options.schedule,
         optimizer_states=options.optimizer_states,

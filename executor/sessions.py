@@ -27,6 +27,7 @@ from .memory.states import Holding, States
 from .memory.store_records import Records
 from .model.layers import Layers
 from .model.model import StreamedModel
+from .model.saved import Keeping
 from .model.weights import Weights
 from .recipe import Recipe, Watch
 from .runtime.operations import Operations
@@ -284,9 +285,8 @@ def _session(
             seed=recipe.seed,
             head_chunk_tokens=plan.model.head_chunk_tokens,
             rungs={
-                (name, each.rung): plan.model.timing(name, plan.decision.micro_batch_size).rung(each.rung).values
-                for name, kept in plan.decision.saved.items()
-                for each in kept
+                key: Keeping(frozenset(rung.values), packed=rung.format == "int8")
+                for key, rung in plan.saving_rungs().items()
             },
         )
         operations = Operations(

@@ -51,6 +51,8 @@ class SolveRequest:
     recompute: Recompute = "auto"
     wear_price: float = WEAR_PRICE
     """What activations that go to ssd must gain: in proportion to the step's seconds, for twice the bytes written."""
+    activations: Literal["int8"] | None = None
+    """A format that saved activations may have beside their own, in which training is not exact."""
     solver: str | None = None
     """One of PuLP's solvers by name, which solves the programs that decide the plan too, and must find the same optima.
     None: HiGHS alone. It changes no plan."""
@@ -166,6 +168,36 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         unified_memory=request.unified_memory,
         recompute=_recompute(model, request),
         wear_price=request.wear_price,
+    )
+
+
+def allowed(model: Model, request: SolveRequest) -> Model:
+    """The model without the rungs that the user does not allow: those that are not exact. Raises UsageError where int8
+    is allowed and nobody measured it."""
+    wanted: tuple[str | None, ...] = (None, request.activations)
+    if request.activations and not any(
+        rung.format == request.activations
+        for entry in model.classes
+        for timing in entry.timings
+        for rung in timing.rungs
+    ):
+        raise UsageError(
+            f"activations {request.activations}: the profile has no rungs in {request.activations}; make one with "
+            "ssdplan profile --compression-error"
+        )
+    classes = tuple(
+        entry.model_copy(
+            update={
+                "timings": tuple(
+                    timing.model_copy(update={"rungs": tuple(rung for rung in timing.rungs if rung.format in wanted)})
+                    for timing in entry.timings
+                )
+            }
+        )
+        for entry in model.classes
+    )
+    return model.model_copy(
+        update={"classes": classes, "compression": model.compression if request.activations else ()}
     )
 
 

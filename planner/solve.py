@@ -32,7 +32,7 @@ from .program.lexicographic import Watch
 from .program.placement import ProgramResult
 from .program.program import Bound, answer, program_bound
 from .program.solvers import solver_of
-from .request import LADDER, SolveRequest, budget_of, candidates_of, fixed_choices, given_in, smallest_of
+from .request import LADDER, SolveRequest, allowed, budget_of, candidates_of, fixed_choices, given_in, smallest_of
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
@@ -98,7 +98,7 @@ def solve_and_build(
 
     `watch` is told of the linear programs that decided the plan, each before it is solved again.
     """
-    model, machine = profile.model, profile.machine
+    model, machine = allowed(profile.model, request), profile.machine
     referee = None if request.solver is None else solver_of(request.solver)
     candidates = candidates_of(model, request)
     search = _Search(model, machine, Fitter(model, machine, budget_of(machine, request), fixed_choices(model, request)))
@@ -110,7 +110,7 @@ def solve_and_build(
     chosen = search.choose(ranked, smallest := smallest_of(candidates))
     if chosen is None:
         raise search.refusal(smallest)
-    _decide_again(profile, chosen.solved.program, referee, watch)
+    _decide_again(model, machine, chosen.solved.program, referee, watch)
     prediction = _prediction(chosen, model, machine)
     plan = Plan(
         schema="ssdplan.plan/1",
@@ -123,6 +123,7 @@ def solve_and_build(
             max_ssd_write_bytes=request.max_ssd_write_bytes,
             recompute=None if request.recompute == "auto" else request.recompute,
             wear_price=None if request.wear_price == WEAR_PRICE else request.wear_price,
+            activations=request.activations,
         ),
         decision=chosen.solved.fitted.decision,
         prediction=prediction,
@@ -440,13 +441,13 @@ def _smallest_good_enough(ranked: Sequence[_Ranked]) -> _Ranked:
     return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
 
 
-def _decide_again(profile: Profile, program: ProgramResult, referee: Any, watch: Watch | None) -> None:
+def _decide_again(model: Model, machine: Machine, program: ProgramResult, referee: Any, watch: Watch | None) -> None:
     """Solve the programs that decided the plan again where somebody watches, or another solver must find the same.
 
     The search ranks hundreds of neighbours by HiGHS alone. Raises UsageError where the two do not agree.
     """
     if referee is not None or watch is not None:
-        again = answer(profile.model, profile.machine, program.question, referee, watch)
+        again = answer(model, machine, program.question, referee, watch)
         assert again == program, "the same program has another placement"
 
 

@@ -36,6 +36,7 @@ def request_of(plan: Plan) -> SolveRequest:
         max_ssd_write_bytes=asked.max_ssd_write_bytes,
         recompute=asked.recompute or "auto",
         wear_price=WEAR_PRICE if asked.wear_price is None else asked.wear_price,
+        activations=asked.activations,
     )
 
 

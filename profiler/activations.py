@@ -7,7 +7,7 @@ rule keeps. Which names modules have, it does not know.
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ssdplan.native import process
 from ssdplan.plans.analysis.sublayers import outliers
@@ -31,6 +31,17 @@ WORTH = 0.01
 TINY = 1e-15
 """Seconds a byte at which everything is kept that saves anything."""
 ALL = "all"
+IN_INT8 = "-int8"
+"""How the names of rungs end that keep the values of another one in int8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a rung keeps."""
+
+    values: tuple[str, ...]
+    packed: bool = False
+    """In int8 where that may be."""
 
 
 @dataclass(slots=True)
@@ -60,12 +71,14 @@ def measure_activations(
     bandwidth: float,
     limits: Limits,
     progress: Progress,
+    int8: bool = False,
 ) -> Activations:
     """The sub-layers and rungs of each class of `blocks` (-> the layer that stands for it) at each size of `timings`,
     within about `limits.seconds`.
 
     `bandwidth`: bytes a second of the slower way that activations can leave by; `timings` are of blocks that recompute
-    everything, to which a rung's seconds are held, measured in turns. All of it runs in the device's lane of compute.
+    everything, to which a rung's seconds are held, measured in turns. With `int8` there is another of each rung, whose
+    values are kept in int8. All of it runs in the device's lane of compute.
     """
     found = Activations()
     for number, (name, layer) in enumerate(blocks.items()):
@@ -75,7 +88,7 @@ def measure_activations(
         try:
             with bench.lane():
                 bench.load(layer)
-                _measure_class(bench, name, layer, sizes, timings, bandwidth, mine, found)
+                _measure_class(bench, name, layer, sizes, timings, bandwidth, mine, found, int8)
         except MemoryBudgetError:
             found.notes.append(f"{name}: too little memory to measure what could be kept of its activations")
     progress(1.0, "activations")
@@ -91,6 +104,7 @@ def _measure_class(
     bandwidth: float,
     limits: Limits,
     found: Activations,
+    int8: bool,
 ) -> None:
     seconds: dict[str, float] = {}
     calls: dict[int, TracedCall] = {}
@@ -110,8 +124,11 @@ def _measure_class(
     if not choices:
         found.notes.append(f"{name}: nothing that could be kept of its activations saves time")
         return
-    for rung, values in choices.items():
-        bench.learn(name, rung, values, call.kept_bytes(values))
+    if int8:
+        choices |= {f"{rung}{IN_INT8}": replace(choice, packed=True) for rung, choice in choices.items()}
+    for rung, choice in choices.items():
+        nbytes = call.kept_bytes(choice.values, packed=choice.packed)
+        bench.learn(name, rung, choice.values, nbytes, packed=choice.packed)
     budget = limits.seconds
     last: dict[str, tuple[float, float]] = {}
     for size in sizes:
@@ -164,7 +181,7 @@ def _sublayers(call: TracedCall, seconds: Mapping[str, float], samples: int) -> 
 
 def _choices(
     call: TracedCall, seconds: Mapping[str, float], sublayers: Sequence[SubLayer], bandwidth: float
-) -> dict[str, tuple[str, ...]]:
+) -> dict[str, Choice]:
     """The rungs by name, in rising order of bytes -> what each keeps."""
     traced = call.traced
     again = sum(seconds[each] for each in traced.cut(()).rebuilt) if traced.can_be_kept(()) else sum(seconds.values())
@@ -193,7 +210,7 @@ def _choices(
     )
     if by_paper and traced.can_be_kept(by_paper):
         rungs[by_paper] = PAPER
-    return {rungs[kept]: tuple(sorted(kept)) for kept in sorted(rungs, key=call.kept_bytes)}
+    return {rungs[kept]: Choice(tuple(sorted(kept))) for kept in sorted(rungs, key=call.kept_bytes)}
 
 
 def _ratios(bench: Bench, layer: int, size: int, rungs: Sequence[str], rounds: int) -> dict[str, tuple[float, float]]:
@@ -220,24 +237,26 @@ def _rungs(
     layer: int,
     call: TracedCall,
     base: Timing,
-    choices: Mapping[str, tuple[str, ...]],
+    choices: Mapping[str, Choice],
     ratios: Mapping[str, tuple[float, float]],
 ) -> tuple[Rung, ...]:
-    """Those that gain more than the ones that keep less, and the paper's."""
+    """Those that gain more than the ones that keep less in the same format, and the paper's, in rising order of
+    bytes."""
     made: list[Rung] = []
-    least = base.forward_seconds + base.backward_seconds
-    for name, values in choices.items():
+    least = dict.fromkeys((False, True), base.forward_seconds + base.backward_seconds)
+    for name, choice in choices.items():
         forward, backward = ratios[name]
         seconds = base.forward_seconds * forward + base.backward_seconds * backward
-        if name != PAPER and seconds > least * (1 - WORTH):
+        if name != PAPER and seconds > least[choice.packed] * (1 - WORTH):
             continue
-        least = min(least, seconds)
+        least[choice.packed] = min(least[choice.packed], seconds)
         space = bench.rung_space(layer, base.micro_batch_size, name)
         made.append(
             Rung(
                 name=name,
-                values=values,
-                kept_bytes=call.kept_bytes(frozenset(values)),
+                format="int8" if choice.packed else None,
+                values=choice.values,
+                kept_bytes=call.kept_bytes(choice.values, packed=choice.packed),
                 forward_seconds=base.forward_seconds * forward,
                 backward_seconds=base.backward_seconds * backward,
                 forward_workspace_bytes=space.forward_workspace,
@@ -245,4 +264,4 @@ def _rungs(
                 process_growth_bytes=space.process_growth,
             )
         )
-    return tuple(made)
+    return tuple(sorted(made, key=lambda rung: rung.kept_bytes))

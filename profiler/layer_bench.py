@@ -304,9 +304,9 @@ class Bench:
         """The loaded block's graph on rows without padding; None where its code cannot be traced."""
         return self._layers.trace_block(layer, self._sizes.index(size), self._layer_weights, self._hidden)
 
-    def learn(self, layer_class: str, rung: str, values: Sequence[str], nbytes: int) -> None:
-        """Let blocks of a class run by a rung, which keeps at most so many bytes."""
-        self._layers.learn(layer_class, rung, values)
+    def learn(self, layer_class: str, rung: str, values: Sequence[str], nbytes: int, *, packed: bool = False) -> None:
+        """Let blocks of a class run by a rung, which keeps at most so many bytes; with `packed` in int8."""
+        self._layers.learn(layer_class, rung, values, packed)
         if self._saved is None or self._saved.numel() < nbytes:
             self._saved = None
             self._saved = self._device.allocate(nbytes)
@@ -338,6 +338,28 @@ class Bench:
             found.append((forward, backward))
         forward, backward = (max(each) for each in zip(*found, strict=True))
         return Space(forward, backward, 0, self._process_growth(layer, size, rung), {})
+
+    def enter(self, micro_batch: int) -> None:
+        """Run the embedding: the hidden state is that of the micro-batch's own tokens then."""
+        self.load(0)
+        self._layers.forward(0, micro_batch, self._layer_weights, None, self._out)
+        self._hidden.copy_(self._out)
+
+    def go_on(self, layer: int, micro_batch: int) -> None:
+        """Run the loaded block: the hidden state is its output then."""
+        self.forward(layer, micro_batch)
+        self._hidden.copy_(self._out)
+
+    def gradients(self, layer: int, micro_batch: int, rung: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+        """The loaded block's gradients by a rung: of its parameters, fp32 in one row, and of its input. They lie where
+        the next call puts its own. `micro_batch` is one of whole rows."""
+        trained = sum(gradient.numel() for gradient in self._layer_gradients)
+        self._flat_gradients.zero_()
+        if rung:
+            self.forward(layer, micro_batch, rung)
+        self.backward(layer, micro_batch, rung)
+        handed_on = self._sizes[micro_batch] * self._length * self._model.hidden_size
+        return self._flat_gradients[:trained], self._in_gradient[:handed_on]
 
     def seconds(self, layer: int, figure: Figure, runs: int) -> float:
         """Seconds that one run on an unpadded micro-batch takes, on average over `runs` in a row."""

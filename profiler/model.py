@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import torch
 
-from ssdplan.plans.documents.profile import Kernels, LayerClass, Timing
+from ssdplan.plans.documents.profile import CompressionError, Kernels, LayerClass, Timing
 from ssdplan.plans.errors import MemoryBudgetError
 
 from .activations import measure_activations
 from .clock import REAL, Clock
+from .compression import measure_compression
 from .layer_bench import Bench, Figure, Space
 from .measure import Limits, Measurement, Progress, mean_of, portion, repeat
 from .parts import Device, Layers, MakeMicroBatch, Model, Weights
@@ -41,6 +42,7 @@ class ModelCosts:
     """By tokens, what libraries keep; not of the first tokens that ran, with which everything else began."""
     choosing_bytes: int = 0
     """What the process keeps besides, which no run does."""
+    compression: tuple[CompressionError, ...] = ()
 
 
 def measure_model(
@@ -57,6 +59,7 @@ def measure_model(
     beside: Callable[[Callable[[], float]], None] | None = None,
     bandwidth: float = math.inf,
     activations: Limits | None = None,
+    int8: bool = False,
     clock: Clock = REAL,
 ) -> ModelCosts:
     """Measure one layer of each class at each micro-batch size, and what a micro-batch keeps for a step. A class whose
@@ -67,9 +70,9 @@ def measure_model(
     bound the repetition of times; each class runs a few times in any case. Sizes for which the device has too little
     memory are left out, with a note. All of it runs in the device's lane of compute, as a run's does. `beside` is
     called with something to compute, a block's forward and backward, for whoever measures what else that costs; it
-    returns its seconds. What blocks can keep of their activations is measured within `activations`, not at all without;
-    `bandwidth` is that of the slower way by which they can leave the device. Errors: MemoryBudgetError where no size is
-    left.
+    returns its seconds. What blocks can keep of their activations is measured within `activations`, not at all without,
+    and with `int8` in int8 too, and how far off that puts gradients; `bandwidth` is that of the slower way by which
+    they can leave the device. Errors: MemoryBudgetError where no size is left.
     """
     sizes = sorted(micro_batch_sizes)
     classes = _representatives(model)
@@ -128,7 +131,9 @@ def measure_model(
     if activations is not None and blocks:
         of_blocks = {key: each for key, each in timings.items() if key[0] in blocks}
         part = portion(progress, 0.8, 1.0)
-        found = measure_activations(bench, blocks, of_blocks, bandwidth=bandwidth, limits=activations, progress=part)
+        found = measure_activations(
+            bench, blocks, of_blocks, bandwidth=bandwidth, limits=activations, progress=part, int8=int8
+        )
         notes += found.notes
         choosing_bytes = found.choosing_bytes
         for key, each in found.of.items():
@@ -138,6 +143,11 @@ def measure_model(
         both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
         bench.load(classes[block])
         beside(lambda: sum(bench.seconds(classes[block], figure, 1) for figure in both))
+    compression: tuple[CompressionError, ...] = ()
+    if int8:
+        rungs = {name: timings[name, fitting[0]].rungs for name in blocks}
+        compression, remarks = measure_compression(bench, model, rungs, micro_batch=0, progress=progress)
+        notes += remarks
     return ModelCosts(
         classes=tuple(
             LayerClass(name=name, timings=tuple(timings[name, size] for size in fitting)) for name in classes
@@ -146,6 +156,7 @@ def measure_model(
         notes=notes,
         kernels=_kernels(list(spaces.values()), sizes[0] * sequence_length),
         choosing_bytes=choosing_bytes,
+        compression=compression,
     )
 
 

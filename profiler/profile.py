@@ -80,11 +80,14 @@ def profile(
     endurance: Sequence[int] = (),
     limits: ProfileLimits = ProfileLimits(),
     open_engine: Callable[[], Engine] = Engine,
+    int8: bool = False,
 ) -> document.Profile:
-    """Measure everything; about a minute and a half for a small model. Of `volumes`, directories or blank volumes,
-    `blanks` has the blank volume that a run would take there, if any, which is then what is measured. `endurance` is
-    what drives are rated to have written in their lives, in bytes, which nobody can measure: one for all volumes, one
-    for each, or none.
+    """Measure everything; about a minute and a half for a small model.
+
+    Of `volumes`, directories or blank volumes, `blanks` has the blank volume that a run would take there, if any, which
+    is then what is measured. `endurance` is what drives are rated to have written in their lives, in bytes, which
+    nobody can measure: one for all volumes, one for each, or none. With `int8` it also measures what blocks can keep of
+    their activations in int8, and how far off that puts gradients, for which the model is read once.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
@@ -164,7 +167,8 @@ def profile(
         progress=portion(progress, 0.4, 0.7),
         beside=beside_compute if device.kind == "cpu" else None,
         bandwidth=min(h2d.rate, d2h.rate),
-        activations=Limits(limits.activation_seconds),
+        activations=Limits(limits.activation_seconds * (2 if int8 else 1)),
+        int8=int8,
     )
     kernels_bytes = sum(kernels.kept_bytes for kernels in costs.kernels)
     process_bytes = _process_bytes() - kernels_bytes - costs.choosing_bytes
@@ -224,6 +228,7 @@ def profile(
             freeze=model.freeze,
             allow_unused_weights=model.allow_unused_weights,
             kernels=costs.kernels,
+            compression=costs.compression,
         ),
         notes=tuple(notes + costs.notes),
     )

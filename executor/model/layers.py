@@ -29,7 +29,7 @@ from .finiteness import Finiteness
 from .head import Head
 from .inspection.standins import LayerCall, split_call, stand_ins
 from .model import StreamedModel
-from .saved import SavedBlocks, TracedCall, traced_call
+from .saved import Keeping, SavedBlocks, TracedCall, traced_call
 from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
 
 
@@ -58,9 +58,9 @@ class Layers:
         *,
         seed: int = 0,
         head_chunk_tokens: int | None = None,
-        rungs: Mapping[tuple[str, str], Sequence[str]] = MappingProxyType({}),
+        rungs: Mapping[tuple[str, str], Keeping] = MappingProxyType({}),
     ) -> None:
-        """`rungs`: (class of blocks, name) -> the values that a forward by that rung keeps."""
+        """`rungs`: (class of blocks, name) -> what a forward by that rung keeps."""
         self._head = Head(model, device, head_chunk_tokens)
         self.saved_blocks = SavedBlocks(rungs)
         self._model = model
@@ -283,9 +283,9 @@ class Layers:
         if pending:
             raise MismatchError(f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient")
 
-    def learn(self, layer_class: str, rung: str, values: Collection[str]) -> None:
-        """Let blocks of a class run by one more rung, which keeps these values."""
-        self.saved_blocks.learn(layer_class, rung, values)
+    def learn(self, layer_class: str, rung: str, values: Collection[str], packed: bool = False) -> None:
+        """Let blocks of a class run by one more rung, which keeps these values, with `packed` in int8."""
+        self.saved_blocks.learn(layer_class, rung, Keeping(frozenset(values), packed))
 
     def keeps(self, layer: int, micro_batch: int) -> bool:
         """Whether the pair's forward has left in its place what its rung keeps."""

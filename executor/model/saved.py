@@ -9,7 +9,7 @@ whole from the block's input, to the same bits. Where kept values lie, and what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,20 @@ class _Inputs:
         return key
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """What a rung keeps: values of the traced block by name, and whether in int8 those that may be."""
+
+    values: frozenset[str]
+    packed: bool = False
+
+
 class SavedBlocks:
     """The graphs of a model's blocks on one device. Steps follow each other; `begin_step` forgets the last one."""
 
-    def __init__(self, rungs: Mapping[tuple[str, str], Sequence[str]]) -> None:
-        """`rungs`: (class of layers, name) -> the values that it keeps."""
-        self._rungs = {key: frozenset(values) for key, values in rungs.items()}
+    def __init__(self, rungs: Mapping[tuple[str, str], Keeping]) -> None:
+        """`rungs`: (class of layers, name) -> what it keeps."""
+        self._rungs = dict(rungs)
         self._traced: dict[Hashable, Traced | None] = {}
         """Of the kinds of rows that were met last, for cuts by other rungs."""
         self._cuts: dict[Hashable, Cut | None] = {}
@@ -69,9 +77,9 @@ class SavedBlocks:
         self.by_graph = self.whole = 0
         """Backwards so far that rebuilt from what was kept, and that recomputed the block whole."""
 
-    def learn(self, layer_class: str, rung: str, values: Collection[str]) -> None:
+    def learn(self, layer_class: str, rung: str, keeping: Keeping) -> None:
         """Take one more rung, for whoever measures it."""
-        self._rungs[layer_class, rung] = frozenset(values)
+        self._rungs[layer_class, rung] = keeping
 
     def begin_step(self) -> None:
         self._of.clear()
@@ -207,9 +215,9 @@ class TracedCall:
     inputs: list[torch.Tensor]
     """Of a forward, but for the places of what is kept: the hidden state, then all else."""
 
-    def kept_bytes(self, values: Collection[str]) -> int:
-        """What these take, one behind the other."""
-        return laid_bytes(value for value in self.traced.values if value.name in values)
+    def kept_bytes(self, values: Collection[str], *, packed: bool = False) -> int:
+        """What these take, one behind the other; with `packed` in int8 where they may be."""
+        return laid_bytes(self.traced.kept(values, packed=packed))
 
     def operation_seconds(self, clock: Callable[[], float]) -> dict[str, float]:
         """Seconds of each operation of one forward, by its name; `clock` waits for the device."""
@@ -246,16 +254,16 @@ def _inputs(block: nn.Module, call: LayerCall, parameters: Mapping[str, torch.Te
     return _Inputs(others, len(parameters), (first, *tensors), leaves, spec, (*buffers, *parameters))
 
 
-def _cut(traced: Traced | None, wanted: frozenset[str], room: int) -> Cut | None:
+def _cut(traced: Traced | None, keeping: Keeping, room: int) -> Cut | None:
     """The graphs that keep as much of what is wanted as there is room for; None where nothing can be kept."""
     if traced is None:
         return None
     kept: list[Value] = []
-    for value in traced.values:
-        if value.name in wanted and laid_bytes([*kept, value]) <= room:
+    for value in traced.kept(keeping.values, packed=keeping.packed):
+        if laid_bytes([*kept, value]) <= room:
             kept.append(value)
     names = [value.name for value in kept]
-    return traced.cut(names) if kept and traced.can_be_kept(names) else None
+    return traced.cut(names, packed=keeping.packed) if kept and traced.can_be_kept(names) else None
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -279,4 +287,4 @@ def laid_bytes(values: Iterable[Value]) -> int:
 
 def _places(cut: Cut, saved: torch.Tensor) -> list[torch.Tensor]:
     """Where in `saved`, bytes, the kept values lie."""
-    return [value.laid(saved.data[start:end].view(value.dtype)) for value, start, end in _laid(cut.kept)]
+    return [value.laid(saved.data[start:end]) for value, start, end in _laid(cut.kept)]

@@ -10,10 +10,11 @@ layer's own). Nothing here knows where kept values lie.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ import torch.fx.traceback
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from .packed import FORMATS, pack, packed_bytes, unpack
 
 Take = Callable[[int, torch.Tensor], None]
 Block = Callable[..., torch.Tensor]
@@ -51,6 +54,10 @@ _VIEWS = frozenset(
 """ATen operations that compute nothing: another look at the same bytes."""
 
 
+LEAST_PACKED = 16
+"""A value of at most this share of the hidden state's elements is not kept in int8."""
+
+
 @dataclass(frozen=True)
 class Value:
     """Something that a block's forward computes and its backward can be given: kept, it is not computed again."""
@@ -60,6 +67,8 @@ class Value:
     order: tuple[int, ...]
     """Dimensions from the one with the longest stride to the shortest: how its elements lie in a row."""
     dtype: torch.dtype
+    packed: bool = False
+    """Whether it is kept in int8 (`packed.py`)."""
 
     @property
     def elements(self) -> int:
@@ -67,11 +76,14 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        return self.elements * self.dtype.itemsize
+        return packed_bytes(self.elements) if self.packed else self.elements * self.dtype.itemsize
 
-    def laid(self, flat: torch.Tensor) -> torch.Tensor:
-        """The value in `flat`, 1-D, of its dtype and at least as long. It has the strides that it was computed with,
-        for a product of matrices may round otherwise for others."""
+    def laid(self, place: torch.Tensor) -> torch.Tensor:
+        """The value in `place`, uint8 of its bytes; one in int8 is the place itself. It has the strides that it was
+        computed with, for a product of matrices may round otherwise for others."""
+        if self.packed:
+            return place
+        flat = place.view(self.dtype)
         sizes = [self.shape[dimension] for dimension in self.order]
         back = [self.order.index(dimension) for dimension in range(len(self.order))]
         return flat[: self.elements].view(sizes).permute(back)
@@ -86,7 +98,7 @@ class Cut:
     """Whether backward takes the block's input."""
     forward: fx.GraphModule
     """(hidden, *others, *places) -> output. What is kept goes to `places`, tensors as `Value.laid` makes them, as soon
-    as it is computed."""
+    as it is computed. The output is the same whatever is kept, and in whatever format."""
     backward: fx.GraphModule
     """(*kept, hidden if it is kept, *others, gradient of the output, take) -> gradient of hidden, or None where none is
     wanted. `take(number, gradient)` is called with the gradient of each of `others` that has one, as soon as it is
@@ -160,7 +172,7 @@ class Traced:
     @cached_property
     def forward(self) -> fx.GraphModule:
         """(hidden, *others) -> output, nothing kept."""
-        return self._forward_graph([])
+        return self._forward_graph({})
 
     def can_be_kept(self, kept: Iterable[str]) -> bool:
         """Whether all else can be computed again: not what is drawn at random."""
@@ -238,34 +250,51 @@ class Traced:
             raise ValueError("something that is drawn at random can neither be kept nor drawn again") from error
         return frozenset(name for name in keepable if (name, "kept") in reached and (name, "again") in beyond)
 
-    def cut(self, kept: Iterable[str]) -> Cut:
-        """The graphs in which these values, by name, are kept, and all else that backward needs is computed again."""
-        wanted = set(kept)
-        values = tuple(value for value in self.values if value.name in wanted)
-        assert len(values) == len(wanted), "only what the forward computes can be kept"
+    def packable(self, value: Value) -> bool:
+        """Whether a value may be kept in int8: a hidden state or about as large. Small ones, as the statistics of norms
+        and of attention, would lose much and spare little."""
+        hidden: torch.Tensor = self._hidden.meta["val"]
+        return value.dtype in FORMATS and value.elements * LEAST_PACKED > hidden.numel()
+
+    def kept(self, names: Collection[str], *, packed: bool = False) -> tuple[Value, ...]:
+        """The values of these names, in order; with `packed` those in int8 that may be."""
+        return tuple(
+            replace(value, packed=packed and self.packable(value)) for value in self.values if value.name in names
+        )
+
+    def cut(self, kept: Collection[str], *, packed: bool = False) -> Cut:
+        """The graphs in which these values, by name, are kept, with `packed` in int8 where they may be, and all else
+        that backward needs is computed again."""
+        values = self.kept(kept, packed=packed)
+        assert len(values) == len(kept), "only what the forward computes can be kept"
         nodes = {node.name: node for node in self._joint.graph.nodes}
-        keep = [nodes[value.name] for value in values]
+        keep = {nodes[value.name]: value for value in values}
         again, hidden = self._rebuilt(set(keep))
         forward = self._forward_graph(keep)
         inputs = [*keep, *([self._hidden] if hidden else []), *self._others, self._tangent]
-        backward = self._backward_graph(inputs, again | self._backward)
+        backward = self._backward_graph(inputs, again | self._backward, keep)
         twice = again & self._forwards
         rebuilt = tuple(node.name for node in self._joint.graph.nodes if node in twice and not _is_free(node))
         return Cut(values, hidden, forward, backward, rebuilt)
 
-    def _forward_graph(self, keep: Sequence[fx.Node]) -> fx.GraphModule:
+    def _forward_graph(self, keep: Mapping[fx.Node, Value]) -> fx.GraphModule:
         graph = _Graph(self._joint, [self._hidden, *self._others], self._forwards)
         places = {node: graph.input(f"place_of_{node.name}") for node in keep}
         for node in graph.missing([self._output, *keep]):
             graph.add(node)
-            if node in places:  # from here on it is what lies there, and its own memory is free
+            if node in places and keep[node].packed:
+                graph.call(None, pack, (places[node], graph.made[node], keep[node].order))
+            elif node in places:  # from here on it is what lies there, and its own memory is free
                 graph.call(node, torch.ops.aten.copy_.default, (places[node], graph.made[node]))
         return graph.module(self._output)
 
-    def _backward_graph(self, inputs: Sequence[fx.Node], among: set[fx.Node]) -> fx.GraphModule:
+    def _backward_graph(
+        self, inputs: Sequence[fx.Node], among: set[fx.Node], kept: Mapping[fx.Node, Value]
+    ) -> fx.GraphModule:
         """What is computed again as late as it can be, and each gradient taken as soon as it is there: so that as
-        little as possible is there at once."""
-        graph = _Graph(self._joint, inputs, among)
+        little as possible is there at once. What is kept in int8 stays so until its first use."""
+        packed = {node: value for node, value in kept.items() if value.packed}
+        graph = _Graph(self._joint, inputs, among, packed)
         take = graph.input("take")
         numbers: dict[fx.Node, list[int]] = {}
         for number, node in enumerate(self._gradients[1:]):
@@ -410,9 +439,15 @@ def _descendants(nodes: Iterable[fx.Node], of: fx.Node) -> set[fx.Node]:
 class _Graph:
     """A graph of some operations of another while it is made."""
 
-    def __init__(self, joint: fx.GraphModule, inputs: Sequence[fx.Node], among: set[fx.Node]) -> None:
-        """`among`: the operations that it may have."""
-        self._joint, self._among = joint, among
+    def __init__(
+        self,
+        joint: fx.GraphModule,
+        inputs: Sequence[fx.Node],
+        among: set[fx.Node],
+        packed: Mapping[fx.Node, Value] = MappingProxyType({}),
+    ) -> None:
+        """`among`: the operations that it may have; `packed`: those of `inputs` that come in int8."""
+        self._joint, self._among, self._packed = joint, among, dict(packed)
         self._order = {node: number for number, node in enumerate(joint.graph.nodes)}
         self._graph = fx.Graph()
         self.made = {node: self._graph.placeholder(node.name) for node in inputs}
@@ -434,6 +469,9 @@ class _Graph:
         return sorted(wanted, key=self._order.__getitem__)
 
     def add(self, node: fx.Node) -> None:
+        for each in node.all_input_nodes:
+            if value := self._packed.pop(each, None):
+                self.call(each, unpack, (self.made[each], value.shape, value.order, value.dtype))
         self.made[node] = self._graph.node_copy(node, self.made.__getitem__)
 
     def call(self, node: fx.Node | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -223,8 +223,8 @@ Looks at exponent bits alone and needs no memory (MemAscend's fused overflow che
         "threads"_a = 1, ReleaseLock(),
         R"(Quantise to int8 by groups, symmetrically (PyAO). Returns whether every element is finite.
 
-values: address of int8 [elements]. scales: of fp32 [ceil(elements / group)]. source: of an array of source_dtype "fp32"
-or "bf16". group: a power of two from 32 to 4096; the last group may be shorter. A group's scale is its largest
+values: address of int8 [elements]. scales: of fp32 [ceil(elements / group)]. source: of an array of source_dtype "fp32",
+"bf16" or "fp16". group: a power of two from 32 to 4096; the last group may be shorter. A group's scale is its largest
 magnitude / 127 in fp32, at least 2**-126; a value is the element / scale, rounded to nearest even, from -127 to 127.
 The error of an element is at most half a scale (and 2e-5 of it for rounding); zeros are exact. A group with an element
 that is not finite gets zeros and a scale of NaN, so that what is dequantised is NaN.
@@ -243,7 +243,7 @@ Raises ValueError for a null or misaligned pointer, a negative size, another gro
         },
         "destination"_a, "destination_dtype"_a, "values"_a, "scales"_a, "elements"_a, py::kw_only(), "group"_a = 64,
         "threads"_a = 1, ReleaseLock(),
-        R"(Undo `quantize`: value * scale in fp32, rounded to nearest even to destination_dtype "fp32" or "bf16".
+        R"(Undo `quantize`: value * scale in fp32, rounded to nearest even to destination_dtype "fp32", "bf16" or "fp16".
 
 Raises ValueError as `quantize`.)");
     module.def(

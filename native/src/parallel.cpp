@@ -354,7 +354,6 @@ bool parallel_quantize(std::uintptr_t values, std::uintptr_t scales, std::uintpt
     const unsigned workers = checked_threads(threads);
     const std::size_t length = checked_size("elements", elements);
     const std::size_t each = checked_group(group);
-    check_not_fp16(dtype);
     const std::size_t item = item_bytes(dtype);
     check_pointer("values", values, length, 1);
     check_pointer("scales", scales, length, sizeof(float));
@@ -380,7 +379,6 @@ void parallel_dequantize(std::uintptr_t destination, Dtype dtype, std::uintptr_t
     const unsigned workers = checked_threads(threads);
     const std::size_t length = checked_size("elements", elements);
     const std::size_t each = checked_group(group);
-    check_not_fp16(dtype);
     const std::size_t item = item_bytes(dtype);
     check_pointer("destination", destination, length, item);
     check_pointer("values", values, length, 1);

@@ -65,18 +65,35 @@ SSDPLAN_INLINE void dequantize_body(typename Format::Storage* __restrict destina
     }
 SSDPLAN_QUANTIZE(fp32, Fp32)
 SSDPLAN_QUANTIZE(bf16, Bf16)
+SSDPLAN_QUANTIZE(fp16, Fp16)
 #undef SSDPLAN_QUANTIZE
 
 }  // namespace
 
 bool quantize(std::int8_t* values, float* scales, const void* source, Dtype dtype, std::size_t elements,
               std::size_t group) {
-    return (dtype == Dtype::bf16 ? quantize_bf16 : quantize_fp32)(values, scales, source, elements, group);
+    switch (dtype) {
+        case Dtype::bf16:
+            return quantize_bf16(values, scales, source, elements, group);
+        case Dtype::fp16:
+            return quantize_fp16(values, scales, source, elements, group);
+        case Dtype::fp32:
+            break;
+    }
+    return quantize_fp32(values, scales, source, elements, group);
 }
 
 void dequantize(void* destination, Dtype dtype, const std::int8_t* values, const float* scales, std::size_t elements,
                 std::size_t group) {
-    (dtype == Dtype::bf16 ? dequantize_bf16 : dequantize_fp32)(destination, values, scales, elements, group);
+    switch (dtype) {
+        case Dtype::bf16:
+            return dequantize_bf16(destination, values, scales, elements, group);
+        case Dtype::fp16:
+            return dequantize_fp16(destination, values, scales, elements, group);
+        case Dtype::fp32:
+            break;
+    }
+    dequantize_fp32(destination, values, scales, elements, group);
 }
 
 }  // namespace ssdplan

@@ -12,8 +12,8 @@ namespace ssdplan {
 constexpr std::size_t kLeastQuantizedGroup = 32;
 constexpr std::size_t kMostQuantizedGroup = 4096;
 
-// `group` is a power of two within the bounds above; the last group may be shorter. `dtype` is fp32 or bf16. Returns
-// whether every element is finite.
+// `group` is a power of two within the bounds above; the last group may be shorter. Returns whether every element is
+// finite.
 bool quantize(std::int8_t* values, float* scales, const void* source, Dtype dtype, std::size_t elements,
               std::size_t group);
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
-from ssdplan.plans.documents.profile import PAPER, Model, quickest
+from ssdplan.plans.documents.profile import PAPER, Model, alike, quickest
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.units import format_bytes
 
@@ -41,16 +41,18 @@ ENDLESS = Needs(*(UNLIMITED // 2,) * 4)
 """Budgets that a decision can name and nothing exceeds."""
 
 
-def rungs_by(recompute: Recompute, model: Model, micro_batch_size: int) -> dict[str, str] | None:
-    """Class of blocks -> the rung by which all of its pairs save where the user asks for `recompute` (an empty name:
-    none), for classes that have rungs. None where no class has any, or one of them has none of PyAO's."""
-    chosen: dict[str, str] = {}
+def rungs_by(recompute: Recompute, model: Model, micro_batch_size: int) -> dict[str, tuple[str, ...]] | None:
+    """Class of blocks -> the rungs by which all of its pairs save where the user asks for `recompute`: one, and that in
+    int8 where the user allows it; none for "all". Of classes that have rungs; None where no class has any, or one of
+    them has none of PyAO's."""
+    chosen: dict[str, tuple[str, ...]] = {}
     for name in blocks_with_backward(model):
-        timing = model.timing(name, micro_batch_size)
-        if timing.rungs and recompute == "paper" and PAPER not in [rung.name for rung in timing.rungs]:
+        rungs = model.timing(name, micro_batch_size).rungs
+        if rungs and recompute == "paper" and PAPER not in [rung.name for rung in rungs]:
             return None
-        if best := quickest(timing.rungs):
-            chosen[name] = {"all": "", "paper": PAPER}.get(recompute, best.name)
+        best = next((rung for rung in rungs if rung.name == PAPER), None) if recompute == "paper" else quickest(rungs)
+        if best:
+            chosen[name] = () if recompute == "all" else tuple(rung.name for rung in alike(best, rungs))
     return chosen or None
 
 
@@ -60,8 +62,8 @@ def recomputes(recompute: Recompute, model: Model, decision: Decision) -> bool:
         return not decision.saved
     chosen = rungs_by(recompute, model, decision.micro_batch_size)
     return chosen is not None and all(
-        sum(each.share for each in decision.saved.get(name, ()) if each.rung == rung) >= ALMOST
-        for name, rung in chosen.items()
+        sum(each.share for each in decision.saved.get(name, ()) if each.rung in rungs) >= ALMOST
+        for name, rungs in chosen.items()
     )
 
 
@@ -378,11 +380,12 @@ def _batch(candidate: Candidate) -> str:
     return f"{candidate.micro_batches} micro-batches of {candidate.micro_batch_size}"
 
 
-def _listed(rungs: Mapping[str, str]) -> str:
-    """`rung-2`, or with several classes of blocks `rung-2 of block.a, all of block.b`."""
-    if len(rungs) == 1:
-        return next(iter(rungs.values()))
-    return ", ".join(f"{rung} of {name}" for name, rung in rungs.items())
+def _listed(rungs: Mapping[str, tuple[str, ...]]) -> str:
+    """`rung-2`, `all or all-int8`, or with several classes of blocks `rung-2 of block.a, all of block.b`."""
+    words = {name: " or ".join(names) for name, names in rungs.items()}
+    if len(words) == 1:
+        return next(iter(words.values()))
+    return ", ".join(f"{text} of {name}" for name, text in words.items())
 
 
 def _needs(lacking: list[str]) -> str:

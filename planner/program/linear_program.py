@@ -12,7 +12,7 @@ from typing import Any
 
 import pulp
 
-from ssdplan.plans.documents.profile import PAPER, quickest
+from ssdplan.plans.documents.profile import PAPER, alike, quickest
 
 from .choices import FixedChoices, Limits
 from .forms import Forms, StageRow
@@ -183,9 +183,11 @@ class LinearProgram:
         """Each pair of layer and micro-batch saves its activations in one way at most; where the user has said what
         backward recomputes, every pair in those."""
         for name, shares in self.forms.saved.items():
-            best = quickest(rung for rung, _ in shares)
-            asked = PAPER if self.fixed.recompute == "paper" else best.name if best else ""
-            wanted = [self.variables[share] for rung, share in shares if rung.name == asked]
+            rungs = [rung for rung, _ in shares]
+            by_paper = next((rung for rung in rungs if rung.name == PAPER), None)
+            asked = by_paper if self.fixed.recompute == "paper" else quickest(rungs)
+            names = [rung.name for rung in alike(asked, rungs)] if asked else []
+            wanted = [self.variables[share] for rung, share in shares if rung.name in names]
             every = pulp.lpSum(self.variables[share] for _, share in shares)
             self.problem += every <= 1, f"saved_activations_of_{_label(name)}"
             if self.fixed.recompute in ("none", "paper") and wanted:

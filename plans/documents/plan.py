@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ..errors import MismatchError
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
-from .profile import Machine, Model
+from .profile import Machine, Model, Rung
 from .state_layout import GRAIN, OptimizerStates, Precision
 
 ScheduleName = Literal["vertical", "horizontal"]
@@ -272,7 +272,7 @@ Recompute = Literal["auto", "all", "none", "paper"]
 class Asked(Sparing):
     """What the user fixed of a plan's placement, so that another that takes its place keeps to it as well."""
 
-    _SPARED = ("recompute", "wear_price")
+    _SPARED = ("recompute", "wear_price", "activations")
 
     delay_ratio: Fraction | None = None
     residency: dict[str, Fraction] = Field(default_factory=dict)
@@ -282,6 +282,8 @@ class Asked(Sparing):
     recompute: Recompute | None = None
     wear_price: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     """What activations on ssd had to gain for what they write."""
+    activations: Literal["int8"] | None = None
+    """The format that saved activations may have beside their own."""
 
 
 class Plan(Document):
@@ -348,6 +350,20 @@ class Plan(Document):
         if reason and self.decision.delay_ratio != 1.0:
             raise ValueError(f"decision.delay_ratio must be 1: {reason}")
         return self
+
+    def saving_rungs(self) -> dict[tuple[str, str], Rung]:
+        """(class of blocks, name) -> each rung that the plan saves activations by."""
+        size = self.decision.micro_batch_size
+        return {
+            (name, each.rung): self.model.timing(name, size).rung(each.rung)
+            for name, kept in self.decision.saved.items()
+            for each in kept
+        }
+
+    @property
+    def exact(self) -> bool:
+        """Whether training has the bits of recomputing everything: nothing is saved in int8."""
+        return all(rung.format is None for rung in self.saving_rungs().values())
 
     def refuse_estimates(self) -> None:
         """Raise MismatchError for a what-if: nobody measured that machine or that model, so nothing can be run."""

@@ -154,14 +154,19 @@ PAPER = "paper"
 """The name of the rung that keeps what PyAO's rule does."""
 
 
-class Rung(Part):
+class Rung(Sparing):
     """One choice of what a block's forward keeps for its backward, beside the block's input (PyAO sections 4 and 5).
 
     The rungs of a class go from little that is kept to all of it. That nothing is kept is no rung: it is the `Timing`.
     """
 
+    _SPARED = ("format",)
+
     name: Name
     """The same at every micro-batch size."""
+    format: Literal["int8"] | None = None
+    """Of the values that may be kept so (`executor/model/packed.py`); None: as they are. With int8 gradients are not
+    exact, so only users who allow it get such rungs."""
     values: tuple[Name, ...] = Field(min_length=1, max_length=4096)
     """What is kept, by the names that the traced block has for it (`executor/model/traced.py`)."""
     kept_bytes: Count
@@ -183,8 +188,27 @@ class Rung(Part):
 
 
 def quickest(rungs: Iterable[Rung]) -> Rung | None:
-    """The rung whose forward and backward take least together; None of none."""
-    return min(rungs, key=lambda rung: rung.forward_seconds + rung.backward_seconds, default=None)
+    """The exact rung whose forward and backward take least together; None of none."""
+    exact = (rung for rung in rungs if rung.format is None)
+    return min(exact, key=lambda rung: rung.forward_seconds + rung.backward_seconds, default=None)
+
+
+def alike(rung: Rung, rungs: Iterable[Rung]) -> tuple[Rung, ...]:
+    """The rungs that keep the same values, in whatever format; the rung itself among them, if it is there."""
+    return tuple(each for each in rungs if each.values == rung.values)
+
+
+class CompressionError(Part):
+    """How far off a block's gradients are where a rung keeps its values in int8: the norm of the difference from the
+    exact ones, over the norm of these. Measured with real weights, on hidden states that the model makes of random
+    tokens, and for a random gradient of the output."""
+
+    layer: Name
+    rung: Name
+    parameters: float = Field(ge=0.0, allow_inf_nan=False)
+    """Of the gradients of all its parameters together."""
+    hidden: float = Field(ge=0.0, allow_inf_nan=False)
+    """Of the gradient that goes on to the layer below; 0 where none does."""
 
 
 class Timing(Sparing):
@@ -256,8 +280,10 @@ class Kernels(Part):
     kept_bytes: Bytes
 
 
-class Model(Part):
+class Model(Sparing):
     """The model as the planner sees it: layers, states and what each class costs."""
+
+    _SPARED = ("compression",)
 
     name: str
     path: str = ""
@@ -288,6 +314,8 @@ class Model(Part):
     """Whether stored tensors that the model has no place for may be left out; a run opens the model so."""
     kernels: tuple[Kernels, ...] = ()
     """For every number of tokens that a micro-batch can have, as far as a process keeps anything for it."""
+    compression: tuple[CompressionError, ...] = Field(default=(), max_length=1 << 16)
+    """Of each block and each of its int8 rungs; empty where nobody measured it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

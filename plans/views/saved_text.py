@@ -37,9 +37,13 @@ def decided(plan: Plan, schedule: Schedule) -> list[tuple[str, str]]:
     if lines:
         lines.append("a pair is a layer and a micro-batch")
         lines.append("backward recomputes what the rung of a pair does not keep")
+    if not plan.exact:
+        lines.append("some are kept in int8: training is not exact")
     told = [(("saved activations" if number == 0 else ""), line) for number, line in enumerate(lines)]
     if asked.recompute:
         told.append(("", f"--recompute {asked.recompute} was asked for"))
+    if asked.activations:
+        told.append(("", f"--activations {asked.activations} was asked for"))
     if asked.wear_price is not None:
         told.append(("", f"--wear-price {asked.wear_price:.10g} was asked for"))
     return told

@@ -4,8 +4,10 @@ Owns these tables of a profile, and what it says of blocks whose rungs nobody me
 `analysis/sublayers.py`'s.
 """
 
+from statistics import median
+
 from ..analysis.sublayers import blocks_with_backward, bound_of, could_gain, fence, outliers, throughput
-from ..documents.profile import Machine, Model, Profile, SubLayer, Timing
+from ..documents.profile import CompressionError, Machine, Model, Profile, SubLayer, Timing
 from ..units import format_bytes
 from .quantities import amount, duration, percent, rate, times
 from .tables import NAME_COLUMNS, Row, short, table, wrapped
@@ -29,6 +31,9 @@ def sections_of_activations(profile: Profile) -> list[tuple[str, list[str]]]:
             sections.append((f"Sub-layers of {where}, in order: what autograd saves of each", lines))
         if timing.rungs:
             sections.append((f"Rungs of {where}: what can be kept for its backward", _rungs(timing)))
+            if errors := _errors(name, model):
+                title = f"Compression error of {short(name, NAME_COLUMNS)}: gradients by rungs in int8"
+                sections.append((title, errors))
         elif not timing.sublayers and not _is_noted(profile, name):
             without += _without(name, timing, model)
     return [*sections, ("Blocks without rungs", without)]
@@ -92,6 +97,33 @@ def _rungs(timing: Timing) -> list[str]:
         "gains more than that."
     )
     return [*table([head], rows, left=(0,)), *_indented(of_all), *_indented(left_words)]
+
+
+def _errors(name: str, model: Model) -> list[str]:
+    """How far off the gradients of a class's blocks are by each int8 rung: in the median block and in the worst."""
+    layers = {layer.name for layer in model.layers if layer.layer_class == name}
+    of_rung: dict[str, list[CompressionError]] = {}
+    for each in model.compression:
+        if each.layer in layers:
+            of_rung.setdefault(each.rung, []).append(each)
+    rows: list[Row] = []
+    for rung, errors in of_rung.items():
+        worst = max(errors, key=lambda each: each.parameters)
+        rows.append(
+            (
+                short(rung, NAME_COLUMNS),
+                percent(median(each.parameters for each in errors)),
+                percent(worst.parameters),
+                short(worst.layer, NAME_COLUMNS),
+                percent(median(each.hidden for each in errors)),
+            )
+        )
+    head: Row = ("", "of parameters", "at most", "in", "handed on")
+    words = (
+        "The norm of the difference from exact gradients, over their norm, for random tokens and a random gradient of "
+        "the output; medians over blocks."
+    )
+    return [*table([head], rows, left=(0, 3)), *_indented(words)] if rows else []
 
 
 def _without(name: str, timing: Timing, model: Model) -> list[str]:

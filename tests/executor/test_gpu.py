@@ -10,6 +10,7 @@ import torch
 from ssdplan.executor.device.device import CudaDevice
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import open_model
+from ssdplan.executor.model.packed import pack, packed_bytes, unpack
 from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
@@ -207,6 +208,21 @@ def test_saving_activations_changes_no_bit_on_the_gpu(directory, tmp_path, preci
     saved = [Saved(rung="all", tier=tier, share=0.3) for tier in tiers]
     _, found = run(directory, tmp_path / "saved", saved=saved, **choices)
     assert found.losses == expected.losses
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("elements", [1, 64, 1000, 70_001])
+def test_int8_has_the_same_bits_on_the_gpu(dtype, elements):
+    source = torch.randn(elements, generator=torch.Generator().manual_seed(elements)).to(dtype)
+    source[elements // 2] *= 1e3
+    if elements == 1000:
+        source[100], source[300], source[800:] = float("nan"), float("-inf"), 0.0
+    here, there = (torch.zeros(packed_bytes(elements), dtype=torch.uint8, device=place) for place in ("cpu", "cuda"))
+    pack(here, source, (0,))
+    pack(there, source.cuda(), (0,))
+    one, other = (unpack(place, (elements,), (0,), dtype).cpu() for place in (here, there))
+    assert torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    assert torch.equal(here[:elements], there[:elements].cpu())
 
 
 def test_a_gradients_copy_says_what_is_in_it():

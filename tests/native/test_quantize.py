@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 import ssdplan.native as native
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+MAGNITUDES = {"fp32": (-30, 30), "bf16": (-30, 30), "fp16": (-4, 3)}
+"""Powers of ten that a format holds as normal numbers."""
 GROUPS = [32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
 def quantized(source: torch.Tensor, group: int, threads: int = 1) -> tuple[torch.Tensor, torch.Tensor, bool]:
     elements = source.numel()
     values, scales = torch.full((elements,), 99, dtype=torch.int8), torch.full((-(-elements // group),), -1.0)
-    dtype = "bf16" if source.dtype == torch.bfloat16 else "fp32"
+    dtype = NAMES[source.dtype]
     finite = native.quantize(
         values.data_ptr(), scales.data_ptr(), source.data_ptr(), dtype, elements, group=group, threads=threads
     )
@@ -39,11 +42,11 @@ def grouped(source: torch.Tensor, group: int) -> np.ndarray:
     return padded.view(-1, group).numpy()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_it_is_the_defined_one_in_float64(dtype: str, group: int) -> None:
     generator = torch.Generator().manual_seed(group)
-    size = torch.logspace(-30, 30, 70_001, dtype=torch.float64).float()
+    size = torch.logspace(*MAGNITUDES[dtype], 70_001, dtype=torch.float64).float()
     source = (torch.randn(70_001, generator=generator) * size).to(TORCH_DTYPES[dtype])
     values, scales, finite = quantized(source, group, threads=2)
     assert finite
@@ -81,7 +84,7 @@ def test_groups_of_zeros_and_of_extreme_magnitudes(dtype: str, size: float) -> N
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("position", [0, 63, 64, 70_000])
 def test_what_is_not_finite_is_reported_and_comes_back_as_nan(bad: float, dtype: str, position: int) -> None:
     source = torch.ones(70_001, dtype=TORCH_DTYPES[dtype])
@@ -100,7 +103,7 @@ def test_what_is_not_finite_is_reported_and_comes_back_as_nan(bad: float, dtype:
     group=st.sampled_from(GROUPS),
     cuts=st.lists(st.integers(0, 4000), max_size=4),
     threads=st.integers(1, 4),
-    dtype=st.sampled_from(["fp32", "bf16"]),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
 )
 def test_any_split_at_groups_gives_the_same_bits(
     elements: int, group: int, cuts: list[int], threads: int, dtype: str
@@ -124,7 +127,7 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(ValueError, match="group"):
             native.dequantize(c, "fp32", a, b, 64, group=group)
     for message, arguments in [
-        ("fp16", (a, b, c, "fp16", 64)),
+        ("int8", (a, b, c, "int8", 64)),
         ("values is a null", (0, b, c, "fp32", 64)),
         ("scales is a null", (a, 0, c, "fp32", 64)),
         ("source is a null", (a, b, 0, "fp32", 64)),
