@@ -154,10 +154,11 @@ class Loop:
         blocks = self.session.layers.saved_blocks
         if blocks.whole and not self._told_recomputed:
             self._told_recomputed = True
+            numbers = "the numbers are the same" if self.plan.exact else "without int8, which loses digits"
             self.watch.note(
                 f"of {blocks.by_graph + blocks.whole:,} backwards of blocks that save activations {blocks.whole:,} "
-                "recomputed their block whole, since its code does not run by the plan's rungs on such rows; the "
-                "numbers are the same, the steps are longer. If torch or transformers changed since, profile again"
+                "recomputed their block whole, since its code does not run by the plan's rungs on such rows; "
+                f"{numbers}, the steps are longer. If torch or transformers changed since, profile again"
             )
 
     def _between(self, steps: int) -> None:

@@ -91,6 +91,8 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
+    if not plan.exact:
+        watch.note("the plan saves activations in int8: training is not exact (solve without --activations int8 is)")
     require_copyable(model.path)
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
         for note in weights.notes:
@@ -243,6 +245,7 @@ def _write_records(loop: Loop, run: RunDirectory, loading_peak: int) -> list[Com
             "learnt_tokens_per_second": _median(m.learnt_tokens_per_second for m in measured),
             "learnt_share": _median(m.tokens / m.computed_tokens for m in measured),
             "median_step_seconds": _median(m.step_seconds for m in measured),
+            **({} if loop.plan.exact else {"activations": "int8"}),
         },
     )
     return compared

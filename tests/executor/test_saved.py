@@ -161,3 +161,73 @@ def test_the_run_keeps_to_the_planned_bytes(directory, rungs, tmp_path):
     for line in steady:
         assert line["ssd_read_bytes"] == plan.prediction.ssd_read_bytes
         assert line["ssd_write_bytes"] == plan.prediction.ssd_write_bytes
+
+
+IN_INT8 = tuple(f"{rung}-int8" for rung in NAMES)
+
+
+def in_int8(rungs: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    return rungs | {f"{rung}-int8": values for rung, values in rungs.items()}
+
+
+@pytest.mark.parametrize(("name", "precision"), [("llama", "fp32"), ("gpt2", "bf16"), ("llama", "fp16")])
+def test_int8_has_the_same_bits_on_every_tier(directory, rungs, tmp_path, name, precision):
+    """The rung decides the bits, and nothing else: tier, schedule, memory and runner do not. Forwards are exact."""
+    common = {
+        "micro_batches": 2,
+        "micro_batch_size": 1,
+        "precision": precision,
+        "rungs": in_int8(rungs[name]),
+        "alpha": 1.0,
+    }
+    if precision == "fp16":
+        model = opened(directory / name, torch.float16)
+        seen = []
+        for number, tier in enumerate((None, "host", "ssd")):
+            saved = [] if tier is None else [Saved(rung="all-int8", tier=tier, share=1.0)]
+            plan = make_plan(model, sequence_length=LENGTH, saved=saved, unified=True, **common)
+            out = tmp_path / str(number)
+            recipe = Recipe(steps=4, optimizer=AdamW(lr=1e-3))
+            result = train(
+                plan,
+                opened(directory / name, torch.float16),
+                EmulatedDevice(),
+                data=directory / "text.txt",
+                out=out,
+                recipe=recipe,
+            )
+            seen.append((digest(out), tuple(result.losses)))
+        assert seen[1] == seen[2] and seen[0][1][0] == seen[1][1][0] and seen[0] != seen[1]
+        return
+    exact = run(directory, tmp_path / "exact", name, **common)
+    for rung in IN_INT8:
+        found = set()
+        for number, (tier, unified, serial) in enumerate(
+            [("device", False, True), ("host", False, False), ("ssd", True, False), ("ssd", False, True)]
+        ):
+            recipe = Recipe(steps=3, optimizer=AdamW(lr=1e-3, weight_decay=0.1), eval_every=2, serial=serial)
+            out = tmp_path / f"{rung}-{number}"
+            saved = [Saved(rung=rung, tier=tier, share=1.0)]
+            found.add(run(directory, out, name, recipe=recipe, unified=unified, saved=saved, **common))
+        assert len(found) == 1
+        weights, losses, _, norms = found.pop()
+        assert losses[0] == exact[1][0], "the first forward is exact"
+        assert weights != exact[0], "something was kept in int8"
+        assert losses == pytest.approx(exact[1], rel=1e-3)
+        assert norms == pytest.approx(exact[3], rel=2e-2)
+
+
+def test_what_is_saved_in_int8_is_told(directory, rungs, tmp_path):
+    notes: list[str] = []
+    choices = {"micro_batches": 2, "unified": True, "rungs": in_int8(rungs["llama"])}
+    watch = Watch(note=lambda note: notes.append(note))
+    saved = [Saved(rung="much-int8", tier="host", share=0.5)]
+    run(directory, tmp_path / "lossy", "llama", watch=watch, saved=saved, **choices)
+    told = [note for note in notes if "int8" in note]
+    assert len(told) == 1 and "not exact" in told[0]
+    assert json.loads((tmp_path / "lossy" / "report.json").read_text())["activations"] == "int8"
+    notes.clear()
+    exactly = [Saved(rung="much", tier="host", share=0.5)]
+    run(directory, tmp_path / "exact", "llama", watch=watch, saved=exactly, **choices)
+    assert not any("int8" in note for note in notes)
+    assert "activations" not in json.loads((tmp_path / "exact" / "report.json").read_text())

@@ -29,7 +29,8 @@ def describe(
     rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Model:
     """The plan's view of a model, with timings that were never measured. `rungs` of its blocks -> what they keep, which
-    is taken to be a MiB."""
+    is taken to be a MiB; in int8 by those whose names say so."""
+    from ssdplan.profiler.activations import IN_INT8
     from ssdplan.profiler.profile import state_classes
 
     timing = Timing(
@@ -43,6 +44,7 @@ def describe(
     made = tuple(
         Rung(
             name=name,
+            format="int8" if name.endswith(IN_INT8) else None,
             values=tuple(values),
             kept_bytes=1 << 20,
             forward_seconds=0.001,

@@ -226,7 +226,7 @@ class MadeLayers:
     def trace_block(self, layer: int, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
         """Its blocks cannot be traced."""
 
-    def learn(self, layer_class: str, rung: str, values: Sequence[str]) -> None:
+    def learn(self, layer_class: str, rung: str, values: Sequence[str], packed: bool = False) -> None:
         raise AssertionError("nothing can be kept")
 
     def keeps(self, layer: int, micro_batch: int) -> bool:

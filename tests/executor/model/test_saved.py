@@ -12,7 +12,7 @@ import torch
 
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import open_model
-from ssdplan.executor.model.saved import SavedBlocks, laid_bytes
+from ssdplan.executor.model.saved import Keeping, SavedBlocks, laid_bytes
 from ssdplan.executor.model.traced import Traced
 from tests.executor.model.test_layers import CPU, DROPOUT, Step, micro_batches, opened, run
 from tests.made.models import FAMILIES, OTHERS, make_model
@@ -79,7 +79,7 @@ def values_at(step: Step, *prices: float) -> list[frozenset[str]]:
 def saving(step: Step, *kept: frozenset[str]) -> Saving:
     """The same model with a rung for each set of values."""
     classes = {layer.layer_class for layer in step.model.layers[1:-1]}
-    rungs = {(name, f"r{number}"): tuple(values) for name in classes for number, values in enumerate(kept)}
+    rungs = {(name, f"r{number}"): Keeping(values) for name in classes for number, values in enumerate(kept)}
     made = Saving(step.model, Layers(step.model, CPU, rungs=rungs), step.weights, ())
     made.rungs = tuple(f"r{number}" for number in range(len(kept)))
     return made
@@ -161,7 +161,7 @@ def test_what_is_frozen_has_no_gradient_and_the_lowest_layer_hands_none_down(tmp
     found = []
     [values] = values_at(opened(path), 0.0)
     for saves in (False, True):
-        layers = Layers(model, CPU, rungs={(layer.layer_class, "r0"): tuple(values) for layer in model.layers})
+        layers = Layers(model, CPU, rungs={(layer.layer_class, "r0"): Keeping(values) for layer in model.layers})
         layers.begin_step(0, [batch])
         hidden: list[torch.Tensor | None] = [None]
         places: list[torch.Tensor | None] = []
