@@ -58,8 +58,15 @@ def few() -> Iterator[None]:
         yield
 
 
-def measured(path: Path, seconds: float = 0.3, sizes: tuple[int, ...] = (1, 2)) -> ModelCosts:
-    model = open_model(path, torch.float32)
+def measured(
+    path: Path,
+    seconds: float = 0.3,
+    sizes: tuple[int, ...] = (1, 2),
+    *,
+    int8: bool = False,
+    freeze: tuple[str, ...] = (),
+) -> ModelCosts:
+    model = open_model(path, torch.float32, freeze=freeze)
     device = open_device("cpu")
     with counted() as mode:
         return measure_model(
@@ -74,6 +81,7 @@ def measured(path: Path, seconds: float = 0.3, sizes: tuple[int, ...] = (1, 2)) 
             progress=lambda *_: None,
             bandwidth=1e12,
             activations=Limits(seconds),
+            int8=int8,
             clock=lambda: mode.seconds,
         )
 
@@ -134,6 +142,37 @@ def test_what_a_profile_says_of_a_rung_a_run_keeps(tmp_path: Path, llama: ModelC
     for rung in blocks_of(llama)[1].rungs:
         assert set(rung.values) <= {value.name for value in call.traced.values}
         assert call.kept_bytes(rung.values) == rung.kept_bytes
+
+
+def test_int8_rungs_and_how_far_off_they_put_gradients(tmp_path: Path) -> None:
+    """Each rung has one in int8 of fewer bytes; the errors are those of plain PyTorch's gradients in no way that a
+    rounding to 127 steps cannot explain, and a block below all that is trained has none."""
+    path = make_model("llama", tmp_path / "llama")
+    costs = measured(path, sizes=(1,), int8=True)
+    (timing,) = blocks_of(costs)
+    exact = {rung.values: rung for rung in timing.rungs if rung.format is None}
+    lossy = [rung for rung in timing.rungs if rung.format == "int8"]
+    assert lossy and all(rung.name.endswith("-int8") for rung in lossy)
+    assert [rung.kept_bytes for rung in timing.rungs] == sorted(rung.kept_bytes for rung in timing.rungs)
+    for rung in lossy:
+        if twin := exact.get(rung.values):
+            assert rung.name == f"{twin.name}-int8" and rung.kept_bytes < 0.45 * twin.kept_bytes
+    model = open_model(path, torch.float32)
+    blocks = [layer.name for layer in model.layers[1:-1]]
+    assert [(each.layer, each.rung) for each in costs.compression] == [
+        (block, rung.name) for block in blocks for rung in lossy
+    ]
+    for each in costs.compression:
+        assert 1e-5 < each.parameters < 0.03 and 1e-6 < each.hidden < 0.03, each
+    lowest = costs.compression[0]
+    frozen = measured(path, sizes=(1,), int8=True, freeze=("model.embed_tokens.*", "model.layers.0.*"))
+    assert {each.layer for each in frozen.compression} == set(blocks[1:])
+    assert frozen.compression[0].hidden == 0 and frozen.compression[0].parameters > 0 and lowest.hidden > 0
+
+
+def test_without_int8_none_is_measured(llama: ModelCosts) -> None:
+    assert llama.compression == ()
+    assert all(rung.format is None for timing in blocks_of(llama) for rung in timing.rungs)
 
 
 def test_dropout_is_kept_by_every_rung(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ssdplan.planner.program.placement import ProgramResult, footprint
 from ssdplan.planner.program.program import solve_program
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
-from ssdplan.plans.documents.plan import Decision, Saved
+from ssdplan.plans.documents.plan import Decision, Plan, Saved
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.graph.contents import Role
@@ -226,6 +226,65 @@ def test_the_papers_rung_is_taken_where_it_is_asked_for() -> None:
     made = made_profile(machine=profile().machine, model=model.model_copy(update={"classes": classes}))
     plan = plan_of(made, 32 * MIB, recompute="paper")
     assert {each.rung for each in plan.decision.saved["block"]} == {"paper"}
+
+
+def with_int8(made: Profile) -> Profile:
+    """The same with a twin of each rung, which keeps half the bytes and leaves a twentieth of a forward more."""
+    classes = []
+    for entry in made.model.classes:
+        timings = []
+        for timing in entry.timings:
+            twins = [
+                rung.model_copy(
+                    update={
+                        "name": f"{rung.name}-int8",
+                        "format": "int8",
+                        "kept_bytes": rung.kept_bytes // 2,
+                        "backward_seconds": rung.backward_seconds + 0.05 * timing.forward_seconds,
+                    }
+                )
+                for rung in timing.rungs
+            ]
+            rungs = tuple(sorted([*timing.rungs, *twins], key=lambda rung: rung.kept_bytes))
+            timings.append(timing.model_copy(update={"rungs": rungs}))
+        classes.append(entry.model_copy(update={"timings": tuple(timings)}))
+    return made.model_copy(update={"model": made.model.model_copy(update={"classes": tuple(classes)})})
+
+
+def formats(plan: Plan) -> set[str]:
+    return {each.rung.partition("-int8")[1] for each in plan.decision.saved.get("block", ())}
+
+
+def test_int8_is_for_those_alone_who_allow_it() -> None:
+    made = with_int8(profile())
+    for host in (12, 20):
+        exact = plan_of(made, host * MIB)
+        assert exact == plan_of(profile(), host * MIB).model_copy(update={"profile_sha256": exact.profile_sha256})
+        allowed = plan_of(made, host * MIB, activations="int8")
+        assert exact.exact and exact.asked.activations is None and allowed.asked.activations == "int8"
+        assert allowed.exact == ("-int8" not in formats(allowed))
+        assert allowed.prediction.step_seconds <= exact.prediction.step_seconds * (1 + 1e-9)
+        if host == 12:
+            assert not allowed.exact
+            assert allowed.prediction.step_seconds < 0.99 * exact.prediction.step_seconds
+        assert Plan.model_validate_json(allowed.model_dump_json(by_alias=True)) == allowed
+    ample = plan_of(made, 200 * MIB, activations="int8")
+    assert ample.exact and ample.decision.saved, "what has room is kept as it is"
+
+
+def test_recompute_none_may_be_in_int8_where_that_is_allowed() -> None:
+    """Where the drive is slow and there is too little room for all as it is: some is, and the rest in int8."""
+    slow = made_machine(shared=True, cores=4, host_memory=GIB, volumes=(made_volume(read=6e7, write=3e7),))
+    made = with_int8(made_profile(machine=slow, model=with_rungs()))
+    plan = plan_of(made, 12 * MIB, recompute="none", activations="int8")
+    assert sum(each.share for each in plan.decision.saved["block"]) == pytest.approx(1.0, abs=1e-4)
+    assert {each.rung for each in plan.decision.saved["block"]} <= {"rung-2", "rung-2-int8"}
+    assert "-int8" in formats(plan)
+
+
+def test_int8_that_nobody_measured_is_refused() -> None:
+    with pytest.raises(UsageError, match="no rungs in int8; make one with ssdplan profile --compression-error"):
+        plan_of(profile(), 16 * MIB, activations="int8")
 
 
 def test_a_step_that_saves_is_simulated_by_its_rungs() -> None:
