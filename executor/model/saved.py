@@ -19,7 +19,8 @@ from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .inspection.standins import LayerCall
-from .traced import Cut, Take, Traced, UntraceableError, Value, labelled, trace
+from .traced import Cut, Take, Traced, UntraceableError, labelled, trace
+from .values import Value
 
 TRACED_AT_ONCE = 2
 """Graphs that are not cut yet take a MiB each."""

@@ -9,7 +9,6 @@ layer's own). Nothing here knows where kept values lie.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -23,70 +22,14 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from .packed import FORMATS, pack, packed_bytes, unpack
+from .packed import FORMATS, pack, unpack
+from .values import Value, draws, is_free, is_view, value_of
 
 Take = Callable[[int, torch.Tensor], None]
 Block = Callable[..., torch.Tensor]
 """A block's call on its hidden state, then on everything else that it takes: arguments and parameters."""
-
-_VIEWS = frozenset(
-    [
-        "alias",
-        "_unsafe_view",
-        "as_strided",
-        "detach",
-        "expand",
-        "lift_fresh",
-        "permute",
-        "reshape",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unsqueeze",
-        "view",
-    ]
-)
-"""ATen operations that compute nothing: another look at the same bytes."""
-
-
 LEAST_PACKED = 16
 """A value of at most this share of the hidden state's elements is not kept in int8."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """Something that a block's forward computes and its backward can be given: kept, it is not computed again."""
-
-    name: str
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    """Dimensions from the one with the longest stride to the shortest: how its elements lie in a row."""
-    dtype: torch.dtype
-    packed: bool = False
-    """Whether it is kept in int8 (`packed.py`)."""
-
-    @property
-    def elements(self) -> int:
-        return torch.Size(self.shape).numel()
-
-    @property
-    def nbytes(self) -> int:
-        return packed_bytes(self.elements) if self.packed else self.elements * self.dtype.itemsize
-
-    def laid(self, place: torch.Tensor) -> torch.Tensor:
-        """The value in `place`, uint8 of its bytes; one in int8 is the place itself. It has the strides that it was
-        computed with, for a product of matrices may round otherwise for others."""
-        if self.packed:
-            return place
-        flat = place.view(self.dtype)
-        sizes = [self.shape[dimension] for dimension in self.order]
-        back = [self.order.index(dimension) for dimension in range(len(self.order))]
-        return flat[: self.elements].view(sizes).permute(back)
 
 
 @dataclass(frozen=True)
@@ -141,7 +84,7 @@ class Traced:
         self._forwards = _ancestors([self._output])
         self._backward = _descendants(nodes, self._tangent)
         for node in nodes:  # an operation's other results, as the mask of a dropout, are there when its first one is
-            if _is_free(node) and all(each in self._forwards for each in node.all_input_nodes):
+            if is_free(node) and all(each in self._forwards for each in node.all_input_nodes):
                 self._forwards.add(node)
         needed = {each for node in self._backward for each in node.all_input_nodes if each not in self._backward}
         needed |= {each for each in self._gradients if isinstance(each, fx.Node) and each not in self._backward}
@@ -152,7 +95,9 @@ class Traced:
     def values(self) -> tuple[Value, ...]:
         """What may be kept, in the order in which the forward computes it."""
         return tuple(
-            value for node in self._joint.graph.nodes if node in self._forwards and (value := _value(node)) is not None
+            value
+            for node in self._joint.graph.nodes
+            if node in self._forwards and (value := value_of(node)) is not None
         )
 
     @cached_property
@@ -199,7 +144,7 @@ class Traced:
         for label, nodes in runs:
             saved = tuple(node.name for node in nodes if node.name in self.saved)
             name = label or f"after {before}"
-            operations = tuple(node.name for node in nodes if not _is_free(node))
+            operations = tuple(node.name for node in nodes if not is_free(node))
             if operations:
                 made.append(SubLayer(name, operations, saved, sum(sizes[each] for each in saved)))
             before = label or before
@@ -231,8 +176,8 @@ class Traced:
                 graph.add_edge(before, after, capacity=price * keepable[node.name])
             else:
                 graph.add_edge(before, after)
-            if not _draws(node):
-                ever = _is_free(node) or node not in self._forwards  # the latter is backward's own work
+            if not draws(node):
+                ever = is_free(node) or node not in self._forwards  # the latter is backward's own work
                 graph.add_edge(after, "end", capacity=0.0 if ever else seconds[node.name])
             else:
                 graph.add_edge(after, "never")
@@ -274,7 +219,7 @@ class Traced:
         inputs = [*keep, *([self._hidden] if hidden else []), *self._others, self._tangent]
         backward = self._backward_graph(inputs, again | self._backward, keep)
         twice = again & self._forwards
-        rebuilt = tuple(node.name for node in self._joint.graph.nodes if node in twice and not _is_free(node))
+        rebuilt = tuple(node.name for node in self._joint.graph.nodes if node in twice and not is_free(node))
         return Cut(values, hidden, forward, backward, rebuilt)
 
     def _forward_graph(self, keep: Mapping[fx.Node, Value]) -> fx.GraphModule:
@@ -321,7 +266,7 @@ class Traced:
             node = waiting.pop()
             if node in again:
                 continue
-            if _draws(node):
+            if draws(node):
                 raise ValueError(f"{node.name} is drawn at random, and would not be drawn again alike")
             again.add(node)
             for each in node.all_input_nodes:
@@ -369,11 +314,11 @@ def _write_nowhere(graph: fx.GraphModule) -> None:
         if schema is None or not schema.is_mutable:
             continue
         chain = [node.args[0]]  # what is written into, and what it is a view of
-        while _is_view(chain[-1]):
+        while is_view(chain[-1]):
             chain.append(chain[-1].args[0])
         own = chain[-1].op == "call_function"
         seen = any(
-            user is not node and user not in chain and (order[user] > order[node] or _is_view(user))
+            user is not node and user not in chain and (order[user] > order[node] or is_view(user))
             for each in chain
             for user in each.users
         )
@@ -487,44 +432,3 @@ class _Graph:
 
 def _hand_over(take: Take, number: int, gradient: torch.Tensor) -> None:
     take(number, gradient)
-
-
-def _value(node: fx.Node) -> Value | None:
-    """What a node computes, where it may be kept: bytes of its own that lie without gaps or overlaps."""
-    held = node.meta.get("val")
-    if node.op != "call_function" or _is_view(node) or not isinstance(held, torch.Tensor) or not held.numel():
-        return None
-    strides = held.stride()
-    order = tuple(sorted(range(held.dim()), key=lambda dimension: -strides[dimension]))
-    return Value(node.name, tuple(held.shape), order, held.dtype) if _is_dense(held, order) else None
-
-
-def _is_dense(held: torch.Tensor, order: Sequence[int]) -> bool:
-    step = 1
-    for dimension in reversed(order):
-        if held.shape[dimension] != 1 and held.stride(dimension) != step:
-            return False
-        step *= held.shape[dimension]
-    return True
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.name.partition("::")[2] in _VIEWS
-
-
-def _is_free(node: fx.Node) -> bool:
-    return node.target is operator.getitem or _is_view(node)
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether an operation draws random numbers. Attention only does where it has a dropout."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or torch.Tag.nondeterministic_seeded not in node.target.tags:  # type: ignore[union-attr]
-        return False
-    names = [argument.name for argument in schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    place = names.index("dropout_p")
-    given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(given != 0.0)
