@@ -136,6 +136,8 @@ class StreamedModel:
     freeze: tuple[str, ...] = ()
     zeroed: tuple[Zeroed, ...] = ()
     allow_unused_weights: bool = False
+    checkpoints_itself: bool = False
+    """Whether its config.json asks for that; here it is off."""
 
     @property
     def frozen_states(self) -> tuple[int, ...]:
@@ -179,6 +181,13 @@ class StreamedModel:
 
     def remarks(self, sequence_length: int) -> tuple[str, ...]:
         """What is to be known, a line each, of training with rows of so many tokens."""
+        itself = (
+            f"{self.name}: config.json asks for gradient checkpointing, which is off here: the plan decides what "
+            "backward recomputes, to the same numbers",
+        )
+        return (*itself[: self.checkpoints_itself], *self._remarks_on_rows(sequence_length))
+
+    def _remarks_on_rows(self, sequence_length: int) -> tuple[str, ...]:
         if (least := self.least_row(sequence_length)) == 1:
             return ()
         if (limit := self.anatomy.row_limit) is not None and sequence_length > limit:
@@ -243,6 +252,9 @@ def open_model(
     weight_files(path)
     with growing_at_most(_building_bytes()):
         module, zeroed = _build(path, config, dtype)
+        checkpoints_itself = module.is_gradient_checkpointing
+        if checkpoints_itself:  # its blocks would be recomputed within a recomputation
+            module.gradient_checkpointing_disable()
         _refuse_experts(module)
         _refuse_layerdrop(module)
         anatomy = inspect(module)
@@ -265,6 +277,7 @@ def open_model(
         freeze=tuple(freeze),
         zeroed=zeroed,
         allow_unused_weights=allow_unused_weights,
+        checkpoints_itself=checkpoints_itself,
     )
 
 

@@ -634,3 +634,16 @@ def test_the_tiny_tokenizer_loads_and_ends_sequences(tmp_path: Path) -> None:
     text = "Zwölf Boxkämpfer\nread\tit 123 ✓"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer.eos_token_id == 0 and len(tokenizer) <= 300
+
+
+def test_a_model_that_checkpoints_by_itself_is_told_and_does_not(tmp_path: Path) -> None:
+    """Its blocks would be recomputed twice: once by the plan, and once within that."""
+    path = make_model("llama", tmp_path / "llama")
+    assert not open_model(path, torch.float32).remarks(16)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"gradient_checkpointing": True}))
+    assert AutoModelForCausalLM.from_pretrained(path).is_gradient_checkpointing, "as transformers opens it"
+    model = open_model(path, torch.float32)
+    assert not model.module.is_gradient_checkpointing
+    (remark,) = model.remarks(16)
+    assert "config.json asks for gradient checkpointing, which is off here" in remark
