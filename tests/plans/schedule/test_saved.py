@@ -133,6 +133,67 @@ def test_a_graph_that_reads_what_was_not_saved_is_refused():
         verify(made)
 
 
+@pytest.mark.parametrize("schedule", ["vertical", "horizontal"])
+@pytest.mark.parametrize("unified", [False, True])
+def test_every_wait_of_a_saved_activation_matters(schedule, unified):
+    """Traps sprung by hand: without one wait a reload overtakes what is still on its way out, or a slot is used again
+    while a copy still reads it. Each wait that no other one implies is missed."""
+    model = made_model(blocks=3, rungs=RUNGS)
+    tier = "ssd" if unified else "host"
+    saved = [Saved(rung="rung-1", tier="ssd", share=0.5), Saved(rung="rung-3", tier=tier, share=0.5)]
+    made = build_schedule(model, decide(model, unified=unified, schedule=schedule, micro_batches=3, saved=saved))
+    ours = {buffer.index for buffer in made.buffers if buffer.role is Role.SAVED_ACTIVATIONS}
+    ops = made.steady.ops
+    missed: Counter[tuple[str, str]] = Counter()
+    for op in ops:
+        touched = {region.buffer for region in (*op.reads, *op.writes)} & ours
+        for wait in list(op.waits) if touched else ():
+            shared = touched & {region.buffer for region in (*ops[wait].reads, *ops[wait].writes)}
+            kept, op.waits = op.waits, tuple(each for each in op.waits if each != wait)
+            try:
+                verify(made)
+            except AssertionError as error:
+                assert "may run together" in str(error)
+                if shared:
+                    missed[kind_of(ops[wait]), kind_of(op)] += 1
+            op.waits = kept
+    verify(made)
+    assert missed["write", "read"], "a reload that overtakes the way out"
+    assert missed["forward", "write" if unified else "d2h"], "a copy that overtakes the forward"
+    assert missed["read" if unified else "h2d", "backward"], "a backward that overtakes the copy"
+
+
+def kind_of(op) -> str:
+    return op.kind if isinstance(op, Transfer) else "forward" if isinstance(op, Forward) else type(op).__name__.lower()
+
+
+def test_a_slot_is_not_used_again_while_a_copy_still_reads_it():
+    """The pool's slots are used in turn: whoever writes one waits for whoever reads it."""
+    model = made_model(blocks=6, rungs=RUNGS)
+    made = build_schedule(model, decide(model, micro_batches=4, saved=[Saved(rung="rung-1", tier="ssd", share=1.0)]))
+    pooled = {buffer.index: buffer for buffer in made.buffers if buffer.role is Role.SAVED_ACTIVATIONS and buffer.pool}
+    places: dict[tuple[str, int], int] = {}
+    sprung = 0
+    for op in made.steady.ops:
+        for region in op.writes:
+            if region.buffer in pooled:
+                buffer = pooled[region.buffer]
+                last = places.get((buffer.tier, buffer.offset))
+                if last is not None:
+                    kept, op.waits = op.waits, tuple(each for each in op.waits if each < last)
+                    with pytest.raises(AssertionError, match=r"may run together|not there any more"):
+                        verify(made)
+                    op.waits = kept
+                    sprung += 1
+        for region in op.reads:
+            if region.buffer in pooled:
+                places[pooled[region.buffer].tier, pooled[region.buffer].offset] = op.index
+        if sprung > 20:
+            break
+    assert sprung > 20
+    verify(made)
+
+
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
