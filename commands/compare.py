@@ -26,6 +26,7 @@ class Options:
     device: str
     arms: tuple[str, ...]
     host_memory: tuple[int, ...]
+    recompute: tuple[str, ...]
     device_memory: int | None
     steps: int
     rounds: int
@@ -78,6 +79,13 @@ def command() -> Command:
             default=(),
             metavar="SIZE,...",
             help="budgets of the arm ssdplan, which runs once for each [a half of what was free]",
+        ),
+        click.Option(
+            ["--recompute"],
+            type=NAMES,
+            default="auto",
+            metavar="HOW,HOW,...",
+            help="what backward recomputes in the arm ssdplan, which runs once for each: auto, all, none, paper",
         ),
         click.Option(
             ["--device-memory"],
@@ -140,6 +148,7 @@ def call(options: Options) -> int:
                 data=options.data,
                 arms=options.arms,
                 host_memory=options.host_memory,
+                recompute=options.recompute,
                 device_memory=options.device_memory,
                 batch=Batch(
                     options.sequence_length,

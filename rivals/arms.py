@@ -38,14 +38,21 @@ _DEEPSPEED = {"deepspeed-fast": (3_600_000_000, 14.7), "deepspeed-lean": (1_660_
 """Bytes, and bytes a parameter, in bf16: the line through what 134 and 589 million took (docs/benchmarks.md)."""
 
 
+AUTO = "auto"
+RECOMPUTES = (AUTO, "all", "none", "paper")
+"""What the blocks' backward recomputes, as `ssdplan solve --recompute` names it."""
+
+
 @dataclass(frozen=True)
 class Arm:
-    """One way to train. `budget` is ours: the host memory that it is planned for, or None for what solve takes."""
+    """One way to train. Ours are `budget`, the host memory that it is planned for, or None for what solve takes, and
+    `recompute`, as in `ssdplan solve`."""
 
     name: str
     kind: str
     """Its name in ARM_NAMES."""
     budget: int | None = None
+    recompute: str = AUTO
 
     @property
     def ours(self) -> bool:
@@ -60,7 +67,8 @@ class Arm:
         if not self.ours:
             return _WORDS[self.kind]
         budget = format_bytes(self.budget) if self.budget else "a half of free"
-        return f"ssdplan, planned for {budget} host memory"
+        asked = "" if self.recompute == AUTO else f", with --recompute {self.recompute}"
+        return f"ssdplan, planned for {budget} host memory{asked}"
 
     @property
     def settings(self) -> str:
@@ -90,27 +98,43 @@ class Batch:
         return self.rows * self.sequence_length
 
 
-def arms_of(names: tuple[str, ...], budgets: tuple[int, ...]) -> tuple[Arm, ...]:
-    """The arms that are asked for, ours once for each budget. Raises UsageError."""
+def arms_of(names: tuple[str, ...], budgets: tuple[int, ...], recomputes: tuple[str, ...] = (AUTO,)) -> tuple[Arm, ...]:
+    """The arms that are asked for, ours once for each budget and each of `recomputes`. Raises UsageError."""
     if not names or not set(names) <= set(ARM_NAMES) or len(set(names)) < len(names):
         raise UsageError(f"--arms {','.join(names)}: name some of {', '.join(ARM_NAMES)}, each once")
     if len(set(budgets)) < len(budgets):
         raise UsageError("--host-memory names a budget twice")
+    if not recomputes or not set(recomputes) <= set(RECOMPUTES) or len(set(recomputes)) < len(recomputes):
+        raise UsageError(f"--recompute {','.join(recomputes)}: name some of {', '.join(RECOMPUTES)}, each once")
+    if recomputes != (AUTO,) and OURS not in names:
+        raise UsageError(f"--recompute is for the arm {OURS}, which --arms leaves out")
     if budgets and OURS not in names:
         raise UsageError(f"--host-memory is the budget of the arm {OURS}, which --arms leaves out")
     arms: list[Arm] = []
     for name in names:
         if name != OURS:
             arms.append(Arm(name, name))
-        elif len(budgets) < 2:
-            arms.append(Arm(OURS, OURS, *budgets))
         else:
-            arms += [Arm(f"{OURS} {format_bytes(budget).replace(' ', '')}", OURS, budget) for budget in budgets]
+            arms += [
+                _ours(budget, recompute, budgets, recomputes)
+                for budget in budgets or [None]
+                for recompute in recomputes
+            ]
     if len(arms) > MOST_ARMS:
-        raise UsageError(f"{len(arms)} arms; at most {MOST_ARMS} fit beside each other: name fewer budgets")
+        raise UsageError(f"{len(arms)} arms; at most {MOST_ARMS} fit beside each other: name fewer of ours")
     if len({arm.name for arm in arms}) < len(arms):
         raise UsageError("--host-memory: two budgets look the same in the tables; let them differ by more")
     return tuple(arms)
+
+
+def _ours(budget: int | None, recompute: str, budgets: tuple[int, ...], recomputes: tuple[str, ...]) -> Arm:
+    """Named by what tells it from our others."""
+    words = [OURS]
+    if budget is not None and len(budgets) > 1:
+        words.append(format_bytes(budget).replace(" ", ""))
+    if len(recomputes) > 1:
+        words.append(recompute)
+    return Arm(" ".join(words), OURS, budget, recompute)
 
 
 def missing(arm: Arm, device: str) -> str:
@@ -169,7 +193,7 @@ def solve_command(profile: Path, arm: Arm, batch: Batch, device_memory: int | No
         budget += ("--device-memory", f"{device_memory}B")
     return ours(
         *("solve", profile, *budget, "--micro-batch-size", batch.micro_batch_size),
-        *("--micro-batches", batch.micro_batches, "-o", output),
+        *("--micro-batches", batch.micro_batches, "--recompute", arm.recompute, "-o", output),
     )
 
 

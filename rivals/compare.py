@@ -44,6 +44,7 @@ class Request:
     data: Path | None
     arms: tuple[str, ...]
     host_memory: tuple[int, ...]
+    recompute: tuple[str, ...]
     device_memory: int | None
     """The budget of all our arms; None for what solve takes."""
     batch: Batch
@@ -84,7 +85,7 @@ def compare(request: Request, line: ProgressLine) -> Comparison:
     Raises UsageError for what cannot be meant, DiskFullError before anything is written where space is short, and the
     error of `ssdplan profile`, without which there is nothing to compare. An arm that is missing or fails is a row.
     """
-    arms = arms_of(request.arms, request.host_memory)
+    arms = arms_of(request.arms, request.host_memory, request.recompute)
     facts = _checked(request)
     missing = {arm.name: reason for arm in arms if (reason := known.missing(arm, request.batch.device))}
     _check_memory(arms, facts, request.batch, missing)

@@ -254,6 +254,26 @@ def test_ratios_are_of_rounds_and_the_first_step_does_not_count():
     assert held.loss_difference == pytest.approx(0.01) and held.same_training is True
 
 
+def test_ours_runs_once_for_each_budget_and_each_way_of_recomputing(tmp_path):
+    batch = Batch(sequence_length=32, micro_batch_size=1, micro_batches=2, precision="bf16")
+    arms = arms_of(("torch", "ssdplan"), (1 << 30, 2 << 30), ("auto", "all"))
+    names = ["torch", "ssdplan 1GiB auto", "ssdplan 1GiB all", "ssdplan 2GiB auto", "ssdplan 2GiB all"]
+    assert [arm.name for arm in arms] == names
+    assert [(arm.budget, arm.recompute) for arm in arms[1:]] == [
+        (budget << 30, recompute) for budget in (1, 2) for recompute in ("auto", "all")
+    ]
+    for arm in arms[1:]:
+        solve = solve_command(tmp_path / "profile.json", arm, batch, None, tmp_path / "plan.json")
+        assert solve[solve.index("--recompute") + 1] == arm.recompute
+    assert "with --recompute all" in arms[2].words and "--recompute" not in arms[1].words
+    assert [arm.name for arm in arms_of(("ssdplan",), (), ("none", "paper"))] == ["ssdplan none", "ssdplan paper"]
+    for wrong in (("some",), ("all", "all"), ()):
+        with pytest.raises(UsageError, match="--recompute"):
+            arms_of(("ssdplan",), (), wrong)
+    with pytest.raises(UsageError, match="--recompute is for the arm ssdplan"):
+        arms_of(("torch",), (), ("all",))
+
+
 def test_on_a_gpu_commands_environment_and_text_say_so(monkeypatch, tmp_path):
     batch = Batch(sequence_length=32, micro_batch_size=1, micro_batches=2, precision="bf16", device="cuda")
     (ours,) = arms_of(("ssdplan",), (1 << 30,))
