@@ -181,7 +181,9 @@ def zeroth_order(
     tensor: int,
     step: int,
     eps: float,
-    pending: tuple[int, float] | None = None,
+    direction: int = 0,
+    pending: Sequence[tuple[int, int, float, float]] = (),
+    masters: str | None = None,
     first: int = 0,
     threads: int = 1,
 ) -> None: ...
@@ -192,8 +194,7 @@ def zeroth_order_update(
     *,
     seed: int,
     tensor: int,
-    step: int,
-    scale: float,
+    pending: Sequence[tuple[int, int, float, float]],
     first: int = 0,
     threads: int = 1,
 ) -> None: ...

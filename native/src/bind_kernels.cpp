@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "bindings.hpp"
@@ -52,6 +52,15 @@ void define_adamw(py::module_& module, const char* name, const Update& update, c
         "master"_a, "exp_avg"_a, "exp_avg_sq"_a, "gradient"_a, "parameter"_a, "parameter_dtype"_a, "elements"_a,
         py::kw_only(), "residual"_a = py::none(), "moment_dtype"_a = "fp32", "lr"_a, "beta1"_a, "beta2"_a, "eps"_a,
         "weight_decay"_a, "step"_a, "gradient_scale"_a = 1.0, "threads"_a = 2, doc);
+}
+
+using Update = std::tuple<std::int64_t, std::int64_t, double, double>;
+
+std::vector<Move> moves_of(const std::vector<Update>& updates) {
+    std::vector<Move> moves;
+    moves.reserve(updates.size());
+    for (const auto& [step, direction, scale, keep] : updates) moves.push_back({step, direction, scale, keep});
+    return moves;
 }
 
 }  // namespace
@@ -250,44 +259,49 @@ Raises ValueError as `quantize`.)");
         "zeroth_order",
         [](std::uintptr_t parameters, std::uintptr_t plus, std::uintptr_t minus, const std::string& dtype,
            std::int64_t elements, std::uint64_t seed, std::int64_t tensor, std::int64_t step, double eps,
-           const std::optional<std::pair<std::int64_t, double>>& pending, std::int64_t first, std::int64_t threads) {
-            std::optional<Move> update;
-            if (pending) update = Move{pending->first, pending->second};
-            parallel_zeroth_order({parameters, plus, minus, parse_dtype(dtype), first, elements}, seed, tensor, update,
-                                  Move{step, eps}, threads);
+           std::int64_t direction, const std::vector<Update>& pending, const std::optional<std::string>& masters,
+           std::int64_t first, std::int64_t threads) {
+            const Dtype format = parse_dtype(dtype);
+            parallel_zeroth_order(
+                {parameters, masters ? parse_dtype(*masters) : format, plus, minus, format, first, elements}, seed,
+                tensor, moves_of(pending), Move{step, direction, eps, 1.0}, threads);
         },
         "parameters"_a, "plus"_a, "minus"_a, "dtype"_a, "elements"_a, py::kw_only(), "seed"_a, "tensor"_a, "step"_a,
-        "eps"_a, "pending"_a = py::none(), "first"_a = 0, "threads"_a = 1, ReleaseLock(),
-        R"(The zeroth-order (MeZO) pass over parameters: the previous step's update, then both perturbations.
+        "eps"_a, "direction"_a = 0, "pending"_a = std::vector<Update>{}, "masters"_a = py::none(), "first"_a = 0,
+        "threads"_a = 1, ReleaseLock(),
+        R"(The zeroth-order (MeZO) pass over parameters: the updates that are pending, then both perturbations.
 
-parameters, plus, minus: addresses of arrays of dtype "fp32" or "bf16" that do not overlap, elements `first` to
-first + elements of a tensor. With z(step) the tensor's random normal direction of a step:
+parameters, plus, minus: addresses of arrays of dtype "fp32", "bf16" or "fp16" that do not overlap, elements `first` to
+first + elements of a tensor. masters: "fp32" where parameters are fp32 and plus and minus of another dtype. One of plus
+and minus may be 0, and is not made then. With z(step, direction) one of the tensor's random normal directions of a step:
 
-    parameters -= scale * z(pending step)       where pending = (step, scale); scale is lr times the projected gradient
-    plus        = parameters + eps * z(step)
-    minus       = parameters - eps * z(step)
+    parameters = keep * parameters - scale * z(step, direction)   for each (step, direction, scale, keep) of pending
+    plus       = rounded(parameters) + eps * z(step, direction)
+    minus      = rounded(parameters) - eps * z(step, direction)
 
-in fp32, each line rounded to nearest even to dtype as it is stored, the second and third reading what the first stored:
-with bf16, updates below half a unit in the last place are lost, as they are in MeZO's own half-precision.
+in fp32, each line rounded to nearest even to the format that it is stored in, the second and third reading what the
+updates stored, rounded to dtype. scale is lr times the projected gradient; keep is 1 - lr * weight decay. In bf16 without
+masters updates below half a unit in the last place are lost, as they are in MeZO's own half-precision.
 
-z is a function of (seed, tensor, step, element) alone (Philox4x32-10 and Box-Muller; native/src/zeroth_order.hpp
-defines it), so it has the same bits in any range, on any instruction set and number of threads. seed has 64 bits,
-tensor and steps 32.
+z is a function of (seed, tensor, step, direction, element) alone (Philox4x32-10 and Box-Muller;
+native/src/zeroth_order.hpp defines it), so it has the same bits in any range, on any instruction set and number of
+threads. seed has 64 bits, tensor and steps 32, directions 16; elements are below 2**50.
 
 Raises ValueError for a null or misaligned pointer, an overlap, another dtype, a negative size or a number out of
 range.)");
     module.def(
         "zeroth_order_update",
         [](std::uintptr_t parameters, const std::string& dtype, std::int64_t elements, std::uint64_t seed,
-           std::int64_t tensor, std::int64_t step, double scale, std::int64_t first, std::int64_t threads) {
-            parallel_zeroth_order({parameters, 0, 0, parse_dtype(dtype), first, elements}, seed, tensor,
-                                  Move{step, scale}, std::nullopt, threads);
+           std::int64_t tensor, const std::vector<Update>& pending, std::int64_t first, std::int64_t threads) {
+            const Dtype format = parse_dtype(dtype);
+            parallel_zeroth_order({parameters, format, 0, 0, format, first, elements}, seed, tensor, moves_of(pending),
+                                  std::nullopt, threads);
         },
-        "parameters"_a, "dtype"_a, "elements"_a, py::kw_only(), "seed"_a, "tensor"_a, "step"_a, "scale"_a,
-        "first"_a = 0, "threads"_a = 1, ReleaseLock(),
-        R"(The update of `zeroth_order` alone, to flush it: parameters -= scale * z(step), to the same bits.
+        "parameters"_a, "dtype"_a, "elements"_a, py::kw_only(), "seed"_a, "tensor"_a, "pending"_a, "first"_a = 0,
+        "threads"_a = 1, ReleaseLock(),
+        R"(The updates of `zeroth_order` alone, to flush or to replay them, to the same bits.
 
-Raises ValueError as `zeroth_order`.)");
+pending: (step, direction, scale, keep) one after the other. Raises ValueError as `zeroth_order`.)");
     module.def(
         "checksum",
         [](std::uintptr_t address, std::int64_t nbytes, std::int64_t threads) {

@@ -75,10 +75,6 @@ std::size_t checked_group(std::int64_t group) {
     return static_cast<std::size_t>(group);
 }
 
-void check_not_fp16(Dtype dtype) {
-    if (dtype == Dtype::fp16) throw std::invalid_argument("dtype must be 'fp32' or 'bf16', not 'fp16'");
-}
-
 std::uint32_t checked_word(const char* name, std::int64_t value) {
     if (value < 0 || value > 0xffffffff) {
         throw std::invalid_argument(std::string(name) + " must be from 0 to 4294967295, not " + std::to_string(value));
@@ -393,38 +389,58 @@ void parallel_dequantize(std::uintptr_t destination, Dtype dtype, std::uintptr_t
     });
 }
 
+RandomDirection checked_direction(const Move& move) {
+    const std::uint32_t direction = checked_word("direction", move.direction);
+    if (direction >= kMostDirections) throw std::invalid_argument("direction must be below 65536");
+    return {checked_word("step", move.step), direction};
+}
+
 void parallel_zeroth_order(const ZerothOrderArrays& arrays, std::uint64_t seed, std::int64_t tensor,
-                           const std::optional<Move>& pending, const std::optional<Move>& next, std::int64_t threads) {
+                           const std::vector<Move>& pending, const std::optional<Move>& next, std::int64_t threads) {
     const unsigned workers = checked_threads(threads);
     const std::size_t length = checked_size("elements", arrays.elements);
     const std::size_t first = checked_size("first", arrays.first);
-    check_not_fp16(arrays.dtype);
-    const std::size_t item = item_bytes(arrays.dtype);
-    const std::size_t bytes = length * item;
-    check_pointer("parameters", arrays.parameters, length, item);
-    const std::uint32_t key = checked_word("tensor", tensor);
-    ZerothOrderStep step{{seed, key, 0}, 0.0F, {seed, key, 0}, 0.0F};
-    if (pending) {
-        step.pending.step = checked_word("the pending step", pending->step);
-        step.pending_scale = static_cast<float>(pending->scale);
-        check_number("scale", pending->scale, std::isfinite(step.pending_scale));
+    if (first > kMostElements || length > kMostElements - first) {
+        throw std::invalid_argument("first and elements must stay below 2^50");
     }
+    if (arrays.parameters_dtype != Dtype::fp32 && arrays.parameters_dtype != arrays.dtype) {
+        throw std::invalid_argument("parameters must be fp32, or of the dtype of plus and minus");
+    }
+    const std::size_t own = item_bytes(arrays.parameters_dtype);
+    const std::size_t item = item_bytes(arrays.dtype);
+    check_pointer("parameters", arrays.parameters, length, own);
+    std::vector<ZerothOrderUpdate> updates;
+    updates.reserve(pending.size());
+    for (const Move& move : pending) {
+        const ZerothOrderUpdate update{checked_direction(move), static_cast<float>(move.scale),
+                                       static_cast<float>(move.keep)};
+        check_number("scale", move.scale, std::isfinite(update.scale));
+        check_number("keep", move.keep, std::isfinite(update.keep) && update.keep >= 0.0F);
+        updates.push_back(update);
+    }
+    ZerothOrderPass pass{seed, checked_word("tensor", tensor), updates.data(), updates.size(), {0, 0}, 0.0F};
     if (next) {
-        check_pointer("plus", arrays.plus, length, item);
-        check_pointer("minus", arrays.minus, length, item);
-        check_disjoint(arrays.plus, bytes, arrays.parameters, bytes);
-        check_disjoint(arrays.minus, bytes, arrays.parameters, bytes);
-        check_disjoint(arrays.plus, bytes, arrays.minus, bytes);
-        step.next.step = checked_word("step", next->step);
-        step.eps = static_cast<float>(next->scale);
-        check_number("eps", next->scale, std::isfinite(step.eps) && step.eps > 0.0F);
+        if (arrays.plus == 0 && arrays.minus == 0) check_pointer("plus", arrays.plus, length, item);
+        for (const auto& [name, place] : {std::pair{"plus", arrays.plus}, std::pair{"minus", arrays.minus}}) {
+            if (place == 0) continue;
+            check_pointer(name, place, length, item);
+            check_disjoint(place, length * item, arrays.parameters, length * own);
+        }
+        if (arrays.plus != 0 && arrays.minus != 0)
+            check_disjoint(arrays.plus, length * item, arrays.minus, length * item);
+        pass.next = checked_direction(*next);
+        pass.eps = static_cast<float>(next->scale);
+        check_number("eps", next->scale, std::isfinite(pass.eps) && pass.eps > 0.0F);
     }
     Workers::shared().run(pieces(length, kPiece), workers, [&](std::size_t piece) {
         const FloatEnvironment environment;
         const std::size_t begin = piece * kPiece;
-        const auto part = [&](std::uintptr_t array) { return next ? at<std::byte>(array) + begin * item : nullptr; };
-        zeroth_order(at<std::byte>(arrays.parameters) + begin * item, part(arrays.plus), part(arrays.minus),
-                     arrays.dtype, first + begin, std::min(kPiece, length - begin), step);
+        const auto part = [&](std::uintptr_t array) -> void* {
+            return next && array != 0 ? at<std::byte>(array) + begin * item : nullptr;
+        };
+        zeroth_order({at<std::byte>(arrays.parameters) + begin * own, arrays.parameters_dtype, part(arrays.plus),
+                      part(arrays.minus), arrays.dtype, first + begin, std::min(kPiece, length - begin)},
+                     pass);
     });
 }
 

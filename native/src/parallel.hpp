@@ -79,22 +79,25 @@ void parallel_dequantize(std::uintptr_t destination, Dtype dtype, std::uintptr_t
 
 struct ZerothOrderArrays {
     std::uintptr_t parameters;
-    std::uintptr_t plus;  // 0, as minus, where there is no perturbation
+    Dtype parameters_dtype;
+    std::uintptr_t plus;  // 0 where it is not wanted, as minus
     std::uintptr_t minus;
     Dtype dtype;
     std::int64_t first;  // the element of the tensor at which the arrays begin
     std::int64_t elements;
 };
 
-// A step's direction and how far to go along it.
+// One direction of a step, and how far to go along it.
 struct Move {
     std::int64_t step;
+    std::int64_t direction;
     double scale;
+    double keep;
 };
 
-// The update of `pending`, if there is one, then the perturbations of `next`, if there is one.
+// The updates of `pending` one after the other, then the perturbations of `next`, if there is one.
 void parallel_zeroth_order(const ZerothOrderArrays& arrays, std::uint64_t seed, std::int64_t tensor,
-                           const std::optional<Move>& pending, const std::optional<Move>& next, std::int64_t threads);
+                           const std::vector<Move>& pending, const std::optional<Move>& next, std::int64_t threads);
 std::uint64_t parallel_checksum(std::uintptr_t data, std::int64_t nbytes, std::int64_t threads);
 std::uint64_t parallel_checksum_of(std::uint64_t sum, std::int64_t nbytes);
 

@@ -76,17 +76,18 @@ SSDPLAN_INLINE void box_muller(std::uint32_t a, std::uint32_t b, float& first, f
     second = r * float_of(bits_of(swapped ? cosine : sine) ^ sine_sign);
 }
 
-SSDPLAN_INLINE void normals_of_group(const RandomDirection& direction, std::uint64_t group, float* out) {
+SSDPLAN_INLINE void normals_of_group(const ZerothOrderPass& pass, const RandomDirection& direction, std::uint64_t group,
+                                     float* out) {
     static_assert(kNormalGroup == 4 * kLanes);
     Words words;
     const std::uint64_t counter = group * kLanes;  // a multiple of 16: adding a lane carries into nothing
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
         words.word[0][lane] = static_cast<std::uint32_t>(counter) + static_cast<std::uint32_t>(lane);
-        words.word[1][lane] = static_cast<std::uint32_t>(counter >> 32);
-        words.word[2][lane] = direction.tensor;
+        words.word[1][lane] = static_cast<std::uint32_t>(counter >> 32) | (direction.direction << 16);
+        words.word[2][lane] = pass.tensor;
         words.word[3][lane] = direction.step;
     }
-    philox(words, direction.seed);
+    philox(words, pass.seed);
     for (std::size_t pair = 0; pair < 2; ++pair) {
         const std::uint32_t* const a = words.word[2 * pair];
         const std::uint32_t* const b = words.word[2 * pair + 1];
@@ -98,69 +99,78 @@ SSDPLAN_INLINE void normals_of_group(const RandomDirection& direction, std::uint
 }
 
 // Part of a group: elements `begin` to `end` of it, which lie at the arrays' start.
-template <typename Format>
-SSDPLAN_INLINE void group_step(typename Format::Storage* __restrict parameters,
+template <typename Master, typename Format>
+SSDPLAN_INLINE void group_pass(typename Master::Storage* __restrict parameters,
                                typename Format::Storage* __restrict plus, typename Format::Storage* __restrict minus,
-                               std::uint64_t group, std::size_t begin, std::size_t end, const ZerothOrderStep& step) {
-    using Storage = typename Format::Storage;
-    const std::size_t bytes = (end - begin) * sizeof(Storage);
+                               std::uint64_t group, std::size_t begin, std::size_t end, const ZerothOrderPass& pass) {
+    const std::size_t count = end - begin;
     alignas(64) float z[kNormalGroup];
-    alignas(64) Storage p[kNormalGroup] = {};
-    std::memcpy(p + begin, parameters, bytes);
-    if (step.pending_scale != 0.0F) {
-        normals_of_group(step.pending, group, z);
+    alignas(64) typename Master::Storage p[kNormalGroup] = {};
+    std::memcpy(p + begin, parameters, count * sizeof p[0]);
+    for (std::size_t number = 0; number < pass.updates; ++number) {
+        const ZerothOrderUpdate& update = pass.pending[number];
+        normals_of_group(pass, update.direction, group, z);
 #pragma omp simd
         for (std::size_t i = 0; i < kNormalGroup; ++i) {
-            p[i] = Format::store(Format::load(p[i]) - step.pending_scale * z[i]);
+            p[i] = Master::store(update.keep * Master::load(p[i]) - update.scale * z[i]);
         }
-        std::memcpy(parameters, p + begin, bytes);
     }
-    if (plus == nullptr) return;
-    alignas(64) Storage above[kNormalGroup];
-    alignas(64) Storage below[kNormalGroup];
-    normals_of_group(step.next, group, z);
+    if (pass.updates != 0) std::memcpy(parameters, p + begin, count * sizeof p[0]);
+    if (plus == nullptr && minus == nullptr) return;
+    alignas(64) typename Format::Storage above[kNormalGroup];
+    alignas(64) typename Format::Storage below[kNormalGroup];
+    normals_of_group(pass, pass.next, group, z);
 #pragma omp simd
     for (std::size_t i = 0; i < kNormalGroup; ++i) {
-        const float value = Format::load(p[i]);
-        const float difference = step.eps * z[i];
+        const float value = Format::load(Format::store(Master::load(p[i])));
+        const float difference = pass.eps * z[i];
         above[i] = Format::store(value + difference);
         below[i] = Format::store(value - difference);
     }
-    std::memcpy(plus, above + begin, bytes);
-    std::memcpy(minus, below + begin, bytes);
+    if (plus != nullptr) std::memcpy(plus, above + begin, count * sizeof above[0]);
+    if (minus != nullptr) std::memcpy(minus, below + begin, count * sizeof below[0]);
 }
 
-template <typename Format>
-SSDPLAN_INLINE void zeroth_order_body(void* parameters, void* plus, void* minus, std::uint64_t first,
-                                      std::size_t elements, const ZerothOrderStep& step) {
-    using Storage = typename Format::Storage;
-    auto* const at = static_cast<Storage*>(parameters);
-    auto* const above = static_cast<Storage*>(plus);
-    auto* const below = static_cast<Storage*>(minus);
-    for (std::size_t i = 0; i < elements;) {
-        const std::size_t begin = (first + i) % kNormalGroup;
-        const std::size_t count = std::min(elements - i, kNormalGroup - begin);
-        group_step<Format>(at + i, above == nullptr ? nullptr : above + i, below == nullptr ? nullptr : below + i,
-                           (first + i) / kNormalGroup, begin, begin + count, step);
+template <typename Master, typename Format>
+SSDPLAN_INLINE void zeroth_order_body(const ZerothOrderPlaces& places, const ZerothOrderPass& pass) {
+    auto* const at = static_cast<typename Master::Storage*>(places.parameters);
+    auto* const above = static_cast<typename Format::Storage*>(places.plus);
+    auto* const below = static_cast<typename Format::Storage*>(places.minus);
+    for (std::size_t i = 0; i < places.elements;) {
+        const std::uint64_t element = places.first + i;
+        const std::size_t begin = element % kNormalGroup;
+        const std::size_t count = std::min(places.elements - i, kNormalGroup - begin);
+        group_pass<Master, Format>(at + i, above == nullptr ? nullptr : above + i,
+                                   below == nullptr ? nullptr : below + i, element / kNormalGroup, begin, begin + count,
+                                   pass);
         i += count;
     }
 }
 
-SSDPLAN_DISPATCHED void zeroth_order_fp32(void* parameters, void* plus, void* minus, std::uint64_t first,
-                                          std::size_t elements, const ZerothOrderStep& step) {
-    zeroth_order_body<Fp32>(parameters, plus, minus, first, elements, step);
-}
-
-SSDPLAN_DISPATCHED void zeroth_order_bf16(void* parameters, void* plus, void* minus, std::uint64_t first,
-                                          std::size_t elements, const ZerothOrderStep& step) {
-    zeroth_order_body<Bf16>(parameters, plus, minus, first, elements, step);
-}
+#define SSDPLAN_ZEROTH_ORDER(suffix, Master, Format)                                                              \
+    SSDPLAN_DISPATCHED void zeroth_order_##suffix(const ZerothOrderPlaces& places, const ZerothOrderPass& pass) { \
+        zeroth_order_body<Master, Format>(places, pass);                                                          \
+    }
+SSDPLAN_ZEROTH_ORDER(fp32, Fp32, Fp32)
+SSDPLAN_ZEROTH_ORDER(bf16, Bf16, Bf16)
+SSDPLAN_ZEROTH_ORDER(fp16, Fp16, Fp16)
+SSDPLAN_ZEROTH_ORDER(fp32_to_bf16, Fp32, Bf16)
+SSDPLAN_ZEROTH_ORDER(fp32_to_fp16, Fp32, Fp16)
+#undef SSDPLAN_ZEROTH_ORDER
 
 }  // namespace
 
-void zeroth_order(void* parameters, void* plus, void* minus, Dtype dtype, std::uint64_t first, std::size_t elements,
-                  const ZerothOrderStep& step) {
-    (dtype == Dtype::bf16 ? zeroth_order_bf16 : zeroth_order_fp32)(parameters, plus, minus, first, elements, step);
+void zeroth_order(const ZerothOrderPlaces& places, const ZerothOrderPass& pass) {
+    const bool masters = places.parameters_dtype == Dtype::fp32;
+    switch (places.dtype) {
+        case Dtype::bf16:
+            return (masters ? zeroth_order_fp32_to_bf16 : zeroth_order_bf16)(places, pass);
+        case Dtype::fp16:
+            return (masters ? zeroth_order_fp32_to_fp16 : zeroth_order_fp16)(places, pass);
+        case Dtype::fp32:
+            break;
+    }
+    zeroth_order_fp32(places, pass);
 }
 
 }  // namespace ssdplan

@@ -265,7 +265,15 @@ def measure_zeroth_order(setting: Setting, progress: Progress) -> list[Row]:
     def ours() -> None:
         addresses = parameters.data_ptr(), plus.data_ptr(), minus.data_ptr()
         native.zeroth_order(
-            *addresses, "bf16", count, seed=1, tensor=0, step=2, eps=1e-3, pending=(1, 1e-6), threads=setting.threads
+            *addresses,
+            "bf16",
+            count,
+            seed=1,
+            tensor=0,
+            step=2,
+            eps=1e-3,
+            pending=[(1, 0, 1e-6, 1.0)],
+            threads=setting.threads,
         )
 
     def chain() -> None:

@@ -3,6 +3,7 @@ Muller in float64, and the steps in fp32; and the directions against what normal
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 import ssdplan.native as native
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def philox(counter: list[NDArray[np.uint64]], key: tuple[int, int]) -> list[NDArray[np.uint64]]:
@@ -53,12 +54,17 @@ def test_the_oracles_philox_knows_random123s_answers(
 
 
 def directions(
-    seed: int, tensor: int, step: int, first: int, elements: int
+    seed: int, tensor: int, step: int, first: int, elements: int, direction: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The defined normals, and the radii r of their pairs, in float64."""
     e = np.arange(first, first + elements, dtype=np.uint64)
     c = np.uint64(16) * (e // np.uint64(64)) + e % np.uint64(16)
-    counter = [c & np.uint64(0xFFFFFFFF), c >> np.uint64(32), np.full_like(c, tensor), np.full_like(c, step)]
+    counter = [
+        c & np.uint64(0xFFFFFFFF),
+        (c >> np.uint64(32)) + np.uint64(direction << 16),
+        np.full_like(c, tensor),
+        np.full_like(c, step),
+    ]
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32))
     place = (e // np.uint64(16)) % np.uint64(4)
     a, b = np.where(place < 2, words[0], words[2]), np.where(place < 2, words[1], words[3])
@@ -67,11 +73,14 @@ def directions(
     return r * np.where(place % np.uint64(2) == 0, np.cos(t), np.sin(t)), r
 
 
-def drawn(seed: int, tensor: int, step: int, first: int, elements: int, threads: int = 1) -> NDArray[np.float32]:
+def drawn(
+    seed: int, tensor: int, step: int, first: int, elements: int, threads: int = 1, direction: int = 0
+) -> NDArray[np.float32]:
     """The native normals: what an update by -1 leaves of zeros."""
     out = torch.zeros(elements)
+    pending = [(step, direction, -1.0, 1.0)]
     native.zeroth_order_update(
-        out.data_ptr(), "fp32", elements, seed=seed, tensor=tensor, step=step, scale=-1.0, first=first, threads=threads
+        out.data_ptr(), "fp32", elements, seed=seed, tensor=tensor, pending=pending, first=first, threads=threads
     )
     return out.numpy()
 
@@ -81,12 +90,15 @@ def drawn(seed: int, tensor: int, step: int, first: int, elements: int, threads:
     seed=st.integers(0, 2**64 - 1),
     tensor=st.integers(0, 2**32 - 1),
     step=st.integers(0, 2**32 - 1),
-    first=st.integers(0, 2**50),
+    first=st.integers(0, 2**50 - 70_000),
     elements=st.integers(1, 70_000),
+    direction=st.integers(0, 2**16 - 1),
 )
-def test_directions_are_the_defined_ones(seed: int, tensor: int, step: int, first: int, elements: int) -> None:
-    got = drawn(seed, tensor, step, first, elements, threads=2)
-    want, r = directions(seed, tensor, step, first, elements)
+def test_directions_are_the_defined_ones(
+    seed: int, tensor: int, step: int, first: int, elements: int, direction: int
+) -> None:
+    got = drawn(seed, tensor, step, first, elements, threads=2, direction=direction)
+    want, r = directions(seed, tensor, step, first, elements, direction)
     # An error e of r^2 is one of e / 2r of r, and at most the root of e.
     error = 1.2e-7 + 5e-7 * r**2
     assert (np.abs(got - want) <= np.minimum(error / r, np.sqrt(error)) + 3e-7 * r).all()
@@ -109,6 +121,7 @@ def test_directions_are_normal_and_independent() -> None:
     others = {f"{lag} further": z[lag:] for lag in (1, 2, 4, 15, 16, 32, 48, 64, 1024)}
     others |= {"tensor": drawn(1, 1, 0, 0, n), "step": drawn(1, 0, 1, 0, n), "seed": drawn(2, 0, 0, 0, n)}
     others |= {"high seed": drawn(1 + (1 << 32), 0, 0, 0, n), "far": drawn(1, 0, 0, 1 << 36, n)}
+    others |= {"direction": drawn(1, 0, 0, 0, n, direction=1)}
     for name, other in others.items():
         length = len(other)
         for x, y in [(z[:length], other), (z[:length] ** 2 - 1, np.square(other, dtype=np.float64) - 1)]:
@@ -121,13 +134,19 @@ def state(elements: int, dtype: str, seed: int = 0) -> tuple[torch.Tensor, torch
     return parameters, torch.empty_like(parameters), torch.empty_like(parameters)
 
 
-@pytest.mark.parametrize("pending", [None, (6, 3e-2)])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "pending", [[], [(6, 0, 3e-2, 1.0)], [(5, 0, 3e-2, 0.999), (5, 1, -1e-2, 1.0), (6, 0, 2e-2, 0.99)]]
+)
+@pytest.mark.parametrize(
+    ("masters", "dtype"), [(None, "fp32"), (None, "bf16"), (None, "fp16"), ("fp32", "bf16"), ("fp32", "fp16")]
+)
 @pytest.mark.parametrize(("first", "elements"), [(0, 1), (5, 64), (63, 66), (1 << 40, 70_001)])
 def test_the_pass_is_updates_and_perturbations_rounded_one_by_one(
-    pending: tuple[int, float] | None, dtype: str, first: int, elements: int
+    pending: list[tuple[int, int, float, float]], masters: str | None, dtype: str, first: int, elements: int
 ) -> None:
-    parameters, plus, minus = state(elements, dtype)
+    """Each update rounds to the parameters' own format; what is perturbed is these, rounded to that of the copies."""
+    _, plus, minus = state(elements, dtype)
+    parameters, _, _ = state(elements, masters or dtype)
     p = parameters.float().numpy().copy()
     native.zeroth_order(
         *(tensor.data_ptr() for tensor in (parameters, plus, minus)),
@@ -136,20 +155,24 @@ def test_the_pass_is_updates_and_perturbations_rounded_one_by_one(
         seed=9,
         tensor=4,
         step=7,
+        direction=2,
         eps=1e-2,
         pending=pending,
+        masters=masters,
         first=first,
         threads=2,
     )
 
-    def rounded(values: NDArray[np.float32]) -> torch.Tensor:
-        return torch.from_numpy(values).to(TORCH_DTYPES[dtype])
+    def rounded(values: NDArray[np.float32], to: str) -> torch.Tensor:
+        return torch.from_numpy(values).to(TORCH_DTYPES[to])
 
-    if pending:
-        p = rounded(p - np.float32(pending[1]) * drawn(9, 4, pending[0], first, elements)).float().numpy()
-    z = np.float32(1e-2) * drawn(9, 4, 7, first, elements)
-    assert torch.equal(parameters, rounded(p))
-    assert torch.equal(plus, rounded(p + z)) and torch.equal(minus, rounded(p - z))
+    for step, direction, scale, keep in pending:
+        z = drawn(9, 4, step, first, elements, direction=direction)
+        p = rounded(np.float32(keep) * p - np.float32(scale) * z, masters or dtype).float().numpy()
+    z = np.float32(1e-2) * drawn(9, 4, 7, first, elements, direction=2)
+    assert torch.equal(parameters, rounded(p, masters or dtype))
+    copy = rounded(p, dtype).float().numpy()
+    assert torch.equal(plus, rounded(copy + z, dtype)) and torch.equal(minus, rounded(copy - z, dtype))
 
 
 @settings(max_examples=40, deadline=None)
@@ -158,31 +181,45 @@ def test_the_pass_is_updates_and_perturbations_rounded_one_by_one(
     elements=st.integers(1, 3000),
     cuts=st.lists(st.integers(0, 3000), max_size=5),
     threads=st.integers(1, 4),
-    dtype=st.sampled_from(["fp32", "bf16"]),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    turns=st.booleans(),
 )
 def test_any_split_of_a_range_gives_the_same_bits(
-    first: int, elements: int, cuts: list[int], threads: int, dtype: str
+    first: int, elements: int, cuts: list[int], threads: int, dtype: str, turns: bool
 ) -> None:
-    settings_ = {"seed": 3, "tensor": 1, "step": 2, "eps": 1e-3, "pending": (1, 0.01)}
+    """Of ranges, and of the two copies: the second pass of one that takes turns updates nothing."""
+    moves = [(1, 0, 0.01, 0.9), (1, 3, 0.02, 1.0)]
+    settings_: dict[str, Any] = {"seed": 3, "tensor": 1, "step": 2, "eps": 1e-3}
     whole, parts = state(elements, dtype), state(elements, dtype)
-    native.zeroth_order(*(tensor.data_ptr() for tensor in whole), dtype, elements, first=first, **settings_)
+    addresses = [tensor.data_ptr() for tensor in whole]
+    native.zeroth_order(*addresses, dtype, elements, first=first, pending=moves, **settings_)
     for begin, end in pairwise([0, *sorted(min(cut, elements) for cut in cuts), elements]):
-        addresses = [tensor[begin:end].data_ptr() for tensor in parts]
-        native.zeroth_order(*addresses, dtype, end - begin, first=first + begin, threads=threads, **settings_)
+        p, plus, minus = (tensor[begin:end].data_ptr() for tensor in parts)
+        settings_ |= {"first": first + begin, "threads": threads}
+        if begin == end:
+            continue
+        if turns:
+            native.zeroth_order(p, plus, 0, dtype, end - begin, pending=moves, **settings_)
+            native.zeroth_order(p, 0, minus, dtype, end - begin, **settings_)
+        else:
+            native.zeroth_order(p, plus, minus, dtype, end - begin, pending=moves, **settings_)
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
 def test_threads_and_flushes_change_no_bit() -> None:
+    """Updates that wait and are made together are those that were made one by one."""
     results = []
+    moves = [(0, 0, 0.5, 1.0), (0, 1, -0.25, 0.99), (1, 0, 0.125, 1.0)]
     for threads in (1, 2, 5):
         tensors = state(200_000, "bf16")
         addresses = [tensor.data_ptr() for tensor in tensors]
         native.zeroth_order(*addresses, "bf16", 200_000, seed=1, tensor=0, step=0, eps=1e-2, threads=threads)
-        native.zeroth_order_update(addresses[0], "bf16", 200_000, seed=1, tensor=0, step=0, scale=0.5, threads=threads)
+        for move in moves:
+            native.zeroth_order_update(addresses[0], "bf16", 200_000, seed=1, tensor=0, pending=[move], threads=threads)
         results.append(tensors)
     fused = state(200_000, "bf16")
     native.zeroth_order(
-        *(tensor.data_ptr() for tensor in fused), "bf16", 200_000, seed=1, tensor=0, step=1, eps=1e-2, pending=(0, 0.5)
+        *(tensor.data_ptr() for tensor in fused), "bf16", 200_000, seed=1, tensor=0, step=1, eps=1e-2, pending=moves
     )
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
     assert torch.equal(fused[0], results[0][0])
@@ -196,8 +233,13 @@ def test_wrong_arguments_are_refused() -> None:
         ("step", {"step": -1}),
         ("eps", {"eps": 0.0}),
         ("eps", {"eps": float("nan")}),
-        ("pending step", {"pending": (-1, 0.1)}),
-        ("scale", {"pending": (0, float("inf"))}),
+        ("direction", {"direction": 1 << 16}),
+        ("step", {"pending": [(-1, 0, 0.1, 1.0)]}),
+        ("direction", {"pending": [(0, 1 << 16, 0.1, 1.0)]}),
+        ("scale", {"pending": [(0, 0, float("inf"), 1.0)]}),
+        ("keep", {"pending": [(0, 0, 0.1, -1.0)]}),
+        ("masters|parameters must be", {"masters": "bf16"}),
+        ("2\\^50", {"first": 1 << 50}),
         ("first", {"first": -1}),
         ("threads", {"threads": 0}),
     ]:
@@ -207,8 +249,8 @@ def test_wrong_arguments_are_refused() -> None:
     for message, arguments in [
         ("overlap", (p, plus, p, "fp32", 64)),
         ("overlap", (p, plus, plus, "fp32", 64)),
-        ("plus is a null", (p, 0, minus, "fp32", 64)),
-        ("fp16", (p, plus, minus, "fp16", 64)),
+        ("plus is a null", (p, 0, 0, "fp32", 64)),
+        ("dtype", (p, plus, minus, "int8", 64)),
         ("aligned", (p + 1, plus, minus, "fp32", 64)),
         ("negative", (p, plus, minus, "fp32", -1)),
     ]:

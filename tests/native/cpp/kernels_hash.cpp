@@ -145,7 +145,7 @@ int main() {
             narrow[i] = Bf16::store(source[i] * 0.5F);
         }
         for (std::size_t group = kLeastQuantizedGroup; group <= kMostQuantizedGroup; group *= 2) {
-            for (const Dtype dtype : {Dtype::fp32, Dtype::bf16}) {
+            for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
                 void* const data = dtype == Dtype::fp32 ? static_cast<void*>(source.data()) : narrow.data();
                 void* const back = dtype == Dtype::fp32 ? static_cast<void*>(wide.data()) : above.data();
                 const bool finite = quantize(values.data(), scales.data(), data, dtype, elements, group);
@@ -156,11 +156,13 @@ int main() {
                 add(back, elements * item_bytes(dtype));
             }
         }
-        const ZerothOrderStep step{{elements, 3, 7}, 1e-3F, {elements, 3, 8}, 1e-2F};
+        const ZerothOrderUpdate pending[] = {{{7, 0}, 1e-3F, 1.0F}, {{7, 5}, -2e-3F, 0.75F}};
+        const ZerothOrderPass pass{elements, 3, pending, 2, {8, 1}, 1e-2F};
         for (float& value : source) value = Bf16::load(static_cast<std::uint16_t>(next_bits() & 0xbfffU));
-        zeroth_order(source.data(), plus.data(), minus.data(), Dtype::fp32, 13 * elements, elements, step);
-        zeroth_order(narrow.data(), above.data(), below.data(), Dtype::bf16, (1ULL << 40) + 13 * elements, elements,
-                     step);
+        zeroth_order({source.data(), Dtype::fp32, plus.data(), minus.data(), Dtype::fp32, 13 * elements, elements},
+                     pass);
+        const std::uint64_t far = (1ULL << 40) + 13 * elements;
+        zeroth_order({narrow.data(), Dtype::bf16, above.data(), below.data(), Dtype::bf16, far, elements}, pass);
         for (const std::vector<float>* array : {&source, &plus, &minus}) add(array->data(), elements * 4);
         for (const std::vector<std::uint16_t>* array : {&narrow, &above, &below}) add(array->data(), elements * 2);
     }

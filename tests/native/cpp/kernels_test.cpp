@@ -163,9 +163,10 @@ int main() {
         for (std::size_t i = 0; i < elements; ++i) CHECK(std::abs(restored[i] - back[i]) <= 0.5001F * scales[i / 64]);
 
         std::vector<float> once(back), twice(back), plus(elements), minus(elements);
-        parallel_zeroth_order({address(once), 0, 0, Dtype::fp32, 3, n}, 1, 2, Move{4, 0.5}, std::nullopt, 1);
-        parallel_zeroth_order({address(twice), address(plus), address(minus), Dtype::fp32, 3, n}, 1, 2, Move{4, 0.5},
-                              Move{5, 0.25}, 3);
+        const std::vector<Move> pending{{4, 0, 0.5, 1.0}, {4, 1, 0.25, 0.5}};
+        parallel_zeroth_order({address(once), Dtype::fp32, 0, 0, Dtype::fp32, 3, n}, 1, 2, pending, std::nullopt, 1);
+        parallel_zeroth_order({address(twice), Dtype::fp32, address(plus), address(minus), Dtype::fp32, 3, n}, 1, 2,
+                              pending, Move{5, 0, 0.25, 1.0}, 3);
         CHECK(same(once, twice) && !same(once, back) && !same(plus, minus));
 
         std::vector<std::uint32_t> words(elements * 64);
