@@ -184,7 +184,7 @@ def train_and_use(directory: Path) -> None:
         say(f"profile: {profile} is there (remove it to measure again)")
     ssdplan("solve", profile, "--host-memory", HOST_MEMORY, "--global-batch", GLOBAL_BATCH, "-o", plan)
     steps = steps_within(json.loads(plan.read_text())["prediction"]["step_seconds"])
-    ssdplan("show", plan, "--plots", directory / "plots")
+    ssdplan("show", plan, "--plots", directory / "plots", unseen=True)  # solve has just printed the plan
     if out.is_dir() and not out.is_symlink():
         shutil.rmtree(out)  # of an earlier demo: prepare_assets has seen that the directory is the demo's own
     ssdplan(
@@ -218,14 +218,14 @@ def precision() -> str:
     return faster or PRECISION
 
 
-def ssdplan(*arguments: object) -> None:
-    """Prints a command as a user would type it, then runs it."""
+def ssdplan(*arguments: object, unseen: bool = False) -> None:
+    """Prints a command as a user would type it, then runs it; `unseen`: without its results."""
     program = Path(sys.executable).parent / "ssdplan"
     if not program.exists():
         raise DemoError(f"{program} does not exist; run `make demo`, which installs ssdplan first")
     words = [str(word) for word in arguments]
-    print(f"\n$ ssdplan {shlex.join(words)}", flush=True)
-    run([str(program), *words], f"`ssdplan {words[0]}` failed")
+    print(f"\n$ ssdplan {shlex.join(words)}{' > /dev/null' if unseen else ''}", flush=True)
+    run([str(program), *words], f"`ssdplan {words[0]}` failed", subprocess.DEVNULL if unseen else None)
 
 
 def generated(model_dir: Path, prompt: str, new_tokens: int) -> str:
@@ -259,8 +259,9 @@ def whole(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def run(command: list[str], failure: str) -> None:
-    status = subprocess.run(command).returncode
+def run(command: list[str], failure: str, results: int | None = None) -> None:
+    """`results`: where its standard output goes, as `subprocess` has it."""
+    status = subprocess.run(command, stdout=results).returncode
     if status != 0:
         raise DemoError(f"{failure} (exit code {status})")
 

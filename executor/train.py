@@ -97,6 +97,8 @@ def train(
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
         for note in weights.notes:
             watch.note(note)
+    if not recipe.snapshots:
+        watch.note(_unkept(schedule, recipe))
     rendered_at = (resume.directory.run.rendered_at if resume else None) or datetime.now()
     texts = Texts(plan, recipe, data, eval_data, Apart(model.path), model, watch, rendered_at)
     origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if recipe.snapshots else None
@@ -165,8 +167,6 @@ def train(
             interruption.begin()
         calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor else None
         assert calibrator or not recipe.replan
-        if not keeper:
-            watch.note(_unkept(schedule, records, recipe))
         loading_peak = process.peak_resident_bytes()
         process.forget_peak()
         loop = Loop(
@@ -192,10 +192,10 @@ def train(
             raise
 
 
-def _unkept(schedule: Schedule, records: Records, recipe: Recipe) -> str:
+def _unkept(schedule: Schedule, recipe: Recipe) -> str:
     """What an end before the last step costs a run without snapshots, and what they would take."""
     durable = store_bytes_of(Records.of(schedule, snapshots=True), replace(recipe, snapshot_every=1))
-    now = store_bytes_of(records, recipe)
+    now = store_bytes_of(Records.of(schedule, snapshots=False), recipe)
     return (
         "no snapshots are taken: if this run is stopped, by Ctrl-C too, all its steps are lost; --snapshot-every N "
         f"keeps them, with a store of {format_bytes(durable)} instead of {format_bytes(now)}"

@@ -23,7 +23,7 @@ from ssdplan.plans.errors import UsageError, first_line
 
 from .frame import Frame
 from .reading.documents import Document, opened, require_itself
-from .reading.model_config import read_config
+from .reading.model_config import blamed, read_config
 from .reading.places import At, unsaid
 from .samples.notes import Tally
 
@@ -163,15 +163,14 @@ def _configuration(model_dir: Path) -> Any:
     """The configuration of the text model in a directory (a transformers configuration); None where it has none."""
     if not (model_dir / "config.json").is_file():
         return None
-    read_config(model_dir / "config.json")  # before a library builds lists of what it says
+    raw = read_config(model_dir / "config.json")  # before a library builds lists of what it says
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # of a file of any kind
-        raise UsageError(
-            f"{model_dir / 'config.json'}: not a model configuration ({first_line(error)}); copy the model's own again"
-        ) from error
+    except Exception as error:  # transformers raises many kinds here
+        why = f"not a model configuration ({first_line(error)}); copy the model's own again"
+        raise UsageError(f"{model_dir / 'config.json'}: {blamed(raw, error) or why}") from error
     return config.get_text_config()
 
 

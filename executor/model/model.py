@@ -24,9 +24,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ssdplan.native.process import growing_at_most, host_memory
 from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
-from ssdplan.plans.errors import MismatchError, UsageError
+from ssdplan.plans.errors import MismatchError, UsageError, first_line
 
-from ..data.reading.model_config import read_config, require_regular
+from ..data.reading.model_config import blamed, read_config, require_regular
 from .directory.loaded import Zeroed, in_fp32, initialise
 from .directory.shards import Checkpoint
 from .directory.weight_files import weight_files
@@ -312,7 +312,7 @@ def _read_config(path: Path) -> PretrainedConfig:
         if raw.get("auto_map"):
             why = f"model_type {model_type!r} needs remote code, which is never run"
         else:
-            why = f"model_type {model_type!r} cannot be opened ({(str(error).strip().splitlines() or [''])[0]})"
+            why = blamed(raw, error) or f"model_type {model_type!r} cannot be opened ({first_line(error)})"
         raise MismatchError(f"{file}: {why}") from error
     if config.is_encoder_decoder:
         raise MismatchError(f"{file}: model_type {model_type!r} is an encoder-decoder, not a causal language model")
@@ -337,8 +337,8 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[Pr
                 config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
     except Exception as error:  # any code of any model may be in there
-        line = (str(error).strip().splitlines() or [""])[0]
-        raise MismatchError(f"{path}: config.json describes a model that cannot be built ({line})") from error
+        why = blamed(config.to_dict(), error) or f"describes a model that cannot be built ({first_line(error)})"
+        raise MismatchError(f"{path / 'config.json'}: {why}") from error
     # from_pretrained initialises the buffers when fp32 is the default again: in bf16 GPT-J's position table has values
     # of other precision than those that its constructor computes. As there, parameters are said to have their values.
     zeroed = initialise(module)

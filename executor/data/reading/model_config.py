@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import UsageError, first_line
 from ssdplan.plans.files import read_bounded
 from ssdplan.plans.json_errors import json_reason
 
@@ -31,8 +31,17 @@ _VOCABULARY = re.compile("vocab")
 _LAYERS = re.compile(r"(^|_)(n_)?layers?$|^depth$")
 _POSITIONS = re.compile(r"position|^n_ctx$|seq|window|context|distance")
 _WIDE = re.compile(r"(size|dims?|width|heads?|embd|inner|model|rank|groups|kernel|experts?)$|hidden|intermediate|ffn")
-_NEEDED = ("vocab_size", "hidden_size", "n_embd", "d_model")
-"""Sizes that no model has as 0."""
+_NEEDED = frozenset(
+    {
+        *("vocab_size", "hidden_size", "n_embd", "d_model"),
+        *("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
+        *("num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads"),
+    }
+)
+"""Sizes that no model has as 0, or below."""
+_NOT_BELOW_0 = frozenset({"intermediate_size", "ffn_dim", "n_inner", "head_dim"})
+_NAMES = frozenset({"model_type", "architectures", "_name_or_path", "transformers_version"})
+"""Fields that name the model as a whole."""
 _ENDLESS = "time_step_limit"
 """The one field whose values may be infinite, as Mamba's are."""
 
@@ -85,8 +94,31 @@ def read_config(file: Path) -> dict[str, Any]:
     return config
 
 
+def blamed(config: dict[str, Any], error: Exception) -> str | None:
+    """Which field of a configuration a library's error about it is probably of, with the value; None where none stands
+    out: a word that the error names in quotes, or a size of 0."""
+    said = str(error)
+    words = {word for _, word in re.findall(r"(['\"`])(.+?)\1", said)}
+    for name, value in _leaves(config):
+        if isinstance(value, str) and value in words and name not in _NAMES:
+            return f"{name} is {value!r}, which transformers does not know; copy the model's own again"
+    for name, value in _leaves(config):
+        if value == 0 and not isinstance(value, bool | str | float) and _WIDE.search(name):
+            return f"{name} is 0, and transformers cannot build that ({first_line(error)}); copy the model's own again"
+    return None
+
+
 def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """Every number in a configuration, with the name of the field that it is in."""
+    return (
+        (name, value)
+        for name, value in _leaves(config)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    )
+
+
+def _leaves(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value in a configuration that holds no others, with the name of the field that it is in."""
     left: list[tuple[str, Any]] = list(config.items())
     while left:
         name, value = left.pop()
@@ -96,7 +128,7 @@ def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, float]]:
             left += value.items()
         elif isinstance(value, list):
             left += ((name, each) for each in value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        else:
             yield name, value
 
 
@@ -106,6 +138,8 @@ def _wrong(name: str, value: float) -> str | None:
         return None if name == _ENDLESS and not math.isnan(value) else "which is no finite number"
     if name in _NEEDED and value < 1:
         return "and a model has at least 1"
+    if value < 0 and name in _NOT_BELOW_0:
+        return "and no size is below 0"
     for names, most in (
         (_VOCABULARY, MOST_TOKENS),
         (_LAYERS, MOST_LAYERS),
