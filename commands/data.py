@@ -1,9 +1,11 @@
 """`ssdplan data`: a look at the samples that a run would train on."""
 
+import dataclasses
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +14,9 @@ from ssdplan.plans.views.progress_line import ProgressLine
 from .parsing import options as of
 from .parsing.command import Command, Group, Member, Section
 from .parsing.types import COUNT, MODEL, PATH
+
+if TYPE_CHECKING:
+    from ssdplan.executor.data.preview import Preview
 
 _USUAL_LENGTH = 1024
 """Tokens a row where nothing else is said: as `ssdplan profile` has it."""
@@ -71,13 +76,14 @@ def _preview() -> Command:
 
 def call(options: Options) -> int:
     from ssdplan.executor.data import previewing
-    from ssdplan.executor.data.preview import describe
+    from ssdplan.executor.data.preview import describe, note_line
     from ssdplan.executor.model.directory.hub import find_model
     from ssdplan.plans.errors import UsageError
 
     cache = of.token_cache(options.token_cache)
+    model = find_model(options.model)
     order = previewing.Order(
-        model=str(find_model(options.model)),
+        model=str(model),
         data=str(options.data),
         sequence_length=options.sequence_length,
         usual_length=_USUAL_LENGTH,
@@ -93,11 +99,30 @@ def call(options: Options) -> int:
     finally:
         line.done()
     if options.json:
+        preview = dataclasses.replace(preview, notes=(*preview.notes, *_of_model(model, preview)))
         print(json.dumps(preview.as_json(), indent=2, ensure_ascii=False))
     else:
         text = describe(preview, colour=sys.stdout.isatty() if options.color is None else options.color)
         getattr(sys.stdout, "steer", sys.stdout.write)(text + "\n")
+        sys.stdout.flush()  # to look into a large model takes a while
+        for note in _of_model(model, preview):
+            print(note_line(note))
     if preview.refusal:
         sys.stdout.flush()
         raise UsageError(preview.refusal)
     return 0
+
+
+def _of_model(model: Path, preview: "Preview") -> tuple[str, ...]:
+    """What a run says against the model, or against rows for it that are like those of the preview: a note, or none."""
+    if preview.refusal or not (model / "config.json").is_file():
+        return ()
+    from ssdplan.executor.batches import why_refused
+
+    line = ProgressLine("data")
+    line(0.0, f"running the layers of {model.name} on a few tokens")
+    try:
+        why = why_refused(model, preview)
+    finally:
+        line.done()
+    return (f"a run refuses this: {why}",) if why else ()

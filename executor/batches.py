@@ -1,17 +1,21 @@
 """Batches: the texts that a run trains on and is evaluated on, in batches of its plan's size.
 
-Owns how recipe and model decide the reading of data. `data/` knows what a sample is, and which row comes when.
+Owns how recipe and model decide the reading of data, and which rows a model refuses. `data/` knows what a sample is,
+and which row comes when.
 """
 
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from ssdplan.plans.documents.plan import Plan
-from ssdplan.plans.errors import UsageError
+import torch
 
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.errors import MismatchError, UsageError
+
+from .data.preview import Preview
 from .data.text_data import Batch, HoldOut, TextData
-from .model.model import StreamedModel
+from .model.model import StreamedModel, open_model
 from .recipe import Recipe, Watch
 
 
@@ -118,3 +122,24 @@ class Texts:
         if self._held_out is None:
             return None
         return self._held_out.eval_batches(self._decision.micro_batch_size, micro_batches=self._decision.micro_batches)
+
+
+def why_refused(model_dir: Path, preview: Preview) -> str:
+    """Why a run refuses the model in a directory, or rows for it that are as `preview` has them, in the run's words.
+
+    Empty where it refuses neither, and where the directory lacks what a model needs: that is for `ssdplan profile`.
+    """
+    length = preview.sequence_length
+    try:
+        model = open_model(model_dir, torch.float32)
+        if model.max_sequence_length is not None and length > model.max_sequence_length:
+            return f"{model.name} takes rows of {model.max_sequence_length} tokens, not of {length}"
+        if preview.packed and preview.samples > 1:
+            model.require_apart(length)
+        if not (preview.packed and preview.format == "text"):
+            model.require_alike(length)
+    except MismatchError as error:
+        return str(error)
+    except UsageError:
+        return ""
+    return ""

@@ -3,7 +3,7 @@
 Owns the counts and their words. It trains nothing and needs no torch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -89,10 +89,8 @@ def look(
     tokenizer: Any,
     samples: int,
     length_from: str = "as given",
-    notes: Iterable[str] = (),
 ) -> Preview:
-    """Counts all samples of `data` and renders the first `samples` of them; `length_from` says why rows are so long,
-    and `notes` are told besides those on the samples."""
+    """Counts all samples of `data` and renders the first `samples` of them; `length_from` says why rows are so long."""
     lengths, (in_rows, learnt) = data.lengths(), data.in_rows()
     places = data.places(samples)
     shown = tuple(
@@ -133,7 +131,7 @@ def look(
             "99%": float(np.percentile(lengths, 99)),
             "longest": int(lengths.max()),
         },
-        notes=(*data.notes(), *notes),
+        notes=tuple(data.notes()),
         refusal=data.refusal,
         shown=shown,
     )
@@ -181,9 +179,17 @@ def describe(preview: Preview, *, colour: bool) -> str:
         ("cut", cut_off(preview.cut, preview.cut_off_tokens, preview.sequence_length)),
         ("left out", left_out(preview.left_out, preview.left_out_tokens)),
         *([("left over", _left_over(preview))] if preview.left_over_tokens else []),
-        *(("note", printable(note)) for note in preview.notes),
     ]
-    return "\n".join([*lines, *(f"{name:<16}{value}" for name, value in figures)])
+    return "\n".join([*lines, *(_line(name, value) for name, value in figures), *map(note_line, preview.notes)])
+
+
+def note_line(note: str) -> str:
+    """A note as `describe` has it."""
+    return _line("note", printable(note))
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<16}{value}"
 
 
 def _share(tokens: int, learnt: int, what: str) -> str:

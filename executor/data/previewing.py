@@ -15,10 +15,9 @@ from .apart import LIMITS, Limits, answer, ask
 from .preview import Part, Preview, Shown, look
 from .reader import Here
 from .reading.places import At, unsaid
-from .samples.notes import uneven_rows
 from .text_data import TextData
 from .tokenising import Paced, Progress
-from .tokens import alike_up_to, load_tokenizer, positions_of, vocabulary_of
+from .tokens import load_tokenizer, positions_of, vocabulary_of
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,7 @@ def look_here(order: Order, progress: Progress | None, at: At = unsaid) -> Previ
         progress=progress,
         refuse=False,
     )
-    alike = alike_up_to(model)
-    uneven = [] if alike is None or alike >= length or not data.has_uneven_rows else [uneven_rows(model, alike, length)]
-    return look(path, data, tokenizer, order.samples, length_from, uneven)
+    return look(path, data, tokenizer, order.samples, length_from)
 
 
 def look_apart(order: Order, progress: Progress | None, limits: Limits = LIMITS) -> Preview:

@@ -138,22 +138,6 @@ def positions_of(model_dir: Path) -> int | None:
     return None if found is None or found < 1 else found
 
 
-def alike_up_to(model_dir: Path) -> int | None:
-    """Up to how many tokens the model in a directory computes rows with one set of rotary factors, and longer ones with
-    another, by its configuration (`longrope`: LongRoPE, arXiv 2402.13753); None where it has one set, or does not say.
-    A run finds out by running the model's layers (`executor/model/inspection/reach.py`)."""
-    rope = getattr(_configuration(model_dir), "rope_parameters", None)
-    if not isinstance(rope, dict):
-        return None
-    kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict) and each.get("rope_type") == "longrope"]
-    lengths = [
-        each.get("original_max_position_embeddings")
-        for each in kinds
-        if each.get("short_factor") != each.get("long_factor")
-    ]
-    return min((length for length in lengths if isinstance(length, int)), default=None)
-
-
 def _configured(model_dir: Path, name: str) -> int | None:
     found = getattr(_configuration(model_dir), name, None)
     return None if found is None else int(found)

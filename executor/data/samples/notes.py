@@ -164,17 +164,6 @@ def cut_before_end(path: Path, note: Note, total: int, place: str, ends: Iterabl
     )
 
 
-def uneven_rows(model: Path, alike: int, row: int) -> str:
-    """That the model in a directory computes rows of more than `alike` tokens otherwise than shorter ones, so that a
-    run refuses samples that share a row of `row` tokens or are padded to it."""
-    return (
-        f"{model}: the model computes rows of {alike + 1} tokens and more otherwise than shorter ones (longrope), so a "
-        f"sample that shares a row of {row} tokens, or is padded to it, would not get what it gets alone, and a run "
-        f"refuses it; profile with --sequence-length {alike}, or train on text with --attend-across, whose rows are "
-        "all full"
-    )
-
-
 def cut_off(samples: int, tokens: int, row: int) -> str:
     """That `samples` are longer than a row of `row` tokens, which cuts off `tokens` of them in all."""
     if samples == 0:

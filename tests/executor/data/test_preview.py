@@ -309,18 +309,64 @@ def test_rows_that_a_run_refuses_for_their_length_are_noted(
         assert bool(refusal) == (length > 40 and long == LONG and not (data == "one.txt" and pack))
         asked = preview("--data", data, "--sequence-length", str(length), "--pack" if pack else "--no-pack", "--json")
         assert cli.main(asked) == 0
-        notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "longrope" in note]
-        assert notes == (
-            [
-                "model: the model computes rows of 41 tokens and more otherwise than shorter ones (longrope), so a "
-                f"sample that shares a row of {length} tokens, or is padded to it, would not get what it gets alone, "
-                "and a run refuses it; profile with --sequence-length 40, or train on text with --attend-across, whose "
-                "rows are all full"
-            ]
-            if refusal
-            else []
-        )
-        assert not refusal or refusal.rpartition("; ")[2] == notes[0].rpartition("; ")[2]
+        notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "a run refuses" in note]
+        assert notes == ([f"a run refuses this: {refusal}"] if refusal else [])
+        if refusal:
+            assert refusal.startswith(
+                "model: Phi3ForCausalLM computes rows of 41 tokens and more otherwise than shorter"
+            )
+            assert "profile with --sequence-length 40, or train on text with --attend-across" in refusal
+
+
+@pytest.mark.parametrize(
+    ("family", "odd", "data", "pack", "why"),
+    [
+        (
+            "bloom",
+            {},
+            "rows.jsonl",
+            True,
+            "cannot keep texts apart that share a row of 48 tokens; train with",
+        ),
+        ("bloom", {}, "rows.jsonl", False, ""),
+        ("bloom", {}, "several", True, "cannot keep texts apart that share a row of 48 tokens; train with"),
+        ("bloom", {}, "one.txt", True, ""),
+        ("llama", {}, "rows.jsonl", True, ""),
+        ("gpt2", {"max_position_embeddings": 32, "n_positions": 32}, "one.txt", True, "rows of 32 tokens, not of 48"),
+    ],
+)
+def test_a_model_that_a_run_refuses_for_these_rows_is_noted(
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    family: str,
+    odd: dict[str, Any],
+    data: str,
+    pack: bool,
+    why: str,
+) -> None:
+    make_model(family, home / "model", vocab=512, **odd)
+    (home / "one.txt").write_text("The quick brown fox. " * 40)
+    (home / "several").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (home / "several" / name).write_text("The quick brown fox. " * 40)
+    asked = preview("--data", data, "--sequence-length", "48", "--pack" if pack else "--no-pack")
+    assert cli.main([*asked, "--json"]) == 0
+    notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "a run refuses this" in note]
+    assert cli.main(asked) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "a run refuses this" in line]
+    assert lines == [f"note            {note}" for note in notes]
+    assert len(notes) == bool(why) and all(why in note for note in notes)
+
+
+def test_a_model_that_cannot_be_streamed_is_noted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_model("llama", home / "model", vocab=512)
+    file = home / "model" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))
+    with pytest.raises(MismatchError) as error:
+        open_model(Path("model"), torch.float32)
+    assert cli.main(preview("--json")) == 0
+    assert json.loads(capsys.readouterr().out)["notes"][-1] == f"a run refuses this: {error.value}"
 
 
 @pytest.mark.parametrize(
