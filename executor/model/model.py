@@ -31,6 +31,7 @@ from .directory.loaded import Zeroed, in_fp32, initialise
 from .directory.shards import Checkpoint
 from .directory.weight_files import weight_files
 from .freezing import frozen_parameters
+from .inspection.advice import without_advice
 from .inspection.inspection import Anatomy, Refusal, inspect
 
 _SAID = 400
@@ -257,7 +258,8 @@ def open_model(
             module.gradient_checkpointing_disable()
         _refuse_experts(module)
         _refuse_layerdrop(module)
-        anatomy = inspect(module)
+        with without_advice():
+            anatomy = inspect(module)
     _load_persistent_buffers(module, path, dtype)
     layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
     return StreamedModel(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -354,6 +356,16 @@ def test_an_index_that_is_none(llama: Path, text: str) -> None:
     (llama / "model.safetensors.index.json").write_text(text)
     with pytest.raises(MismatchError, match="not an index"):
         open_model(llama, torch.float32)
+
+
+def test_advice_of_the_library_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """GPT-2 has no loss_type, of which transformers warns where a model makes its loss. It does so once in a process,
+    so the model is opened in one of its own."""
+    make_model("gpt2", tmp_path)
+    capfd.readouterr()  # what saving it said
+    opens = "import sys, torch, pathlib; from ssdplan.executor.model.model import open_model; "
+    subprocess.run([sys.executable, "-c", f"{opens}open_model(pathlib.Path(sys.argv[1]), torch.float32)", tmp_path])
+    assert capfd.readouterr() == ("", "")
 
 
 # Models that are refused
