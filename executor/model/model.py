@@ -251,15 +251,14 @@ def open_model(
     path = Path(path)
     config = _read_config(path)
     weight_files(path)
-    with growing_at_most(_building_bytes()):
+    with growing_at_most(_building_bytes()), without_advice():
         module, zeroed = _build(path, config, dtype)
         checkpoints_itself = module.is_gradient_checkpointing
         if checkpoints_itself:  # its blocks would be recomputed within a recomputation
             module.gradient_checkpointing_disable()
         _refuse_experts(module)
         _refuse_layerdrop(module)
-        with without_advice():
-            anatomy = inspect(module)
+        anatomy = inspect(module)
     _load_persistent_buffers(module, path, dtype)
     layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
     return StreamedModel(

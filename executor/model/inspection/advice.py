@@ -11,8 +11,8 @@ from transformers.utils import logging
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Leaves out what the library warns of when a model runs and makes its loss, such as a `loss_type` that is not set
-    (GPT-2): which loss a model has is found out."""
+    """Leaves out what the library warns of when a model is built, runs and makes its loss, such as a `loss_type` that
+    is not set (GPT-2): which loss a model has is found out."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
