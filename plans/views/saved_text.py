@@ -28,6 +28,8 @@ def decided(plan: Plan, schedule: Schedule) -> list[tuple[str, str]]:
         title = short(name, 14)
         for each in decision.saved.get(name, ()):
             kept = (name, each.rung, each.tier)
+            if not pairs[kept]:  # a share that is rounded to nothing
+                continue
             where = f"{short(each.rung, 14)} on {each.tier}"
             share = exact_percent(each.share)
             lines.append(f"{title}: {where} for {share}, {pairs[kept]:,} {of}, {format_bytes(nbytes[kept])} a step")

@@ -64,6 +64,28 @@ def test_the_decision_says_what_is_saved_where_and_how_much(unified: bool) -> No
     ]
 
 
+def test_a_share_that_is_rounded_to_no_pair_has_no_line() -> None:
+    few = (Saved(rung="rung-1", tier="host", share=0.0005), Saved(rung="rung-2", tier="ssd", share=0.5))
+    page = "\n".join(section(page_of(saved=few), "What it decides"))
+    assert "rung-1" not in page and "rung-2 on ssd" in page
+
+
+def test_int8_is_said_of_the_decision() -> None:
+    model = model_of()
+    classes = tuple(
+        entry.model_copy(update={"timings": tuple(
+            timing.model_copy(update={"rungs": tuple(rung.model_copy(update={"format": "int8"}) for rung in timing.rungs)})
+            for timing in entry.timings)})
+        for entry in model.classes
+    )  # fmt: skip
+    lossy = model.model_copy(update={"classes": classes})
+    lines = section(page_of(Asked(activations="int8"), lossy, saved=MIXED), "What it decides")
+    assert "some are kept in int8: training is not exact" in lines
+    assert "--activations int8 was asked for" in lines
+    exact = section(page_of(saved=MIXED), "What it decides")
+    assert not any("int8" in line for line in exact)
+
+
 def test_what_the_device_keeps_has_a_line() -> None:
     page = page_of(saved=(Saved(rung="rung-1", tier="device", share=0.5), Saved(rung="rung-1", tier="ssd", share=0.5)))
     assert f"saved activations block: rung-1 on device for 50%, 6 of 12 pairs, {words(6, 0)} a step" in section(
