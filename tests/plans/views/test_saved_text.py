@@ -72,9 +72,10 @@ def test_a_share_that_is_rounded_to_no_pair_has_no_line() -> None:
 
 def test_int8_is_said_of_the_decision() -> None:
     model = model_of()
+    int8 = {"format": "int8"}
     classes = tuple(
         entry.model_copy(update={"timings": tuple(
-            timing.model_copy(update={"rungs": tuple(rung.model_copy(update={"format": "int8"}) for rung in timing.rungs)})
+            timing.model_copy(update={"rungs": tuple(rung.model_copy(update=int8) for rung in timing.rungs)})
             for timing in entry.timings)})
         for entry in model.classes
     )  # fmt: skip
