@@ -18,7 +18,7 @@ from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_enough, format_there
 
-from .explain.alternatives import compare
+from .explain.alternatives import compare, rungs_by
 from .explain.reasons import explain, gather
 from .explain.sensitivity import scaled_compute, sensitivities
 from .fit.budgets import Candidate, Constraint
@@ -36,8 +36,6 @@ from .request import LADDER, SolveRequest, allowed, budget_of, candidates_of, fi
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
-_OTHERS: tuple[Recompute, ...] = ("all", "paper")
-"""What no plan may be slower than."""
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
@@ -301,22 +299,29 @@ class _Search:
         solved = self.fitter.solve(candidate, branches)
         if solved is None:
             return None
-        best = self._simulate(solved)
-        if solved.fitted.decision.saved and self.fitter.fixed.recompute == "auto":
+        best = self._paced(solved, candidate, branches)
+        if self.fitter.fixed.recompute == "auto" and rungs_by("all", self.model, candidate.micro_batch_size):
             best = self._weighed(best, candidate, branches)
-        waits = best.timeline.seconds > WAITING * solved.program.seconds
-        if waits and len(solved.fitted.schedule.steady.ops) <= FEW_OPS:
-            others = map(self._simulate, self.fitter.paced(candidate, branches))
-            best = min((best, *others), key=self._with_operations)
         return best
+
+    def _paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated:
+        """`solved`, or where its step waits for chunks the fastest of the paces that hide more."""
+        best = self._simulate(solved)
+        waits = best.timeline.seconds > WAITING * solved.program.seconds
+        if not waits or len(solved.fitted.schedule.steady.ops) > FEW_OPS:
+            return best
+        others = map(self._simulate, self.fitter.paced(candidate, branches))
+        return min((best, *others), key=self._with_operations)
 
     def _weighed(self, best: _Simulated, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated:
         """The best of what the program found, of recomputing everything, and of PyAO's rule: by the simulator's seconds
         and what each writes, as the program weighs it."""
-        found = {recompute: self._recomputing(recompute, candidate, branches) for recompute in _OTHERS}
-        everything = found["all"]
-        if everything is None:
-            return best
+        everything = best
+        if best.solved.fitted.decision.saved:
+            found = self._recomputing("all", candidate, branches)
+            if found is None:
+                return best
+            everything = found
         seconds, written = everything.timeline.seconds, everything.solved.fitted.needs.writes
 
         def weight(simulated: _Simulated) -> float:
@@ -326,12 +331,23 @@ class _Search:
             wear = more / written if written else inf
             return simulated.timeline.seconds + self.fitter.fixed.wear_price * seconds * wear
 
-        return min((best, *(each for each in found.values() if each is not None)), key=weight)
+        best = min(best, everything, key=weight)
+        if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
+            return best
+        by_rule = self._recomputing("paper", candidate, branches, most=weight(best))
+        return best if by_rule is None else min(best, by_rule, key=weight)
 
-    def _recomputing(self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
+    def _recomputing(
+        self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch], most: float = inf
+    ) -> _Simulated | None:
+        """The candidate where backward recomputes that; None where it does not fit, or where by the program's bound a
+        step clearly takes longer than `most` seconds."""
         others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
-        solved = self.fitter.solve(candidate, others)
-        return None if solved is None else self._simulate(solved)
+        entry = self._scan(candidate, others)
+        if entry is None or CLOSE * entry.bound.seconds > most:
+            return None
+        solved = self.fitter.solve(candidate, entry.branches)
+        return None if solved is None else self._paced(solved, candidate, entry.branches)
 
     def _with_operations(self, simulated: _Simulated) -> float:
         """Seconds of a step, with what its operations take where compute wants the same cores."""

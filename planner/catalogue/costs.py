@@ -1,18 +1,22 @@
 """Costs: the seconds and bytes of one micro-batch in a layer, by formula, on a device that nobody measured.
 
-Owns the formulas of docs/catalogue.md for a model's layers. It knows no catalogue but the shapes of models, and decides
-nothing.
+Owns the formulas of docs/catalogue.md for a model's layers; what a block could keep of its activations is in
+`choices.py`. It knows no catalogue but the shapes of models, and decides nothing.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from ssdplan.plans.documents.profile import Timing
+from ssdplan.plans.documents.profile import PAPER, Rung, Timing
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, Precision
 
 from . import Shape
+from .choices import Choice, choices
 from .models import Tensor
+
+WORTH = 0.01
+"""Of a block's seconds: the least gain of a rung that keeps more than another; the profiler asks for as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,43 @@ class Costs:
         gradients = e * max(prod(t) for t in shape.block())
         h, i = shape.hidden, shape.intermediate
         width = {"gpt2": 3 * h + 4 * i, "opt": h + 2 * i}.get(shape.family, 2 * h + 3 * i)
-        return self._timing(
+        timing = self._timing(
             forward,
             backward + self._accumulation(elements),
             forward_workspace=e * tokens * width,
             backward_workspace=saved + e * tokens * (h + i) + max(gradients, e * tokens * i),
             saved=saved,
+        )
+        return timing.model_copy(update={"rungs": tuple(self._rungs(timing))})
+
+    def _rungs(self, timing: Timing) -> tuple[Rung, ...]:
+        """What the block could keep, in rising order of bytes. `timing` is that of the block that keeps nothing."""
+        found: list[Rung] = []
+        backward = timing.backward_seconds
+        for choice in choices(self.shape, self.element):
+            rung = self.rung(choice, timing)
+            backward = min(rung.backward_seconds, backward)
+            found.append(rung.model_copy(update={"backward_seconds": backward}))
+        return _worthwhile(found, timing)
+
+    def rung(self, choice: Choice, timing: Timing) -> Rung:
+        """What a block takes that keeps so much. Kept values are written once more, into their places, and backward
+        computes again what it does not find."""
+        shape, e, tokens, bandwidth = self.shape, self.element, self.tokens, self.compute.memory_bandwidth
+        elements, matrices = _elements(shape.block()), _elements(t for t in shape.block() if len(t) == 2)
+        # Two gradients for each product; fused attention makes its scores anew for its own.
+        attention = 2.5 * 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
+        nbytes = 2 * (e * elements + 2 * timing.saved_activation_bytes) + e * choice.matrices
+        backward = self._roofline(2.0 * (2 * matrices + choice.matrices) * tokens, nbytes, attention)
+        kept = tokens * choice.nbytes
+        return Rung(
+            name=choice.name,
+            values=tuple(choice.values),
+            kept_bytes=kept,
+            forward_seconds=timing.forward_seconds + 2 * kept / bandwidth,
+            backward_seconds=backward + tokens * choice.passes / bandwidth + self._accumulation(elements),
+            forward_workspace_bytes=self._with_margin(tokens * choice.forward_workspace),
+            backward_workspace_bytes=self._with_margin(choice.backward_workspace(tokens)),
         )
 
     def _saved(self) -> int:
@@ -149,10 +184,35 @@ class Costs:
             micro_batch_size=self.rows,
             forward_seconds=forward,
             backward_seconds=backward,
-            forward_workspace_bytes=round(forward_workspace * (1 + self.margin)),
-            backward_workspace_bytes=round(backward_workspace * (1 + self.margin)),
+            forward_workspace_bytes=self._with_margin(forward_workspace),
+            backward_workspace_bytes=self._with_margin(backward_workspace),
             saved_activation_bytes=saved,
         )
+
+    def _with_margin(self, workspace: int) -> int:
+        return round(workspace * (1 + self.margin))
+
+
+def _worthwhile(rungs: Iterable[Rung], timing: Timing) -> tuple[Rung, ...]:
+    """PyAO's rung, and those of the others that gain more than what keeps less. A plan mixes rungs, so one that gains
+    no more for its bytes than a mixture of two others would only make the search longer."""
+    whole = timing.forward_seconds + timing.backward_seconds
+    found: list[Rung] = []
+    points = [(0, 0.0)]  # (bytes, seconds gained) of nothing and of what was found
+    for rung in rungs:
+        point = (rung.kept_bytes, whole - rung.forward_seconds - rung.backward_seconds)
+        if rung.name != PAPER and point[1] < points[-1][1] + WORTH * (whole - points[-1][1]):
+            continue
+        while found and found[-1].name != PAPER and _slope(points[-1], point) >= _slope(points[-2], points[-1]):
+            found.pop()
+            points.pop()
+        found.append(rung)
+        points.append(point)
+    return tuple(found)
+
+
+def _slope(low: tuple[int, float], high: tuple[int, float]) -> float:
+    return (high[1] - low[1]) / (high[0] - low[0])
 
 
 def _elements(tensors: Iterable[Tensor]) -> int:

@@ -71,6 +71,10 @@ FRAGMENTATION = assumed(
 _AMPERE_A100 = "NVIDIA A100 Tensor Core GPU data sheet (nvidia-1758950), SXM column"
 _GA102 = "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"
 _ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
+_ADA_4070 = (
+    "NVIDIA's announcement of GeForce RTX 4070: 184 tensor cores, 2.475 GHz, 12 GB of GDDR6X at 504 GB/s (by "
+    "thefpsreview.com/gpu-family/nvidia-geforce-rtx-4070-gpu-family-specifications)"
+)
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A"
 _HOPPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper, SXM5 column"
 _L40S = "NVIDIA L40S data sheet"
@@ -89,6 +93,10 @@ _FP32 = (
     "0.65 of the data sheet: large fp32 products reach 53.8 of 82.6 TFLOP/s on RTX 4090 "
     "(github.com/zzc0721/torch-performance-test-data issue 78), 24.4 of 38.7 on RTX A6000 and 50.1 of 91.1 on RTX 6000 "
     "Ada (github.com/chsasank/device-benchmarks issues 15 and 16)"
+)
+_LIKE_SUPER = (
+    "1.05 of the data sheet, as the best of RTX 4070 SUPER: 74.5 of 71.0 TFLOP/s in large bf16 products "
+    "(github.com/zzc0721/torch-performance-test-data issue 54); no measurement of this card was found"
 )
 _FLASH = Figure(
     0.85,
@@ -119,13 +127,15 @@ def _gpu(
     by: str = _MAMF,
     dense: str = "",
     recalled: bool = False,
+    supposed: bool = False,
 ) -> Gpu:
-    """FLOP/s in units of 10^12: by the data sheet, as measured, and in fp32 by the data sheet."""
+    """FLOP/s in units of 10^12: by the data sheet, as measured (`supposed`: as another card's were), and in fp32 by the
+    data sheet."""
     return Gpu(
         name=name,
         memory=Figure(memory_gib * GIB, "bytes", source, recalled),
         peak=Figure(tera * 1e12, "FLOP/s", source + dense, recalled),
-        products=Figure(measured * 1e12, "FLOP/s", by),
+        products=Figure(measured * 1e12, "FLOP/s", by, supposed),
         products_fp32=assumed(FP32_OF_PEAK * tera_fp32 * 1e12, "FLOP/s", _FP32),
         memory_bandwidth=Figure(giga_bytes * 1e9, "bytes/s", source, recalled),
         attention=attention,
@@ -138,6 +148,7 @@ _5 = "pcie-5.0-x16"
 
 GPUS = (
     _gpu("rtx-3090", 24, 71.0, 78.0, 35.6, 936, _GA102),
+    _gpu("rtx-4070", 12, 58.3, 61.2, 29.1, 504, _ADA_4070, by=_LIKE_SUPER, supposed=True),
     _gpu("rtx-4090", 24, 165.2, 178.5, 82.6, 1008, _ADA),
     _gpu("rtx-5090", 32, 209.5, 254.0, 104.8, 1792, _BLACKWELL, _5, by=_CUBLAS),
     _gpu("rtx-a5000", 24, 111.1, 93.9, 27.8, 768, _A5000, attention=_FLASH, dense=_HALF, recalled=True),

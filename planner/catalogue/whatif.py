@@ -106,10 +106,23 @@ def estimate(what_if: WhatIf) -> Profile:
             sequence_length=what_if.sequence_length,
             micro_batch_sizes=what_if.micro_batch_sizes,
             head_chunk_tokens=logits_chunk_tokens(shape.vocab),
-            workspace_margin=figures["gpu.fragmentation"].value if "gpu.fragmentation" in figures else 0.0,
+            workspace_margin=_workspace_margin(figures),
         ),
         notes=tuple(_notes(what_if, shape, drives, figures)),
     )
+
+
+def costs_of(what_if: WhatIf, rows: int) -> Costs:
+    """What a micro-batch of so many rows takes of a what-if's device, its logits made all at once. Raises UsageError as
+    `estimate` does."""
+    shape, figures = find("model", what_if.model, MODELS), _figures(what_if)
+    return Costs(
+        shape, what_if.precision, rows, what_if.sequence_length, _compute(figures), None, _workspace_margin(figures)
+    )
+
+
+def _workspace_margin(figures: Mapping[str, Figure]) -> float:
+    return figures["gpu.fragmentation"].value if "gpu.fragmentation" in figures else 0.0
 
 
 def parse_figure(text: str) -> tuple[str, float]:
@@ -404,8 +417,8 @@ def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Map
             if figure is not None:
                 lines.append(_line(f"ssd.{what} of {drive.name}", figure))
     lines.append(
-        "workspaces and activations are those of PyTorch's eager layers with fused attention, by formula; of a GPU's "
-        "workspaces gpu.fragmentation is margin on top"
+        "workspaces, activations and the rungs by which blocks can save them are those of PyTorch's eager layers with "
+        "fused attention, by formula; of a GPU's workspaces gpu.fragmentation is margin on top"
     )
     return lines
 

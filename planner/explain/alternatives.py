@@ -161,7 +161,9 @@ class _Comparison:
                 same = [row for row in rows if row.name == rule]
                 rows += [row.model_copy(update={"name": name, "note": f"the same as {rule}"}) for row in same]
                 continue
-            row = self._schedule(name, replace(self.fixed, recompute=recompute))
+            # For a what-if, which is to be quick, only as the plan cuts its batch.
+            alike = [self.candidate] if self.model.figures == "estimated" else None
+            row = self._schedule(name, replace(self.fixed, recompute=recompute), alike)
             note = f"by the quickest of its rungs, {_listed(rungs)}" if recompute == "none" else ""
             rows.append(row.model_copy(update={"note": _joined(note, row.note)}))
         return rows

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from ssdplan.planner.catalogue import MODELS, find
-from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.catalogue.choices import Choice
+from ssdplan.planner.catalogue.whatif import WhatIf, costs_of, estimate
 from ssdplan.planner.explain.sensitivity import scaled_compute
 from ssdplan.planner.explain.zero_infinity import (
     MEMASCEND,
@@ -20,13 +21,18 @@ from ssdplan.planner.explain.zero_infinity import (
     tensors_of_shape,
     zero_infinity_memory,
 )
+from ssdplan.planner.predict.peaks import Peaks, predict_peaks
+from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.program.choices import FixedChoices, Limits
 from ssdplan.planner.program.program import program_bound
 from ssdplan.planner.program.traffic import layer_groups, stages
 from ssdplan.planner.program.variables import CONSTANT
 from ssdplan.plans.analysis.allocators import saved
-from ssdplan.plans.documents.profile import Machine, Model, Profile
+from ssdplan.plans.documents.plan import Saved, SavedTier
+from ssdplan.plans.documents.profile import PAPER, Machine, Model, Profile
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
+from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
 
 GIB, GB = 1 << 30, 10**9
 LENGTH = 2048
@@ -41,8 +47,8 @@ COMPUTE_SECONDS, CHECKPOINT_SECONDS = 16.4, 1.1
 DRAM = 400 * GB
 """GreedySnake, table 1, machine 2."""
 LADDER = range(1, 65)
-FREE = FixedChoices()
-EVERYTHING_ON_SSD = FixedChoices(parameters=0.0, optimizer=0.0, checkpoints=0.0)
+FREE = FixedChoices(recompute="all")
+EVERYTHING_ON_SSD = FixedChoices(recompute="all", parameters=0.0, optimizer=0.0, checkpoints=0.0)
 MEMASCENDS_MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b")
 BF16 = Ways(overflow_copies=False)
 """ZeRO-Infinity's way in bf16, which needs no overflow check (MemAscend VI-B3)."""
@@ -231,7 +237,7 @@ figure("GreedySnake", "6.4", "GPT-65B, a micro-batch on an A100: seconds of comp
        "the catalogue has what a layer can reach on this GPU, the paper's system 0.5 of its products; rows are "
        "assumed")  # fmt: skip
 figure("GreedySnake", "6.3", "plateau without delayed updates over that with (\"the same\")", 1,
-       lambda: plateau(FixedChoices(delay_ratio=0.0)) / plateau(), "{:.3f}")  # fmt: skip
+       lambda: plateau(FixedChoices(recompute="all", delay_ratio=0.0)) / plateau(), "{:.3f}")  # fmt: skip
 figure("GreedySnake", "6.4", "plateau with everything on ssd over the best (\"similar\")", 1,
        lambda: plateau(EVERYTHING_ON_SSD) / plateau(), "{:.3f}", 0.01)  # fmt: skip
 _IDEAL = (
@@ -359,6 +365,141 @@ for name, stated, within in (("llama-3.2-1b", 39.04, 0.36), ("llama-3.2-3b", 62.
            lambda name=name: total(name), "{:.2f}", within,
            "" if name == _LLAMA else "the paper does not name the model; the smaller it is, the more is missing, as if "
            "more small blocks were in flight")  # fmt: skip
+
+
+# PyAO.
+
+PYAO_LENGTH, NODE = 512, 64 * GIB
+"""Tokens of a row, and a node's memory (6.1)."""
+EVERYTHING = "all"
+"""The rung that keeps all that autograd does but the mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One step of one micro-batch."""
+
+    peaks: Peaks
+    seconds: float
+    moved_seconds: float
+    """What the saved activations take on both ways of the link."""
+
+
+@cache
+def rtx_4070(name: str, rows: int) -> Profile:
+    """A model on a node of PyAO's (6.1), whose blocks can also keep everything, and whose head makes the logits of a
+    whole micro-batch at once, as PyTorch's own loss does."""
+    what_if = WhatIf(
+        model=name,
+        gpu="rtx-4070",
+        ssds=["samsung-990-pro"],
+        host_memory_bytes=NODE,
+        sequence_length=PYAO_LENGTH,
+        micro_batch_sizes=(rows,),
+    )
+    profile = estimate(what_if)
+    costs = costs_of(what_if, rows)
+    embedding, block, _ = profile.model.classes
+    timing = block.timings[0]
+    mask = 2 * PYAO_LENGTH
+    tokens = rows * PYAO_LENGTH
+    nbytes = timing.saved_activation_bytes // tokens - mask
+    everything = costs.rung(Choice(EVERYTHING, {"everything": nbytes}, 0, 0, 0, 0, 0), timing)
+    timing = timing.model_copy(update={"rungs": (timing.rung(PAPER), everything)})
+    head = embedding.model_copy(update={"name": "head", "timings": (costs.head(),)})
+    classes = (embedding, block.model_copy(update={"timings": (timing,)}), head)
+    model = profile.model.model_copy(update={"classes": classes, "head_chunk_tokens": None})
+    return profile.model_copy(update={"model": model})
+
+
+@cache
+def trained(name: str, rows: int, rung: str, tier: SavedTier) -> Trained:
+    """A step of one micro-batch with all parameters on the device and all optimizer states on host (3.3, 6.1), whose
+    blocks keep their activations by one rung on one tier; on host all but those of the last block, which its backward
+    uses at once (4.2)."""
+    profile = rtx_4070(name, rows)
+    model, machine = profile.model, profile.machine
+    last = 0.0 if tier == "device" else 1 / len(model.trained_blocks)
+    saved = [Saved(rung=rung, tier=tier, share=1 - last)]
+    saved += [Saved(rung=rung, tier="device", share=last)] if last else []
+    decision = decide(
+        model, optimizer=1.0, parameters=1.0, checkpoints=1.0, on_device=1.0, micro_batches=1, micro_batch_size=rows,
+        saved=saved, chunk=1 << 20,
+    )  # fmt: skip
+    schedule = build_schedule(model, decision)
+    moved = (len(model.trained_blocks) - 1) * model.timing("block", rows).rung(rung).kept_bytes if last else 0
+    return Trained(
+        predict_peaks(schedule, model, decision),
+        simulate(schedule.steady, model, machine, rows).seconds,
+        moved / machine.h2d_bandwidth + moved / machine.d2h_bandwidth,
+    )
+
+
+def zero_2(name: str, rows: int) -> Trained:
+    """The paper's baseline: activations stay on the device."""
+    return trained(name, rows, EVERYTHING, "device")
+
+
+def pyao(name: str, rows: int) -> Trained:
+    """The paper's way: what its rule does not recompute goes to host."""
+    return trained(name, rows, PAPER, "host")
+
+
+def largest(name: str, way: Callable[[str, int], Trained]) -> int:
+    """The most rows of a micro-batch that the card has room for."""
+    rows = 1
+    while way(name, rows + 1).peaks.device <= rtx_4070(name, rows + 1).machine.device_memory_bytes:
+        rows += 1
+    return rows
+
+
+def longer_with_everything(name: str, rows: int) -> float:
+    """By how many percent a step is longer that offloads what PyAO's rule recomputes (8.3)."""
+    return 100 * (trained(name, rows, EVERYTHING, "host").seconds / pyao(name, rows).seconds - 1)
+
+
+def shorter_by_overlap(name: str, rows: int) -> float:
+    """By how many percent a step of PyAO's is shorter than one in which no activation is copied beside compute: one
+    that leaves them on the device, and the seconds of the copies (8.4)."""
+    in_turn = trained(name, rows, PAPER, "device").seconds + pyao(name, rows).moved_seconds
+    return 100 * (1 - pyao(name, rows).seconds / in_turn)
+
+
+_OPT_1, _GPT_2, _LLAMA_1 = "opt-1.3b", "gpt2-large", "llama-3.2-1b"
+_ON_DEVICE = "ours has the gradients of one layer at a time on the device, and no buffers of DeepSpeed's"
+_ROWS = "as above; and ours fills the card but for 1 GiB"
+for name, rows, baseline, way, stated, within in (
+    (_OPT_1, 4, True, "ZeRO-2", 8.7, 0.2), (_OPT_1, 8, False, "PyAO", 8.0, 0.4),
+    (_GPT_2, 4, True, "ZeRO-2", 10.5, 0.2), (_GPT_2, 4, False, "PyAO", 5.4, 0.4),
+):  # fmt: skip
+    figure("PyAO", "6.2", f"{name}, {rows} rows: {way}'s peak of device memory, GB", stated,
+           lambda name=name, rows=rows, way=zero_2 if baseline else pyao: way(name, rows).peaks.device / GB,
+           "{:.1f}", within, _ON_DEVICE)  # fmt: skip
+figure("PyAO", "6.2", f"{_GPT_2}, 4 rows: ZeRO-2's peak of device memory over PyAO's", 1.94,
+       lambda: zero_2(_GPT_2, 4).peaks.device / pyao(_GPT_2, 4).peaks.device, "{:.2f}", 0.3,
+       "as above: what both of the paper's systems have beside activations makes its ratio smaller")  # fmt: skip
+for name, baseline_rows, pyao_rows in ((_OPT_1, 4, 10), (_GPT_2, 3, 10), (_LLAMA_1, 2, 5)):
+    for way, stated in (("ZeRO-2", baseline_rows), ("PyAO", pyao_rows)):
+        figure("PyAO", "6.2", f"{name}: {way}'s largest micro-batch, rows", stated,
+               lambda name=name, way=zero_2 if way == "ZeRO-2" else pyao: largest(name, way), "{:.0f}", 1.5,
+               _ROWS)  # fmt: skip
+figure("PyAO", "8.1", f"{_OPT_1}, 8 rows: PyAO's host memory, GB", 28.66,
+       lambda: pyao(_OPT_1, 8).peaks.host / GB, "{:.2f}", 0.4,
+       "ours, alone, has all optimizer states, 15.8 GB, of which each of the paper's five nodes has a fifth; what else "
+       "fills its memory (the text at hand lacks its table 1) ours does not have")  # fmt: skip
+figure("PyAO", "6.3", f"{_GPT_2}, 4 rows: PyAO's host memory over ZeRO-2's", 1.32,
+       lambda: pyao(_GPT_2, 4).peaks.host / zero_2(_GPT_2, 4).peaks.host, "{:.2f}", 0.15,
+       "ours, alone, has all optimizer states, so what it starts from is larger")  # fmt: skip
+_OF_WHICH = "the paper does not say of which model"
+_GELU = "as above; GELU by its formula keeps five values for one, and their copies cannot be hidden"
+for name, rows, gap in ((_OPT_1, 10, 0.15), (_GPT_2, 10, 8.0), (_LLAMA_1, 5, 0.25)):
+    figure("PyAO", "8.3", f"{name}, {rows} rows: a step longer where everything is offloaded, %", 7,
+           lambda name=name, rows=rows: longer_with_everything(name, rows), "{:.1f}", gap,
+           _GELU if name == _GPT_2 else _OF_WHICH)  # fmt: skip
+for name, rows, gap in ((_OPT_1, 10, 0.5), (_GPT_2, 10, 0.1), (_LLAMA_1, 5, 0.5)):
+    figure("PyAO", "8.4", f"{name}, {rows} rows: a step shorter by copies beside compute, %", 19,
+           lambda name=name, rows=rows: shorter_by_overlap(name, rows), "{:.1f}", gap,
+           f"{_OF_WHICH}; ours has two copy engines, its card one")  # fmt: skip
 
 
 # 10Cache.

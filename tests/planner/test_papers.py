@@ -41,7 +41,7 @@ from tests.planner.paper_figures import (
 )
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "papers.md"
-NO_DELAY = FixedChoices(delay_ratio=0.0)
+NO_DELAY = FixedChoices(recompute="all", delay_ratio=0.0)
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda each: f"{each.paper}, {each.where}: {each.what}")
@@ -55,7 +55,7 @@ def test_the_document_has_what_the_code_computes() -> None:
     """docs/papers.md row by row: where, what, the paper's figure, ours, the difference and the reason."""
     text = DOCUMENT.read_text(encoding="utf-8")
     wanted = [row(figure) for figure in FIGURES]
-    found = [line for line in text.splitlines() if re.match(r"\| (GreedySnake|MemAscend|10Cache) ", line)]
+    found = [line for line in text.splitlines() if re.match(r"\| (GreedySnake|MemAscend|PyAO|10Cache) ", line)]
     assert found == wanted
     rows = [saturation(choices) for choices in (FREE, NO_DELAY, EVERYTHING_ON_SSD)]
     prose = " ".join(text.split())
@@ -131,7 +131,7 @@ def test_the_time_credit_of_one_more_micro_batch() -> None:
     bandwidth = sum(volume.frontier[0].read for volume in machine.volumes)
     assert extra / bandwidth == pytest.approx(CHECKPOINT_SECONDS)
     assert compute_seconds(model, SMALL_ROWS) == pytest.approx(COMPUTE_SECONDS)
-    half = FixedChoices(delay_ratio=0.5, parameters=0.0, optimizer=0.0, checkpoints=0.0)
+    half = FixedChoices(recompute="all", delay_ratio=0.5, parameters=0.0, optimizer=0.0, checkpoints=0.0)
     head = model.timing("head", SMALL_ROWS).backward_seconds  # its stage computes for longer than it reads, always
     growth = [step_seconds(n + 1, half) - step_seconds(n, half) for n in (1, 2, 3, 4, 40)]
     assert growth[:4] == pytest.approx([CHECKPOINT_SECONDS + head] * 4, rel=0.01)
@@ -148,7 +148,7 @@ def test_the_roofline() -> None:
     model, machine = gpt_65b()
     bandwidth = sum(volume.frontier[0].read for volume in machine.volumes)
     states = 2 * 12 * model.parameters / bandwidth
-    choices = FixedChoices(optimizer=0.0)
+    choices = FixedChoices(recompute="all", optimizer=0.0)
     for n in range(1, 33):
         assert step_seconds(n, choices) >= max(states, n * COMPUTE_SECONDS) * (1 - 1e-9)
     assert utilisation(2, choices) == pytest.approx(2 * utilisation(1, choices), rel=0.05)
@@ -167,7 +167,7 @@ def test_everything_on_ssd_reaches_the_plateau_later() -> None:
     """GreedySnake 6.4, figure 12: throughput grows more slowly, to a similar value. By 6.3 and 6.4 both delay and DRAM
     let it saturate at a smaller batch; that without DRAM comes after without delay is ours: the text has no figures.
     """
-    on_ssd_without = FixedChoices(delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=0.0)
+    on_ssd_without = FixedChoices(recompute="all", delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=0.0)
     order = [saturation(choices) for choices in (FREE, NO_DELAY, EVERYTHING_ON_SSD, on_ssd_without)]
     assert all(first < second for first, second in pairwise(order))
     assert plateau(EVERYTHING_ON_SSD) > 0.99 * plateau()
