@@ -162,8 +162,8 @@ class _Comparison:
                 rows += [row.model_copy(update={"name": name, "note": f"the same as {rule}"}) for row in same]
                 continue
             # For a what-if, which is to be quick, only as the plan cuts its batch.
-            alike = [self.candidate] if self.model.figures == "estimated" else None
-            row = self._schedule(name, replace(self.fixed, recompute=recompute), alike)
+            candidates = [self.candidate] if self.model.figures == "estimated" else None
+            row = self._schedule(name, replace(self.fixed, recompute=recompute), candidates)
             note = f"by the quickest of its rungs, {_listed(rungs)}" if recompute == "none" else ""
             rows.append(row.model_copy(update={"note": _joined(note, row.note)}))
         return rows
