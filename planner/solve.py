@@ -5,12 +5,12 @@ which a plan is justified or refused. The program finds placements, `fit/fit.py`
 predicts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from ssdplan.plans.documents.plan import Alternative, Asked, Decision, Least, Plan, Prediction, Recompute
+from ssdplan.plans.documents.plan import Alternative, Asked, Least, Plan, Recompute
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.gc_pause import no_collection
@@ -23,8 +23,8 @@ from .explain.reasons import explain, gather
 from .explain.sensitivity import scaled_compute, sensitivities
 from .fit.budgets import Candidate, Constraint
 from .fit.fit import Branch, Fitter, Solved
-from .predict.critical_path import find_causes, loads
-from .predict.peaks import compute_seconds, process_peak_bytes
+from .fit.prediction import prediction_of
+from .predict.peaks import compute_seconds
 from .predict.shortened import step_seconds
 from .predict.simulator import simulate
 from .program.choices import WEAR_PRICE
@@ -36,6 +36,8 @@ from .request import LADDER, SolveRequest, allowed, budget_of, candidates_of, fi
 
 ENOUGH = 0.99
 """The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
+PARTS = (1, 2, 4)
+"""Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
@@ -100,16 +102,19 @@ def solve_and_build(
     referee = None if request.solver is None else solver_of(request.solver)
     candidates = candidates_of(model, request)
     search = _Search(model, machine, Fitter(model, machine, budget_of(machine, request), fixed_choices(model, request)))
-    scanned = search.scan(candidates)
+    of_batches = search.recomputing_everything()
+    scanned = of_batches.scan(candidates)
     if request.micro_batches is None and request.global_batch is None and request.schedule != "single":
-        scanned = search.look_between(scanned)
-    ranked = search.narrow_down(scanned)
-    ranked += search.look_beyond(candidates, scanned, ranked)
-    chosen = search.choose(ranked, smallest := smallest_of(candidates))
+        scanned = of_batches.look_between(scanned)
+    ranked = of_batches.narrow_down(scanned)
+    ranked += of_batches.look_beyond(candidates, scanned, ranked)
+    chosen = of_batches.choose(ranked, smallest := smallest_of(candidates))
     if chosen is None:
-        raise search.refusal(smallest)
+        raise of_batches.refusal(smallest)
+    if of_batches is not search:
+        chosen = search.save(chosen, scanned)
     _decide_again(model, machine, chosen.solved.program, referee, watch)
-    prediction = _prediction(chosen, model, machine)
+    prediction = prediction_of(chosen.solved, chosen.timeline, chosen.tokens_per_second, model, machine)
     plan = Plan(
         schema="ssdplan.plan/1",
         profile_sha256=profile.sha256(),
@@ -140,6 +145,41 @@ class _Search:
     def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
         self.model, self.machine, self.fitter = model, machine, fitter
         self._ranked: dict[Candidate, list[_Ranked]] = {}
+
+    def recomputing_everything(self) -> "_Search":
+        """The search for a batch. Where plans may save activations it is that of plans that do not: a batch fits with
+        them or without, and is not made smaller, to write states more often, for what they gain alone."""
+        could_save = any(rungs_by("all", self.model, size) for size in self.model.micro_batch_sizes)
+        if self.fitter.fixed.recompute != "auto" or not could_save:
+            return self
+        return _Search(self.model, self.machine, self.fitter.with_recompute("all"))
+
+    def save(self, plain: _Simulated, scanned: Sequence[_Scanned]) -> _Simulated:
+        """The best plan of a batch, or of a half or a quarter of it, which has room for more activations: by a token's
+        seconds, and what it writes more than in `plain`, as the program weighs it. `plain` is the batch's plan that
+        recomputes everything."""
+        own = plain.solved.fitted.candidate
+        if not rungs_by("all", self.model, own.micro_batch_size):
+            return plain
+        size, n = own.micro_batch_size, own.micro_batches
+        fewer = [Candidate(size, n // part) for part in PARTS if n >= part]
+        known = {entry.candidate: entry.branches for entry in scanned}
+        found = [plain]
+        for candidate in fewer:
+            branches = known.get(candidate) or (self.fitter.branches(candidate) if candidate == own else ())
+            auto = [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in branches]
+            saving = self.simulate(candidate, auto, plain if candidate == own else None) if auto else None
+            found += [saving] if saving else []
+        return min(found, key=lambda each: self._weight(each, plain))
+
+    def _weight(self, simulated: _Simulated, plain: _Simulated) -> float:
+        """Seconds of a token, and what it writes more than in `plain` by the wear price."""
+        tokens, before = (self._tokens(each.solved.fitted.candidate) for each in (simulated, plain))
+        written, base = simulated.solved.fitted.needs.writes / tokens, plain.solved.fitted.needs.writes / before
+        seconds = plain.timeline.seconds / before
+        more = max(written - base, 0.0)
+        wear = 0.0 if not more else more / base if base else inf
+        return simulated.timeline.seconds / tokens + self.fitter.fixed.wear_price * seconds * wear
 
     def scan(self, candidates: Sequence[Candidate]) -> list[_Scanned]:
         """The program's bound for every candidate whose pipeline leaves room on device and host. Where none does on the
@@ -293,7 +333,9 @@ class _Search:
                 self._ranked[entry.candidate].append(found)
         return list(self._ranked[entry.candidate])
 
-    def simulate(self, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated | None:
+    def simulate(
+        self, candidate: Candidate, branches: Sequence[Branch], plain: _Simulated | None = None
+    ) -> _Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
         waits for chunks, the fastest of the paces that hide more, what their operations take counted in."""
         solved = self.fitter.solve(candidate, branches)
@@ -301,7 +343,7 @@ class _Search:
             return None
         best = self._paced(solved, candidate, branches)
         if self.fitter.fixed.recompute == "auto" and rungs_by("all", self.model, candidate.micro_batch_size):
-            best = self._weighed(best, candidate, branches)
+            best = self._weighed(best, candidate, branches, plain)
         return best
 
     def _paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated:
@@ -313,29 +355,20 @@ class _Search:
         others = map(self._simulate, self.fitter.paced(candidate, branches))
         return min((best, *others), key=self._with_operations)
 
-    def _weighed(self, best: _Simulated, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated:
-        """The best of what the program found, of recomputing everything, and of PyAO's rule: by the simulator's seconds
-        and what each writes, as the program weighs it."""
+    def _weighed(
+        self, best: _Simulated, candidate: Candidate, branches: Sequence[Branch], plain: _Simulated | None
+    ) -> _Simulated:
+        """The best of what the program found, of recomputing everything (`plain`, where that is known), and of PyAO's
+        rule: by the simulator's seconds and what each writes, as the program weighs it."""
         everything = best
         if best.solved.fitted.decision.saved:
-            found = self._recomputing("all", candidate, branches)
-            if found is None:
-                return best
-            everything = found
-        seconds, written = everything.timeline.seconds, everything.solved.fitted.needs.writes
-
-        def weight(simulated: _Simulated) -> float:
-            more = simulated.solved.fitted.needs.writes - written
-            if more <= 0:
-                return simulated.timeline.seconds
-            wear = more / written if written else inf
-            return simulated.timeline.seconds + self.fitter.fixed.wear_price * seconds * wear
-
-        best = min(best, everything, key=weight)
+            everything = plain or self._recomputing("all", candidate, branches) or best
+        best = min(best, everything, key=lambda each: self._weight(each, everything))
         if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
             return best
-        by_rule = self._recomputing("paper", candidate, branches, most=weight(best))
-        return best if by_rule is None else min(best, by_rule, key=weight)
+        most = self._weight(best, everything) * self._tokens(candidate)
+        by_rule = self._recomputing("paper", candidate, branches, most=most)
+        return min((best, *([by_rule] if by_rule else [])), key=lambda each: self._weight(each, everything))
 
     def _recomputing(
         self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch], most: float = inf
@@ -465,42 +498,3 @@ def _decide_again(model: Model, machine: Machine, program: ProgramResult, refere
     if referee is not None or watch is not None:
         again = answer(model, machine, program.question, referee, watch)
         assert again == program, "the same program has another placement"
-
-
-# What the plan says.
-
-
-def _prediction(chosen: _Simulated, model: Model, machine: Machine) -> Prediction:
-    fitted = chosen.solved.fitted
-    traffic = fitted.schedule.traffic("steady")
-    seconds = chosen.timeline.seconds
-    spent = loads(chosen.timeline, machine)
-    causes = find_causes(chosen.timeline)
-    busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in chosen.timeline.busy().items()}
-    return Prediction(
-        step_seconds=seconds,
-        tokens_per_second=chosen.tokens_per_second,
-        peak_host_bytes=fitted.peaks.host,
-        peak_device_bytes=fitted.peaks.device,
-        host_arena_bytes=fitted.peaks.host_arena,
-        device_arena_bytes=fitted.peaks.device_arena,
-        peak_process_bytes=process_peak_bytes(fitted.peaks, model, machine, fitted.decision),
-        ssd_bytes=fitted.peaks.ssd,
-        ssd_read_bytes=traffic["read"],
-        ssd_write_bytes=traffic["write"],
-        h2d_bytes=traffic["h2d"],
-        d2h_bytes=traffic["d2h"],
-        bound_by=max(spent, key=lambda name: spent[name]),
-        busy=busy,
-        program_seconds=chosen.solved.program.seconds,
-        critical_path={str(resource): seconds for resource, seconds in causes.path_seconds.items()},
-        idle={str(resource): _of_memory(seconds, fitted.decision) for resource, seconds in causes.idle.items()},
-    )
-
-
-def _of_memory(seconds: Mapping[str, float], decision: Decision) -> dict[str, float]:
-    """Causes to idle -> seconds. Where compute works on host memory, what waits for a buffer waits for one of host."""
-    found = dict(seconds)
-    if decision.unified_memory and "device buffer" in found:
-        found["host buffer"] = found.get("host buffer", 0.0) + found.pop("device buffer")
-    return found

@@ -7,11 +7,12 @@ built.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.plan import Decision, Recompute
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.units import PAGE
@@ -91,6 +92,12 @@ class Fitter:
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
         self._sketches: dict[tuple[int, _Pace], Sketch] = {}
+
+    def with_recompute(self, recompute: Recompute) -> "Fitter":
+        """The same where backward recomputes that. The two share what they build and solve."""
+        other = copy(self)
+        other.fixed = replace(self.fixed, recompute=recompute)
+        return other
 
     # Before solving: what the program may use.
 
