@@ -6,7 +6,7 @@ predicts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -15,7 +15,6 @@ from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.graph.ops import Schedule
-from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_enough, format_there
 
 from .explain.alternatives import compare, rungs_by
@@ -32,12 +31,13 @@ from .program.lexicographic import Watch
 from .program.placement import ProgramResult
 from .program.program import Bound, answer, program_bound
 from .program.solvers import solver_of
+from .ranked import ENOUGH, Ranked, Scanned, Simulated, good_enough, smallest_good_enough
 from .request import LADDER, SolveRequest, allowed, budget_of, candidates_of, fixed_choices, given_in, smallest_of
 
-ENOUGH = 0.99
-"""The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
 PARTS = (1, 2, 4)
 """Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
+WORTH = 5e-3
+"""What the program must gain by saving activations, for the rest of the work to be done."""
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
@@ -49,36 +49,6 @@ OPERATION_CORE_SECONDS = 2e-4
 instead of 8.01 and 10.03 s; run by run, 9.57 and 9.22 instead of 8.62 and 8.55.)"""
 FEW_OPS = 20_000
 """A schedule of so many is built again in a moment; in a longer one chunks are a small part of what flows."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """A candidate, its branches (the fastest first) and the bound of the first."""
-
-    candidate: Candidate
-    branches: tuple[Branch, ...]
-    bound: Bound
-    tokens_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranked:
-    """A candidate as its shortened models run it."""
-
-    scanned: _Scanned
-    program: ProgramResult
-    tokens_per_second: float
-
-    @property
-    def candidate(self) -> Candidate:
-        return self.scanned.candidate
-
-
-@dataclass(frozen=True, slots=True)
-class _Simulated:
-    solved: Solved
-    timeline: Timeline
-    tokens_per_second: float
 
 
 def solve(profile: Profile, request: SolveRequest, *, compared: bool = True) -> Plan:
@@ -144,7 +114,7 @@ class _Search:
 
     def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
         self.model, self.machine, self.fitter = model, machine, fitter
-        self._ranked: dict[Candidate, list[_Ranked]] = {}
+        self._ranked: dict[Candidate, list[Ranked]] = {}
 
     def recomputing_everything(self) -> "_Search":
         """The search for a batch. Where plans may save activations it is that of plans that do not: a batch fits with
@@ -154,7 +124,7 @@ class _Search:
             return self
         return _Search(self.model, self.machine, self.fitter.with_recompute("all"))
 
-    def save(self, plain: _Simulated, scanned: Sequence[_Scanned]) -> _Simulated:
+    def save(self, plain: Simulated, scanned: Sequence[Scanned]) -> Simulated:
         """The best plan of a batch, or of a half or a quarter of it, which has room for more activations: by a token's
         seconds, and what it writes more than in `plain`, as the program weighs it. `plain` is the batch's plan that
         recomputes everything."""
@@ -163,16 +133,28 @@ class _Search:
             return plain
         size, n = own.micro_batch_size, own.micro_batches
         fewer = [Candidate(size, n // part) for part in PARTS if n >= part]
-        known = {entry.candidate: entry.branches for entry in scanned}
+        known = {entry.candidate: entry for entry in scanned}
         found = [plain]
         for candidate in fewer:
-            branches = known.get(candidate) or (self.fitter.branches(candidate) if candidate == own else ())
-            auto = [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in branches]
-            saving = self.simulate(candidate, auto, plain if candidate == own else None) if auto else None
-            found += [saving] if saving else []
+            if candidate not in known and candidate != own:
+                continue
+            given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
+            entry = self._scan(
+                candidate, [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
+            )
+            # Of states that live on ssd, half a batch writes twice as much a token.
+            wear = (
+                self.fitter.fixed.wear_price * (n / candidate.micro_batches - 1)
+                if plain.solved.fitted.needs.writes
+                else 0
+            )
+            least = known[own].tokens_per_second * (1 + max(wear, WORTH)) if own in known else 0.0
+            if entry and entry.tokens_per_second >= least:
+                saving = self.simulate(candidate, entry.branches, plain if candidate == own else None)
+                found += [saving] if saving else []
         return min(found, key=lambda each: self._weight(each, plain))
 
-    def _weight(self, simulated: _Simulated, plain: _Simulated) -> float:
+    def _weight(self, simulated: Simulated, plain: Simulated) -> float:
         """Seconds of a token, and what it writes more than in `plain` by the wear price."""
         tokens, before = (self._tokens(each.solved.fitted.candidate) for each in (simulated, plain))
         written, base = simulated.solved.fitted.needs.writes / tokens, plain.solved.fitted.needs.writes / before
@@ -181,7 +163,7 @@ class _Search:
         wear = 0.0 if not more else more / base if base else inf
         return simulated.timeline.seconds / tokens + self.fitter.fixed.wear_price * seconds * wear
 
-    def scan(self, candidates: Sequence[Candidate]) -> list[_Scanned]:
+    def scan(self, candidates: Sequence[Candidate]) -> list[Scanned]:
         """The program's bound for every candidate whose pipeline leaves room on device and host. Where none does on the
         device, for every one with room on host: that is estimated, and one may fit exactly."""
         found = []
@@ -191,7 +173,7 @@ class _Search:
                 found.append(entry)
         return found
 
-    def _scan(self, candidate: Candidate, given: Sequence[Branch]) -> _Scanned | None:
+    def _scan(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
         possible: list[tuple[float, Branch, Bound]] = []
         for branch in given:
             bound = self._bound(self.model, candidate, branch)
@@ -204,19 +186,19 @@ class _Search:
         possible.sort(key=lambda each: each[0])
         bound = possible[0][2]
         branches = tuple(branch for _, branch, _ in possible)
-        return _Scanned(candidate, branches, bound, self._tokens(candidate) / bound.seconds)
+        return Scanned(candidate, branches, bound, self._tokens(candidate) / bound.seconds)
 
-    def look_between(self, scanned: list[_Scanned]) -> list[_Scanned]:
+    def look_between(self, scanned: list[Scanned]) -> list[Scanned]:
         """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
         if not scanned:
             return scanned
-        first = _good_enough(scanned)[0].candidate
+        first = good_enough(scanned)[0].candidate
         n = first.micro_batches
         before = max((rung for rung in LADDER if rung < n), default=0)
         more = self.scan([Candidate(first.micro_batch_size, between) for between in range(before + 1, n)])
         return sorted([*scanned, *more], key=lambda entry: entry.candidate.order)
 
-    def narrow_down(self, scanned: list[_Scanned]) -> list[_Ranked]:
+    def narrow_down(self, scanned: list[Scanned]) -> list[Ranked]:
         """Simulate the best candidates on shortened models: enough to find about the smallest batch that suffices.
 
         The program's favourites first: its fastest, and its smallest batch that is good enough. Where the program sees
@@ -258,15 +240,15 @@ class _Search:
             if not found:
                 found = self._rank(enough[middle])
                 ranked += found
-            if found and _smallest_good_enough(ranked) is found[0]:
+            if found and smallest_good_enough(ranked) is found[0]:
                 high = middle
             else:
                 low = middle
         return ranked
 
     def look_beyond(
-        self, candidates: Sequence[Candidate], scanned: Sequence[_Scanned], ranked: Sequence[_Ranked]
-    ) -> list[_Ranked]:
+        self, candidates: Sequence[Candidate], scanned: Sequence[Scanned], ranked: Sequence[Ranked]
+    ) -> list[Ranked]:
         """Of the candidates for whose buffers the estimate left no room on host the largest that fit after all, where
         they could be noticeably faster than what fits without doubt."""
         reached = max((found.tokens_per_second for found in ranked), default=0.0)
@@ -279,12 +261,12 @@ class _Search:
                     left.append(entry)
         return self._largest_that_fit(sorted(left, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order)))
 
-    def choose(self, ranked: Sequence[_Ranked], smallest: Sequence[Candidate]) -> _Simulated | None:
+    def choose(self, ranked: Sequence[Ranked], smallest: Sequence[Candidate]) -> Simulated | None:
         """The smallest batch that is good enough, fitted and simulated whole; where what was ranked does not fit after
         all, the next, and at last the fastest of `smallest`. None when nothing fits."""
         left = list(ranked)
         while left:
-            best = _smallest_good_enough(left)
+            best = smallest_good_enough(left)
             found = self.simulate(best.candidate, best.scanned.branches)
             if found is not None:
                 return found
@@ -292,10 +274,10 @@ class _Search:
         last = (self.simulate(candidate, self.fitter.branches(candidate)) for candidate in smallest)
         return max((each for each in last if each), key=lambda each: each.tokens_per_second, default=None)
 
-    def _largest_that_fit(self, fastest: Sequence[_Scanned]) -> list[_Ranked]:
+    def _largest_that_fit(self, fastest: Sequence[Scanned]) -> list[Ranked]:
         """Of each micro-batch size that could be the fastest about the most micro-batches that fit, and the fewer ones
         that were tried on the way; the fastest last. What does not fit is taken not to with more of them."""
-        ranked: list[_Ranked] = []
+        ranked: list[Ranked] = []
         for size in dict.fromkeys(entry.candidate.micro_batch_size for entry in fastest):
             mine = [entry for entry in fastest if entry.candidate.micro_batch_size == size]
             if ranked and mine[0].tokens_per_second <= ranked[-1].tokens_per_second:
@@ -311,7 +293,7 @@ class _Search:
             ranked = sorted([*ranked, *found], key=lambda each: each.tokens_per_second)
         return ranked
 
-    def _larger(self, scanned: list[_Scanned], best: _Scanned, reached: float) -> _Scanned | None:
+    def _larger(self, scanned: list[Scanned], best: Scanned, reached: float) -> Scanned | None:
         """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
         mine = (
             entry
@@ -322,20 +304,20 @@ class _Search:
         found = next(mine, None)
         return found if found and ENOUGH * found.tokens_per_second > reached else None
 
-    def _rank(self, entry: _Scanned) -> list[_Ranked]:
+    def _rank(self, entry: Scanned) -> list[Ranked]:
         """`entry` as shortened models run it; nothing when it does not fit."""
         if entry.candidate not in self._ranked:
             self._ranked[entry.candidate] = []
             sketch = self.fitter.sketch(entry.candidate, entry.branches)
             if sketch is not None:
                 seconds = step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule)
-                found = _Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)
+                found = Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)
                 self._ranked[entry.candidate].append(found)
         return list(self._ranked[entry.candidate])
 
     def simulate(
-        self, candidate: Candidate, branches: Sequence[Branch], plain: _Simulated | None = None
-    ) -> _Simulated | None:
+        self, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None = None
+    ) -> Simulated | None:
         """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
         waits for chunks, the fastest of the paces that hide more, what their operations take counted in."""
         solved = self.fitter.solve(candidate, branches)
@@ -346,7 +328,7 @@ class _Search:
             best = self._weighed(best, candidate, branches, plain)
         return best
 
-    def _paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> _Simulated:
+    def _paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> Simulated:
         """`solved`, or where its step waits for chunks the fastest of the paces that hide more."""
         best = self._simulate(solved)
         waits = best.timeline.seconds > WAITING * solved.program.seconds
@@ -356,8 +338,8 @@ class _Search:
         return min((best, *others), key=self._with_operations)
 
     def _weighed(
-        self, best: _Simulated, candidate: Candidate, branches: Sequence[Branch], plain: _Simulated | None
-    ) -> _Simulated:
+        self, best: Simulated, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None
+    ) -> Simulated:
         """The best of what the program found, of recomputing everything (`plain`, where that is known), and of PyAO's
         rule: by the simulator's seconds and what each writes, as the program weighs it."""
         everything = best
@@ -372,7 +354,7 @@ class _Search:
 
     def _recomputing(
         self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch], most: float = inf
-    ) -> _Simulated | None:
+    ) -> Simulated | None:
         """The candidate where backward recomputes that; None where it does not fit, or where by the program's bound a
         step clearly takes longer than `most` seconds."""
         others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
@@ -382,18 +364,18 @@ class _Search:
         solved = self.fitter.solve(candidate, entry.branches)
         return None if solved is None else self._paced(solved, candidate, entry.branches)
 
-    def _with_operations(self, simulated: _Simulated) -> float:
+    def _with_operations(self, simulated: Simulated) -> float:
         """Seconds of a step, with what its operations take where compute wants the same cores."""
         operations = len(simulated.timeline.graph.ops) if self.machine.compute_shares_cpu else 0
         return simulated.timeline.seconds + OPERATION_CORE_SECONDS * operations / self.machine.cores
 
-    def _simulate(self, solved: Solved) -> _Simulated:
+    def _simulate(self, solved: Solved) -> Simulated:
         candidate, steady = solved.fitted.candidate, solved.fitted.schedule.steady
         timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
-        return _Simulated(solved, timeline, self._tokens(candidate) / timeline.seconds)
+        return Simulated(solved, timeline, self._tokens(candidate) / timeline.seconds)
 
     def alternatives(
-        self, scanned: Sequence[_Scanned], ranked: Sequence[_Ranked], chosen: _Simulated
+        self, scanned: Sequence[Scanned], ranked: Sequence[Ranked], chosen: Simulated
     ) -> tuple[Alternative, ...]:
         """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
         bounds = {entry.candidate: entry.bound for entry in scanned}
@@ -426,7 +408,7 @@ class _Search:
             )
         return tuple(rows)
 
-    def least(self, chosen: _Simulated) -> tuple[Least, ...]:
+    def least(self, chosen: Simulated) -> tuple[Least, ...]:
         """The budgets that would still do for the chosen batch."""
         found = self.fitter.least_beside(chosen.solved)
         tokens = self._tokens(chosen.solved.fitted.candidate)
@@ -476,18 +458,6 @@ class _Search:
             times, n = n, 1
         saves = self.fitter.fixed.recompute != "all"
         return times * compute_seconds(self.model, candidate.micro_batch_size, n, saves=saves)
-
-
-def _good_enough(scanned: Sequence[_Scanned]) -> list[_Scanned]:
-    best = max(entry.tokens_per_second for entry in scanned)
-    enough = [entry for entry in scanned if entry.tokens_per_second >= ENOUGH * best]
-    return sorted(enough, key=lambda entry: entry.candidate.order)
-
-
-def _smallest_good_enough(ranked: Sequence[_Ranked]) -> _Ranked:
-    best = max(found.tokens_per_second for found in ranked)
-    enough = [found for found in ranked if found.tokens_per_second >= ENOUGH * best]
-    return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
 
 
 def _decide_again(model: Model, machine: Machine, program: ProgramResult, referee: Any, watch: Watch | None) -> None:

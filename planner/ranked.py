@@ -1,0 +1,59 @@
+"""What a search knows of a candidate: its bound, its shortened models, its whole step; which of them is good enough.
+
+Owns these records and that rule (GreedySnake 4.5). `solve.py` makes and compares them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ssdplan.plans.graph.timeline import Timeline
+
+from .fit.budgets import Candidate
+from .fit.fit import Branch, Solved
+from .program.placement import ProgramResult
+from .program.program import Bound
+
+ENOUGH = 0.99
+"""The share of the best throughput that a smaller batch must reach to be preferred (GreedySnake 4.5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """A candidate, its branches (the fastest first) and the bound of the first."""
+
+    candidate: Candidate
+    branches: tuple[Branch, ...]
+    bound: Bound
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A candidate as its shortened models run it."""
+
+    scanned: Scanned
+    program: ProgramResult
+    tokens_per_second: float
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.scanned.candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    solved: Solved
+    timeline: Timeline
+    tokens_per_second: float
+
+
+def good_enough(scanned: Sequence[Scanned]) -> list[Scanned]:
+    best = max(entry.tokens_per_second for entry in scanned)
+    enough = [entry for entry in scanned if entry.tokens_per_second >= ENOUGH * best]
+    return sorted(enough, key=lambda entry: entry.candidate.order)
+
+
+def smallest_good_enough(ranked: Sequence[Ranked]) -> Ranked:
+    best = max(found.tokens_per_second for found in ranked)
+    enough = [found for found in ranked if found.tokens_per_second >= ENOUGH * best]
+    return min(enough, key=lambda found: (found.candidate.global_batch, -found.tokens_per_second))
