@@ -131,27 +131,24 @@ class _Search:
         own = plain.solved.fitted.candidate
         if not rungs_by("all", self.model, own.micro_batch_size):
             return plain
-        size, n = own.micro_batch_size, own.micro_batches
-        fewer = [Candidate(size, n // part) for part in PARTS if n >= part]
         known = {entry.candidate: entry for entry in scanned}
+        writes, price = plain.solved.fitted.needs.writes, self.fitter.fixed.wear_price
         found = [plain]
-        for candidate in fewer:
+        for part in PARTS:
+            candidate = Candidate(own.micro_batch_size, own.micro_batches // part)
             if candidate not in known and candidate != own:
                 continue
             given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
-            entry = self._scan(
-                candidate, [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
-            )
+            auto = [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
+            entry = self._scan(candidate, auto)
             # Of states that live on ssd, half a batch writes twice as much a token.
-            wear = (
-                self.fitter.fixed.wear_price * (n / candidate.micro_batches - 1)
-                if plain.solved.fitted.needs.writes
-                else 0
-            )
-            least = known[own].tokens_per_second * (1 + max(wear, WORTH)) if own in known else 0.0
+            worth = max(WORTH, price * (part - 1) if writes else 0.0)
+            least = known[own].tokens_per_second * (1 + worth) if own in known else 0.0
             if entry and entry.tokens_per_second >= least:
                 saving = self.simulate(candidate, entry.branches, plain if candidate == own else None)
                 found += [saving] if saving else []
+            elif candidate == own:
+                found.append(self._weighed(plain, own, auto, plain))
         return min(found, key=lambda each: self._weight(each, plain))
 
     def _weight(self, simulated: Simulated, plain: Simulated) -> float:
@@ -159,9 +156,9 @@ class _Search:
         tokens, before = (self._tokens(each.solved.fitted.candidate) for each in (simulated, plain))
         written, base = simulated.solved.fitted.needs.writes / tokens, plain.solved.fitted.needs.writes / before
         seconds = plain.timeline.seconds / before
-        more = max(written - base, 0.0)
-        wear = 0.0 if not more else more / base if base else inf
-        return simulated.timeline.seconds / tokens + self.fitter.fixed.wear_price * seconds * wear
+        more, price = max(written - base, 0.0), self.fitter.fixed.wear_price
+        wear = more / base if base else inf
+        return simulated.timeline.seconds / tokens + (price * seconds * wear if price and more else 0.0)
 
     def scan(self, candidates: Sequence[Candidate]) -> list[Scanned]:
         """The program's bound for every candidate whose pipeline leaves room on device and host. Where none does on the
