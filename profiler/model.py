@@ -130,7 +130,7 @@ def measure_model(
     choosing_bytes = 0
     if activations is not None and blocks:
         of_blocks = {key: each for key, each in timings.items() if key[0] in blocks}
-        part = portion(progress, 0.8, 1.0)
+        part = portion(progress, 0.8, 0.9 if int8 else 1.0)
         found = measure_activations(
             bench, blocks, of_blocks, bandwidth=bandwidth, limits=activations, progress=part, int8=int8
         )
@@ -138,16 +138,18 @@ def measure_model(
         choosing_bytes = found.choosing_bytes
         for key, each in found.of.items():
             timings[key] = timings[key].model_copy(update={"sublayers": each.sublayers, "rungs": each.rungs})
+    compression: tuple[CompressionError, ...] = ()
+    if int8:
+        rungs = {name: timings[name, fitting[0]].rungs for name in blocks}
+        compression, remarks = measure_compression(
+            bench, model, rungs, micro_batch=0, progress=portion(progress, 0.9, 1.0)
+        )
+        notes += remarks
     if beside is not None:
         block = model.layers[FIRST_BLOCK].layer_class
         both = [Figure(block, fitting[len(fitting) // 2], backward) for backward in bench.directions(classes[block])]
         bench.load(classes[block])
         beside(lambda: sum(bench.seconds(classes[block], figure, 1) for figure in both))
-    compression: tuple[CompressionError, ...] = ()
-    if int8:
-        rungs = {name: timings[name, fitting[0]].rungs for name in blocks}
-        compression, remarks = measure_compression(bench, model, rungs, micro_batch=0, progress=progress)
-        notes += remarks
     return ModelCosts(
         classes=tuple(
             LayerClass(name=name, timings=tuple(timings[name, size] for size in fitting)) for name in classes
