@@ -175,12 +175,10 @@ def allowed(model: Model, request: SolveRequest) -> Model:
     """The model without the rungs that the user does not allow: those that are not exact. Raises UsageError where int8
     is allowed and nobody measured it."""
     wanted: tuple[str | None, ...] = (None, request.activations)
-    if request.activations and not any(
-        rung.format == request.activations
-        for entry in model.classes
-        for timing in entry.timings
-        for rung in timing.rungs
-    ):
+    there = {rung.format for entry in model.classes for timing in entry.timings for rung in timing.rungs}
+    if there <= set(wanted) and (request.activations in there or not request.activations):
+        return model
+    if request.activations not in there and request.activations:
         raise UsageError(
             f"activations {request.activations}: the profile has no rungs in {request.activations}; make one with "
             "ssdplan profile --compression-error"

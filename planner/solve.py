@@ -142,7 +142,8 @@ class _Search:
             auto = [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
             entry = self._scan(candidate, auto)
             # Of states that live on ssd, half a batch writes twice as much a token.
-            worth = max(WORTH, price * (part - 1) if writes else 0.0)
+            oftener = own.micro_batches / candidate.micro_batches - 1
+            worth = max(WORTH, price * oftener if writes else 0.0)
             least = known[own].tokens_per_second * (1 + worth) if own in known else 0.0
             if entry and entry.tokens_per_second >= least:
                 saving = self.simulate(candidate, entry.branches, plain if candidate == own else None)

@@ -8,7 +8,9 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from ssdplan.plans.documents.plan import Recompute
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 
@@ -39,7 +41,7 @@ _DEEPSPEED = {"deepspeed-fast": (3_600_000_000, 14.7), "deepspeed-lean": (1_660_
 
 
 AUTO = "auto"
-RECOMPUTES = (AUTO, "all", "none", "paper")
+RECOMPUTES: tuple[str, ...] = get_args(Recompute)
 """What the blocks' backward recomputes, as `ssdplan solve --recompute` names it."""
 
 

@@ -182,11 +182,11 @@ class StreamedModel:
 
     def remarks(self, sequence_length: int) -> tuple[str, ...]:
         """What is to be known, a line each, of training with rows of so many tokens."""
-        itself = (
+        told = (
             f"{self.name}: config.json asks for gradient checkpointing, which is off here: the plan decides what "
             "backward recomputes, to the same numbers",
         )
-        return (*itself[: self.checkpoints_itself], *self._remarks_on_rows(sequence_length))
+        return (*(told if self.checkpoints_itself else ()), *self._remarks_on_rows(sequence_length))
 
     def _remarks_on_rows(self, sequence_length: int) -> tuple[str, ...]:
         if (least := self.least_row(sequence_length)) == 1:
@@ -253,9 +253,9 @@ def open_model(
     weight_files(path)
     with growing_at_most(_building_bytes()), without_advice():
         module, zeroed = _build(path, config, dtype)
-        checkpoints_itself = module.is_gradient_checkpointing
-        if checkpoints_itself:  # its blocks would be recomputed within a recomputation
-            module.gradient_checkpointing_disable()
+        checkpointing = [child for child in module.modules() if getattr(child, "gradient_checkpointing", False)]
+        for child in checkpointing:  # its blocks would be recomputed within a recomputation
+            vars(child)["gradient_checkpointing"] = False
         _refuse_experts(module)
         _refuse_layerdrop(module)
         anatomy = inspect(module)
@@ -278,7 +278,7 @@ def open_model(
         freeze=tuple(freeze),
         zeroed=zeroed,
         allow_unused_weights=allow_unused_weights,
-        checkpoints_itself=checkpoints_itself,
+        checkpoints_itself=bool(checkpointing),
     )
 
 

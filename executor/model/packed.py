@@ -11,13 +11,12 @@ import torch
 
 from ssdplan import native
 
+from ..device.tensors import DTYPES
+
 GROUP = 64
 """8.5 bits an element; one outlier spoils at most 63 others."""
 SCALE_BYTES = 4
-FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-LARGEST = 127
-LEAST_SCALE = 2.0**-126
-"""Its inverse is finite; smaller numbers count as none."""
+FORMATS = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def packed_bytes(elements: int) -> int:
@@ -45,8 +44,7 @@ def pack(place: torch.Tensor, value: torch.Tensor, order: Sequence[int]) -> None
 
 def unpack(place: torch.Tensor, shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """The value of that shape, order of dimensions and dtype that `pack` wrote into `place`, in memory of its own."""
-    sizes = [shape[dimension] for dimension in order]
-    flat = torch.empty(torch.Size(sizes).numel(), dtype=dtype, device=place.device)
+    flat = torch.empty(torch.Size(shape).numel(), dtype=dtype, device=place.device)
     values, scales = _parts(place, flat.numel())
     if place.device.type == "cpu":
         addresses = values.data_ptr(), scales.data_ptr()
@@ -56,8 +54,13 @@ def unpack(place: torch.Tensor, shape: Sequence[int], order: Sequence[int], dtyp
         from .packed_triton import dequantize
 
         dequantize(flat, values, scales, GROUP)
-    back = [list(order).index(dimension) for dimension in range(len(sizes))]
-    return flat.view(sizes).permute(back)
+    return laid(flat, shape, order)
+
+
+def laid(flat: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+    """The tensor of that shape in `flat`, 1-D, its dimensions in `order` from the longest stride to the shortest."""
+    sizes = [shape[dimension] for dimension in order]
+    return flat.view(sizes).permute([list(order).index(dimension) for dimension in range(len(sizes))])
 
 
 def _scales_at(elements: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from .packed import packed_bytes
+from .packed import laid, packed_bytes
 
 _VIEWS = frozenset(
     [
@@ -65,10 +65,7 @@ class Value:
         computed with, for a product of matrices may round otherwise for others."""
         if self.packed:
             return place
-        flat = place.view(self.dtype)
-        sizes = [self.shape[dimension] for dimension in self.order]
-        back = [self.order.index(dimension) for dimension in range(len(self.order))]
-        return flat[: self.elements].view(sizes).permute(back)
+        return laid(place.view(self.dtype)[: self.elements], self.shape, self.order)
 
 
 def value_of(node: fx.Node) -> Value | None:

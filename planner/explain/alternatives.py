@@ -12,7 +12,7 @@ from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
-from ssdplan.plans.documents.profile import PAPER, Model, alike, quickest
+from ssdplan.plans.documents.profile import PAPER, Model, rungs_to_save_by
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
 from ssdplan.plans.units import format_bytes
 
@@ -50,9 +50,9 @@ def rungs_by(recompute: Recompute, model: Model, micro_batch_size: int) -> dict[
         rungs = model.timing(name, micro_batch_size).rungs
         if rungs and recompute == "paper" and PAPER not in [rung.name for rung in rungs]:
             return None
-        best = next((rung for rung in rungs if rung.name == PAPER), None) if recompute == "paper" else quickest(rungs)
-        if best:
-            chosen[name] = () if recompute == "all" else tuple(rung.name for rung in alike(best, rungs))
+        if rungs:
+            asked = () if recompute == "all" else rungs_to_save_by(rungs, by_paper=recompute == "paper")
+            chosen[name] = tuple(rung.name for rung in asked)
     return chosen or None
 
 

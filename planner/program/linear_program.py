@@ -12,7 +12,7 @@ from typing import Any
 
 import pulp
 
-from ssdplan.plans.documents.profile import PAPER, alike, quickest
+from ssdplan.plans.documents.profile import rungs_to_save_by
 
 from .choices import FixedChoices, Limits
 from .forms import Forms, StageRow
@@ -183,11 +183,8 @@ class LinearProgram:
         """Each pair of layer and micro-batch saves its activations in one way at most; where the user has said what
         backward recomputes, every pair in those."""
         for name, shares in self.forms.saved.items():
-            rungs = [rung for rung, _ in shares]
-            by_paper = next((rung for rung in rungs if rung.name == PAPER), None)
-            asked = by_paper if self.fixed.recompute == "paper" else quickest(rungs)
-            names = [rung.name for rung in alike(asked, rungs)] if asked else []
-            wanted = [self.variables[share] for rung, share in shares if rung.name in names]
+            asked = rungs_to_save_by([rung for rung, _ in shares], by_paper=self.fixed.recompute == "paper")
+            wanted = [self.variables[share] for rung, share in shares if rung in asked]
             every = pulp.lpSum(self.variables[share] for _, share in shares)
             self.problem += every <= 1, f"saved_activations_of_{_label(name)}"
             if self.fixed.recompute in ("none", "paper") and wanted:

@@ -3,7 +3,7 @@
 Owns the fields and their units: bytes, seconds, bytes a second, elements a second. It measures and decides nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -193,9 +193,11 @@ def quickest(rungs: Iterable[Rung]) -> Rung | None:
     return min(exact, key=lambda rung: rung.forward_seconds + rung.backward_seconds, default=None)
 
 
-def alike(rung: Rung, rungs: Iterable[Rung]) -> tuple[Rung, ...]:
-    """The rungs that keep the same values, in whatever format; the rung itself among them, if it is there."""
-    return tuple(each for each in rungs if each.values == rung.values)
+def rungs_to_save_by(rungs: Sequence[Rung], *, by_paper: bool) -> tuple[Rung, ...]:
+    """The rungs by which all pairs of a class save where the user asks for PyAO's rule, or for the quickest: the exact
+    one, and those that keep the same values in another format. None where there is no such rung."""
+    best = next((rung for rung in rungs if rung.name == PAPER), None) if by_paper else quickest(rungs)
+    return tuple(rung for rung in rungs if best and rung.values == best.values)
 
 
 class CompressionError(Part):
