@@ -41,7 +41,7 @@ STEPS = (
     Step("build", "missing wheels, ssdplan itself, versions, doctor", 180, without_ssdplan=True, without_gpu=True),
     Step("probes", "copies, registration, libraries, attention, waits: torch alone", 60, without_ssdplan=True),
     Step("layers", "a block forward and backward: pipelined, and synchronised after each", 90),
-    Step("tests", "the tests marked gpu", 150, without_gpu=True),
+    Step("tests", "the tests marked gpu, several at once", 120, without_gpu=True),
     Step("train", "a profile, plans with and without recomputation, and one that needs the ssd", 300),
     Step("sanitizer", "two tiny steps under torch's CUDA sanitizer, serial and overlapped", 90),
 )

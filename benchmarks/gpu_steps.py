@@ -40,6 +40,8 @@ NEEDED = {
 OLDEST_CLICK = (8, 5)
 FOR_TESTS = {"gguf": "gguf"}
 """What only some tests need, which skip without."""
+FOR_SPEED = {"execnet": "execnet", "xdist": "pytest-xdist"}
+"""What lets several tests run at once; without, they run one after another."""
 TO_BUILD = {"scikit_build_core": "scikit-build-core", "pybind11": "pybind11", "cmake": "cmake", "ninja": "ninja"}
 """What building ssdplan needs, where it is not installed; the last two may also be programs of the system."""
 OTHERS = ("numpy", "torch", "transformers", "accelerate", "safetensors", "yaml", "rich", "matplotlib")
@@ -77,7 +79,7 @@ def build(given: Given) -> None:
     folder = given.wheels
     installed = _imports_ssdplan(PYTHONPATH="")  # what an earlier call built may be of an earlier checkout
     needed = NEEDED if installed else NEEDED | TO_BUILD
-    for module, package in (needed | FOR_TESTS).items():
+    for module, package in (needed | FOR_TESTS | FOR_SPEED).items():
         if folder and not _there(module):
             _pip("--find-links", str(folder), package, target=given.target, needed=False)
     missing = [package for module, package in needed.items() if not _there(module)]
@@ -219,20 +221,28 @@ def _paces(op: Callable[[], None], ops: int, device: Any) -> dict[str, float]:
     return {"pipelined": pipelined.seconds / ops, "begun": begun / ops, "synchronised": synchronised / ops}
 
 
+TESTS_AT_ONCE = 6
+_OUTCOMES = "(PASSED|FAILED|ERROR|SKIPPED)"
+_OUTCOME = re.compile(rf"(?:(tests/\S+::.*?) {_OUTCOMES}|\[gw\d+\].*? {_OUTCOMES} (tests/\S+::.*))")
+"""A test's line as pytest writes it, and as it does where several processes run tests."""
+
+
 def tests(given: Given) -> None:
-    """Those marked gpu; of files that have none, nothing is imported."""
+    """Those marked gpu; of files that have none, nothing is imported. With pytest-xdist, several at once."""
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
-    call = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", *map(str, files)]
+    beside = ["-n", str(TESTS_AT_ONCE)] if _there("xdist") and not given.dry else []
+    call = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", *beside, *map(str, files)]
     counts: dict[str, int] = {}
     bad: list[str] = []
     with subprocess.Popen(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            if found := re.match(r"(tests/\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)", line):
-                counts[found[2].lower()] = counts.get(found[2].lower(), 0) + 1
-                if found[2] in ("FAILED", "ERROR"):
-                    bad.append(found[1])
+            if found := _OUTCOME.match(line):
+                name, outcome = found[1] or found[4], found[2] or found[3]
+                counts[outcome.lower()] = counts.get(outcome.lower(), 0) + 1
+                if outcome in ("FAILED", "ERROR"):
+                    bad.append(name)
                 given.note(counts=counts, failed_tests=bad)
     if process.returncode < 0 and bad:  # it died before it said what was wrong with them
         subprocess.run([*call[:6], *bad], cwd=ROOT, check=False)
@@ -241,9 +251,9 @@ def tests(given: Given) -> None:
 
 
 def train(given: Given) -> None:
-    """Hidden 4096, 6 layers, 2048 tokens, 4 micro-batches of 4 rows: with 24 GiB of host memory, with and without
-    recomputation, then with 8 GiB, so that the SSD works."""
-    shape = {"hidden": 64, "layers": 2, "vocab": 320} if given.dry else {"hidden": 4096, "layers": 6, "vocab": 32000}
+    """Hidden 4096, 4 layers, 2048 tokens, 4 micro-batches of 4 rows: with 20 GiB of host memory, with and without
+    recomputation, then with 6 GiB, so that the SSD works."""
+    shape = {"hidden": 64, "layers": 2, "vocab": 320} if given.dry else {"hidden": 4096, "layers": 4, "vocab": 32000}
     length, rows = (32, 1) if given.dry else (2048, 4)
     with tempfile.TemporaryDirectory(prefix="ssdplan-gpu-", dir=given.volume) as name:
         folder = Path(name)
@@ -259,12 +269,13 @@ def train(given: Given) -> None:
         given.note(machine=measured["machine"], profile_notes=measured["notes"])
         sizes = ("--micro-batch-size", rows, "--micro-batches", 4)
         first = []
-        for recompute in ("auto", "all"):  # states in host memory, so that compute bounds the step
-            memory = "16MiB" if given.dry else "24GiB"
+        for recompute in ("all", "auto"):  # states in host memory, so that compute bounds the step
+            memory = "16MiB" if given.dry else "20GiB"
             other, run = given.out / f"plan-recompute-{recompute}.json", folder / f"recompute-{recompute}"
             _command("solve", profile, "--host-memory", memory, *sizes, "--recompute", recompute, "-o", other)
             _command("run", other, "--data", text, "--steps", 4, "--volume", folder, "--out", run)
             first.append(_losses(run))
+            shutil.copy(run / "trace.json", given.out / f"trace-recompute-{recompute}.json")
             given.note(
                 **{
                     f"recompute_{recompute}_decision": json.loads(other.read_text("utf-8"))["decision"],
@@ -274,12 +285,12 @@ def train(given: Given) -> None:
             shutil.rmtree(run)
         given.note(losses_with_and_without_recomputation=first)
         assert first[0] == first[1], "saved activations changed a loss"
-        memory = ("16MiB", "--residency", "optimizer=0") if given.dry else ("8GiB",)  # else a tiny model fits whole
+        memory = ("16MiB", "--residency", "optimizer=0") if given.dry else ("6GiB",)  # else a tiny model fits whole
         _command("solve", profile, "--host-memory", *memory, *sizes, "-o", plan)
         given.note(decision=json.loads(plan.read_text("utf-8"))["decision"])
         run = folder / "run"
         try:
-            _command("run", plan, "--data", text, "--steps", 3 if given.dry else 6, "--volume", folder, "--out", run)
+            _command("run", plan, "--data", text, "--steps", 3 if given.dry else 4, "--volume", folder, "--out", run)
         finally:
             for left in ("metrics.jsonl", "report.json", "trace.json"):
                 if (run / left).exists():
