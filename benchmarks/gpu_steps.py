@@ -173,7 +173,7 @@ def layers(given: Given) -> None:
 
     device = open_device(given.device)
     length, ops = (32, 3) if given.dry else (2048, 30)
-    for hidden in (64,) if given.dry else (2048, 4096):
+    for hidden in (64,) if given.dry else (4096,):
         with tempfile.TemporaryDirectory(dir=given.volume) as folder:
             model = open_model(_model(Path(folder), hidden=hidden, layers=1, vocab=320), torch.bfloat16)
             runs = Layers(model, device.torch_device)
@@ -221,7 +221,7 @@ def _paces(op: Callable[[], None], ops: int, device: Any) -> dict[str, float]:
     return {"pipelined": pipelined.seconds / ops, "begun": begun / ops, "synchronised": synchronised / ops}
 
 
-TESTS_AT_ONCE = 6
+TESTS_AT_ONCE = 12
 _OUTCOMES = "(PASSED|FAILED|ERROR|SKIPPED)"
 _OUTCOME = re.compile(rf"(?:(tests/\S+::.*?) {_OUTCOMES}|\[gw\d+\].*? {_OUTCOMES} (tests/\S+::.*))")
 """A test's line as pytest writes it, and as it does where several processes run tests."""
@@ -251,9 +251,9 @@ def tests(given: Given) -> None:
 
 
 def train(given: Given) -> None:
-    """Hidden 4096, 4 layers, 2048 tokens, 4 micro-batches of 4 rows: with 20 GiB of host memory, with and without
-    recomputation, then with 6 GiB, so that the SSD works."""
-    shape = {"hidden": 64, "layers": 2, "vocab": 320} if given.dry else {"hidden": 4096, "layers": 4, "vocab": 32000}
+    """Hidden 2048, 8 layers, 2048 tokens, 4 micro-batches of 4 rows: with 12 GiB of host memory, with and without
+    recomputation, then with 4 GiB, so that the SSD works."""
+    shape = {"hidden": 64, "layers": 2, "vocab": 320} if given.dry else {"hidden": 2048, "layers": 8, "vocab": 32000}
     length, rows = (32, 1) if given.dry else (2048, 4)
     with tempfile.TemporaryDirectory(prefix="ssdplan-gpu-", dir=given.volume) as name:
         folder = Path(name)
@@ -270,7 +270,7 @@ def train(given: Given) -> None:
         sizes = ("--micro-batch-size", rows, "--micro-batches", 4)
         first = []
         for recompute in ("all", "auto"):  # states in host memory, so that compute bounds the step
-            memory = "16MiB" if given.dry else "20GiB"
+            memory = "16MiB" if given.dry else "12GiB"
             other, run = given.out / f"plan-recompute-{recompute}.json", folder / f"recompute-{recompute}"
             _command("solve", profile, "--host-memory", memory, *sizes, "--recompute", recompute, "-o", other)
             _command("run", other, "--data", text, "--steps", 4, "--volume", folder, "--out", run)
@@ -285,7 +285,7 @@ def train(given: Given) -> None:
             shutil.rmtree(run)
         given.note(losses_with_and_without_recomputation=first)
         assert first[0] == first[1], "saved activations changed a loss"
-        memory = ("16MiB", "--residency", "optimizer=0") if given.dry else ("6GiB",)  # else a tiny model fits whole
+        memory = ("16MiB", "--residency", "optimizer=0") if given.dry else ("4GiB",)  # else a tiny model fits whole
         _command("solve", profile, "--host-memory", *memory, *sizes, "-o", plan)
         given.note(decision=json.loads(plan.read_text("utf-8"))["decision"])
         run = folder / "run"

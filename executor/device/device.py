@@ -78,7 +78,9 @@ class Device(Protocol):
     def lane(self, resource: Resource) -> contextlib.AbstractContextManager[None]: ...
     def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
     def copy_d2h(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
-    def copy_d2h_gradient(self, target: torch.Tensor, source: torch.Tensor) -> tuple[bool, int]: ...
+    def copy_d2h_gradient(
+        self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
+    ) -> tuple[bool, int]: ...
     def synchronize(self) -> None: ...
     def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...
 
@@ -133,11 +135,15 @@ class EmulatedDevice:
 
     copy_d2h = copy_h2d
 
-    def copy_d2h_gradient(self, target: torch.Tensor, source: torch.Tensor) -> tuple[bool, int]:
-        """Copy fp32 to fp32; returns (finite, sum of squares), gathered as the bytes pass (MemAscend 4.4).
+    def copy_d2h_gradient(
+        self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
+    ) -> tuple[bool, int]:
+        """Copy a range of a gradient, fp32 to fp32; returns (finite, sum of squares), gathered as the bytes pass
+        (MemAscend 4.4).
 
-        A whole number of grains (`state_layout.GRAIN`). The sum is an integer in units of 2**-1074; the sums of such
-        ranges add up to the whole's, in any order.
+        A whole number of grains (`state_layout.GRAIN`). The sum is an integer in units of 2**-1074; the sums of all
+        ranges add up to the gradient's, in any order. `whole`: the gradient, with the first of its ranges that a step
+        copies; None with the others.
         """
         return native.copy_statistics(target.data_ptr(), source.data_ptr(), source.numel())
 
@@ -395,12 +401,16 @@ class CudaDevice:
 
     copy_d2h = copy_h2d
 
-    def copy_d2h_gradient(self, target: torch.Tensor, source: torch.Tensor) -> tuple[bool, int]:
-        """As the emulated device's. The GPU sums where the gradient lies, so that the host reads no byte a second time:
-        in a precision of its own, good to about 1e-6. The copy goes first, and what launches the sums runs beside it.
+    def copy_d2h_gradient(
+        self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
+    ) -> tuple[bool, int]:
+        """As the emulated device's, but the sum of `whole` comes with its first range, and (True, 0) with the others:
+        sums take some thirty launches, which cost twenty times what a range's copy takes. The GPU sums where the
+        gradient lies, so that the host reads no byte a second time: in a precision of its own, good to about 1e-6. The
+        copy goes first, and what launches the sums runs beside it.
         """
         target.copy_(source, non_blocking=True)
-        squares = squares_of_rows(source)
+        squares = 0 if whole is None else squares_of_rows(whole)
         torch.cuda.current_stream().synchronize()
         return squares is not None, squares or 0
 

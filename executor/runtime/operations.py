@@ -30,6 +30,21 @@ _GIVE_BACK_EVERY = 64
 """Compute ops: often enough that the heap hardly grows, and seldom enough that it costs a few thousandths of them."""
 
 
+def _whole_gradients(graph: Graph) -> dict[int, Region]:
+    """For the first copy of each gradient to host, by the op's index: all that is copied of it, side by side. The
+    backward before the first copy has completed the whole."""
+    copies: dict[int, list[Transfer]] = {}
+    for op in graph.ops:
+        if isinstance(op, Transfer) and op.kind == "d2h" and op.final_gradient:
+            copies.setdefault(op.source.buffer, []).append(op)
+    found = {}
+    for buffer, ops in copies.items():
+        start, stop = min(op.source.start for op in ops), max(op.source.stop for op in ops)
+        assert sum(op.source.nbytes for op in ops) == stop - start, f"ranges of gradient {buffer} are not side by side"
+        found[ops[0].index] = Region(buffer, start, stop)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Settings:
     """What the updates of one step use."""
@@ -127,9 +142,11 @@ class Operations:
 
     def bind(self, graph: Graph) -> list[Action]:
         """One action an op, ready to run any number of times."""
-        return [self._bind(op) for op in graph.ops]
+        gradients = _whole_gradients(graph)
+        return [self._bind(op, gradients.get(op.index)) for op in graph.ops]
 
-    def _bind(self, op: Op) -> Action:
+    def _bind(self, op: Op, gradient: Region | None) -> Action:
+        """`gradient`: of the op that is the first to copy a range of it, the whole of what is copied."""
         match op:
             case Transfer(kind="read"):
                 store = self._storage()
@@ -144,8 +161,10 @@ class Operations:
             case Transfer(kind="d2h"):
                 if op.final_gradient:
                     assert op.state is not None
-                    gradient = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
-                    return partial(self._take_gradient, op.state, op.source.start // GRADIENT_BYTES, *gradient)
+                    ends = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
+                    whole = None if gradient is None else self._memory.view(gradient, torch.float32)
+                    start = (gradient or op.source).start // GRADIENT_BYTES
+                    return partial(self._take_gradient, op.state, start, *ends, whole)
                 return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
             case Forward():
                 return self._bind_forward(op)
@@ -171,10 +190,13 @@ class Operations:
         """Write states with the checksums that their update took."""
         self._storage().write(offset, nbytes, address, self._checksums.pop(on_host))
 
-    def _take_gradient(self, state: int, start: int, target: torch.Tensor, source: torch.Tensor) -> None:
-        finite, squares = self._device.copy_d2h_gradient(target, source)
+    def _take_gradient(
+        self, state: int, start: int, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
+    ) -> None:
+        """`start`: where `whole` starts in the state, or without one where `source` does."""
+        finite, squares = self._device.copy_d2h_gradient(target, source, whole)
         if not finite:
-            self._overflowed(state, start, target)
+            self._overflowed(state, start, target if whole is None else whole)
         self._squares.append(squares)
 
     def _bind_update(self, op: Update) -> Action:

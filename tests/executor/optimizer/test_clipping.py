@@ -27,15 +27,31 @@ def directory(tmp_path_factory) -> Path:
     return prepare(tmp_path_factory.mktemp("models"))
 
 
+class SumsWhole(EmulatedDevice):
+    """Sums a gradient once, as a GPU does, with the copy of its first range."""
+
+    def copy_d2h_gradient(self, target, source, whole):
+        self.copy_d2h(target, source)
+        squares = 0 if whole is None else squares_of_rows(whole)
+        return squares is not None, squares or 0
+
+
 def run(
-    directory: Path, out: Path, *, steps: int = STEPS, eval_every: int = 0, serial: bool = False, **choices
+    directory: Path,
+    out: Path,
+    *,
+    steps: int = STEPS,
+    eval_every: int = 0,
+    serial: bool = False,
+    device: EmulatedDevice | None = None,
+    **choices,
 ) -> Result:
     model = opened(directory / "llama", torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, **{"alpha": 1.0, "micro_batches": 2, "chunk": 4096, **choices})
     return train(
         plan,
         model,
-        EmulatedDevice(),
+        device or EmulatedDevice(),
         data=directory / "text.txt",
         out=out,
         recipe=Recipe(steps=steps, optimizer=OPTIMIZER, eval_every=eval_every, serial=serial),
@@ -72,6 +88,15 @@ def test_a_clipped_run_equals_plain_pytorch(directory, tmp_path, bites):
     for name, tensor in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
         moved = torch.linalg.vector_norm(weights[name] - free_weights[name])
         assert torch.linalg.vector_norm(tensor - weights[name]) <= 0.01 * moved, name
+
+
+def test_a_device_that_sums_whole_gradients_finds_the_same_norms(directory, tmp_path):
+    norms = []
+    for name, device in (("ranges", EmulatedDevice()), ("whole", SumsWhole())):
+        choices = {"clip_grad_norm": 0.5, "optimizer": 0.5, "gradient": 0.6, "chunk": 2048}
+        run(directory, tmp_path / name, steps=3, device=device, **choices)
+        norms.append(measured_norms(tmp_path / name))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-6) and len(norms[0]) == 3
 
 
 def test_the_last_step_of_a_run_is_clipped_too(directory, tmp_path):
