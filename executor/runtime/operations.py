@@ -161,10 +161,10 @@ class Operations:
             case Transfer(kind="d2h"):
                 if op.final_gradient:
                     assert op.state is not None
-                    ends = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
+                    target, source = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
                     whole = None if gradient is None else self._memory.view(gradient, torch.float32)
                     start = (gradient or op.source).start // GRADIENT_BYTES
-                    return partial(self._take_gradient, op.state, start, *ends, whole)
+                    return partial(self._take_gradient, op.state, start, target, source, whole)
                 return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
             case Forward():
                 return self._bind_forward(op)
