@@ -1,5 +1,5 @@
 """Commands of ssdplan, each in a process of its own, but forked from one that has imported what they need: what would
-take seconds to start takes milliseconds.
+take seconds to start takes milliseconds. The processes that read their data are forked too (`watched.py`).
 
 Owns that process, one for each process of pytest, started when it is first needed. It runs no command itself; a
 command's process begins as it was after its imports.
@@ -9,36 +9,113 @@ import atexit
 import gc
 import json
 import os
+import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from functools import cache
 from pathlib import Path
+from typing import TextIO
 
 from ssdplan import cli
+from ssdplan.executor.data import apart
+from ssdplan.profiler import profile
+from tests import watched
 from tests.bounds import HANG_SECONDS
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`ssdplan` with these arguments, in `cwd`. Errors: AssertionError where it does not end within `HANG_SECONDS`."""
+class Started:
+    """A command under way: what `subprocess.Popen` of one with `stderr=PIPE` has. Standard output goes nowhere."""
+
+    stderr: TextIO
+
+    def __init__(self, *arguments: object, cwd: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="started-"))
+        os.mkfifo(self._folder / "stderr")
+        reading = os.open(self._folder / "stderr", os.O_RDONLY | os.O_NONBLOCK)  # nobody writes yet
+        self.pid = _ask("command", arguments, cwd, os.devnull, str(self._folder / "stderr"))
+        os.set_blocking(reading, True)
+        self.stderr = os.fdopen(reading)
+        self.returncode: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> tuple[None, str]:
+        """Nothing, and the rest of standard error. Errors: AssertionError after `HANG_SECONDS`."""
+        guard = threading.Timer(HANG_SECONDS, self.kill)
+        guard.start()
+        rest = self.stderr.read()
+        guard.cancel()
+        assert self.wait() != -signal.SIGKILL, f"killed, or not done after {HANG_SECONDS} seconds: {rest}"
+        return None, rest
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = _answer({"wait": self.pid})
+            self.stderr.close()
+            shutil.rmtree(self._folder)
+        return self.returncode
+
+
+def run(
+    *arguments: object,
+    cwd: Path,
+    stderr: str | None = None,
+    data_bytes: int | None = None,
+    activations: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """`ssdplan` with these arguments, in `cwd`; with standard error in the file `stderr`, and no more than `data_bytes`
+    of memory that it may write to (`ulimit -d`). A profile measures no `activations` unless told, which takes most of
+    its time. Errors: AssertionError where it does not end within `HANG_SECONDS`."""
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        pid = _ask("command", arguments, cwd, out.name, stderr or err.name, data_bytes, activations)
+        code = _answer({"wait": pid})
+        return subprocess.CompletedProcess(["ssdplan", *map(str, arguments)], code, out.read(), err.read())
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`python -c` with this code, in `cwd`."""
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        ended = _answer({"wait": _ask("code", (code,), cwd, out.name, err.name)})
+        return subprocess.CompletedProcess([code], ended, out.read(), err.read())
+
+
+def _ask(
+    what: str,
+    arguments: tuple[object, ...],
+    cwd: Path,
+    stdout: str,
+    stderr: str,
+    data_bytes: int | None = None,
+    activations: bool = True,
+) -> int:
+    request = {"arguments": [*map(str, arguments)], "cwd": str(cwd), "stdout": stdout, "stderr": stderr}
+    return _answer({"what": what, **request, "data_bytes": data_bytes, "activations": activations})
+
+
+def _answer(request: dict[str, object]) -> int:
     server = _server()
     assert server.stdin is not None and server.stdout is not None
-    asked = [str(argument) for argument in arguments]
-    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-        request = {"arguments": asked, "cwd": str(cwd), "stdout": out.name, "stderr": err.name}
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        if not select.select([server.stdout], [], [], HANG_SECONDS)[0]:
-            _end()
-            raise AssertionError(f"{asked}: not done after {HANG_SECONDS} seconds\n{err.read()}")
-        answer = server.stdout.readline()
-        assert answer, f"{asked}: the process that commands are forked from is gone\n{err.read()}"
-        return subprocess.CompletedProcess(["ssdplan", *asked], int(answer), out.read(), err.read())
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    if not select.select([server.stdout], [], [], HANG_SECONDS)[0]:
+        _end()
+        raise AssertionError(f"{request}: not done after {HANG_SECONDS} seconds")
+    answer = server.stdout.readline()
+    assert answer, f"{request}: the process that commands are forked from is gone"
+    return int(answer)
 
 
 @cache
@@ -46,7 +123,7 @@ def _server() -> subprocess.Popen[str]:
     atexit.register(_end)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.warm"],
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, watched.ADDRESS: watched.address()},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -64,29 +141,49 @@ def _end() -> None:
 
 
 def _serve() -> None:
-    """Fork a process for each line of standard input, and answer with its exit code."""
+    """For each line of standard input fork a process, and answer with its pid, or wait for one, and answer with its
+    exit code."""
     from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
     from transformers.models.llama import modeling_llama  # noqa: F401
 
     from ssdplan.executor import sessions as session  # noqa: F401
-    from ssdplan.profiler import profile  # noqa: F401
 
+    apart.subprocess = watched.SUBPROCESS  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # a collection would copy all that a command's process shares with this one
     for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            print(os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1]), flush=True)
+            continue
+        opened = [os.open(name, os.O_RDWR) for name in (os.devnull, request.pop("stdout"), request.pop("stderr"))]
         child = os.fork()
         if not child:
-            os._exit(_command(**json.loads(line)))  # an orderly end would copy it too
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            os._exit(_command(opened, **request))  # an orderly end would copy it too
+        for descriptor in opened:
+            os.close(descriptor)
+        print(child, flush=True)
 
 
-def _command(arguments: list[str], cwd: str, stdout: str, stderr: str) -> int:
+def _command(
+    opened: list[int], what: str, arguments: list[str], cwd: str, data_bytes: int | None, activations: bool
+) -> int:
     """What a process that was forked does, to its exit code."""
     os.chdir(cwd)
-    for descriptor, name in enumerate((os.devnull, stdout, stderr)):
-        os.dup2(os.open(name, os.O_RDWR), descriptor)
+    for place, descriptor in enumerate(opened):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    if data_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    if not activations:
+        measure_model = profile.measure_model
+        profile.measure_model = lambda *given, **more: measure_model(*given, **{**more, "activations": None})
     try:
-        code = cli.main(arguments)
+        if what == "code":
+            exec(arguments[0], {})
+            code = 0
+        else:
+            code = cli.main(arguments)
     except SystemExit as ended:  # of wrong usage
         assert isinstance(ended.code, int)
         code = ended.code

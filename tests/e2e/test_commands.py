@@ -3,22 +3,31 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from ssdplan import cli
+from ssdplan.executor.data import apart
 from ssdplan.plans.units import parse_bytes
 from tests.bounds import HANG_SECONDS
 from tests.made.models import make_model, make_tokenizer
-from tests.warm import ENVIRONMENT, run
+from tests.once import once
+from tests.warm import ENVIRONMENT, Started, run
+from tests.watched import SUBPROCESS
 
 COMMAND = [sys.executable, "-m", "ssdplan.cli"]
 QUICK = ("--seconds", 4)
 """For `profile` where nobody looks at how sure its figures are."""
+briefly = partial(run, activations=False)
+"""A profile without what could be kept of activations, where nobody looks at that either."""
 
 
 def anew(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -51,14 +60,19 @@ def refused(*arguments: object, cwd: Path, code: int) -> str:
     return lines[0]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def home(tmp_path_factory) -> Path:
-    """A model, a text, a profile and a plan of a budget that holds a part of the training state."""
-    path = tmp_path_factory.mktemp("home")
+    """A model, texts, a profile and a plan of a budget that holds a part of the training state."""
+    return once(tmp_path_factory, "commands-home", _make_home)
+
+
+def _make_home(path: Path) -> None:
     make_model("llama", path / "model", layers=4, vocab=320, hidden=64, tied=True)
     make_tokenizer(path / "model")
     (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     (path / "held-out.txt").write_text("over the lazy dog jumps the quick brown fox. " * 8)
+    rows = [json.dumps({"text": f"row {i}: " + "the quick brown fox " * (1 + i % 3)}) for i in range(40)]
+    (path / "rows.jsonl").write_text("\n".join(rows))
     ssdplan(
         "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", "1,2", "--precision", "fp32",
         *QUICK, cwd=path, start=anew,
@@ -66,7 +80,6 @@ def home(tmp_path_factory) -> Path:
     least = refused("solve", "profile.json", "--host-memory", "64KiB", "--global-batch", 4, cwd=path, code=3)
     budget = least.rsplit("would do is ", 1)[1]
     ssdplan("solve", "profile.json", "--host-memory", budget, "--global-batch", 4, cwd=path, start=anew)
-    return path
 
 
 def test_all_four_commands_work_together(home, tmp_path):
@@ -306,43 +319,24 @@ def test_a_file_system_without_direct_io_is_refused(home, tmp_path):
         subprocess.run(["umount", tmp_path / "ramfs"], check=True)
 
 
-def test_a_volume_without_space_is_refused(home, tmp_path):
+def test_a_volume_without_space_is_refused(home, tmp_path, monkeypatch, capsys):
     """A plan whose store is larger than any disk here: many micro-batches of checkpoints on ssd would do the same."""
-    code = (
-        "import os, sys\nfrom ssdplan import cli\n"
-        "import shutil\nreal = shutil.disk_usage\n"
-        "shutil.disk_usage = lambda path: real(path)._replace(free=4096)\n"
-        "sys.exit(cli.main(sys.argv[1:]))"
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "run",
-            "plan.json",
-            "--data",
-            "text.txt",
-            "--steps",
-            "1",
-            "--out",
-            tmp_path / "run",
-        ],
-        cwd=home,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 5 and "--volume" in done.stderr, done
+    real, threads = shutil.disk_usage, torch.get_num_threads()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=4096))
+    monkeypatch.setattr(apart, "subprocess", SUBPROCESS)
+    monkeypatch.chdir(home)
+    try:
+        code = cli.main(["run", "plan.json", "--data", "text.txt", "--steps", "1", "--out", str(tmp_path / "run")])
+    finally:
+        torch.set_num_threads(threads)
+    assert code == 5 and "--volume" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_line_is_this():
+def test_the_command_line_is_this(tmp_path):
     """Options are added, not renamed: a change here is a change of what users have scripted."""
     shown = {
-        command: subprocess.run([*COMMAND, command, "--help"], capture_output=True, text=True, check=True).stdout
+        command: ssdplan(command, "--help", cwd=tmp_path).stdout
         for command in ("profile", "solve", "show", "run", "export", "volume", "bench", "data", "doctor", "completion")
     }
     for command, options in {
@@ -380,7 +374,7 @@ def test_fp16_from_profile_to_model(home, tmp_path):
     assert "needs no --loss-scale" in refused(*run, *scale, cwd=home, code=2)
     ssdplan(
         "profile", "--model", home / "model", "--sequence-length", 32, "--micro-batch-sizes", "2",
-        "--precision", "fp16", *QUICK, cwd=tmp_path,
+        "--precision", "fp16", *QUICK, cwd=tmp_path, start=briefly,
     )  # fmt: skip
     ssdplan("solve", "profile.json", "--host-memory", "1GiB", "--global-batch", 4, cwd=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["decision"]["delay_ratio"] == 1.0
@@ -408,18 +402,23 @@ def test_a_what_if_is_solved_and_shown_but_not_run(tmp_path):
     assert "smollm2-135m" in error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_cleanly(home, tmp_path, number):
-    out = tmp_path / "run"
-    process = subprocess.Popen(
-        [*COMMAND, "run", "plan.json", "--data", "text.txt", "--steps", "100000", "--out", str(out)],
-        cwd=home,
+def as_a_shell(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
+    """The command as a shell starts it, under way."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
         # A test run in the background of a script inherits an ignored SIGINT, which a command rightly goes on ignoring.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+@pytest.mark.parametrize(("number", "start"), [(signal.SIGINT, as_a_shell), (signal.SIGTERM, Started)])
+def test_an_interrupted_run_ends_cleanly(home, tmp_path, number, start):
+    out = tmp_path / "run"
+    process = start("run", "plan.json", "--data", "text.txt", "--steps", 100000, "--out", out, cwd=home)
     try:
         assert process.stderr is not None
         for line in process.stderr:
@@ -427,7 +426,7 @@ def test_an_interrupted_run_ends_cleanly(home, tmp_path, number):
                 break
         assert (out / "volume-0.ssdplan").exists()
         process.send_signal(number)
-        _, rest = process.communicate(timeout=HANG_SECONDS)
+        _, rest = process.communicate()
     finally:
         process.kill()
         process.wait()

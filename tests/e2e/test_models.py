@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.test_commands import QUICK, refused, ssdplan
+from tests.e2e.test_commands import QUICK, briefly, refused, ssdplan
 from tests.made.models import make_model, make_tokenizer
 
 
@@ -20,7 +20,7 @@ def test_weights_without_a_place_are_left_out_only_when_told(tmp_path):
     shape = ["--model", "model", "--sequence-length", 16, "--micro-batch-sizes", 1, "--precision", "fp32", *QUICK]
     said = refused("profile", *shape, cwd=tmp_path, code=8)
     assert "no place for 8 stored tensors" in said and "--allow-unused-weights" in said
-    ssdplan("profile", *shape, "--allow-unused-weights", cwd=tmp_path)
+    ssdplan("profile", *shape, "--allow-unused-weights", cwd=tmp_path, start=briefly)
     profile = json.loads((tmp_path / "profile.json").read_text())
     assert profile["model"]["allow_unused_weights"] is True
     for says in ("8 stored tensors without a place", "left are consolidated.safetensors"):

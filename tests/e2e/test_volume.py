@@ -14,7 +14,7 @@ from ssdplan.executor.store import Record, Store
 from ssdplan.executor.store.volumes import held_blank
 from ssdplan.plans.documents.stripe_shares import STRIPE_BYTES
 from tests.bounds import HANG_SECONDS
-from tests.e2e.test_commands import QUICK, refused, ssdplan
+from tests.e2e.test_commands import QUICK, briefly, refused, ssdplan
 from tests.executor.store.test_store import MIB, PLAN, flip, get, one, put
 from tests.made.models import make_model, make_tokenizer
 
@@ -161,12 +161,12 @@ def test_a_blank_volume_is_profiled_and_run_on(tmp_path):
     path = place / "volume-0.ssdplan"
     untouched = path.read_bytes()[8192:]
     assert not any(untouched)
-    ssdplan(*PROFILE, "--volume", place, cwd=tmp_path)
+    ssdplan(*PROFILE, "--volume", place, cwd=tmp_path, start=briefly)
     notes = json.loads((tmp_path / "profile.json").read_text())["notes"]
     assert f"{place}: measured on the blank volume volume-0.ssdplan" in notes
     assert list(place.iterdir()) == [path] and any(path.read_bytes()[8192:])
     assert "a blank volume" in ssdplan("volume", "info", place, cwd=tmp_path).stdout
-    ssdplan(*PROFILE, "--volume", path, "-o", "alone.json", cwd=tmp_path)
+    ssdplan(*PROFILE, "--volume", path, "-o", "alone.json", cwd=tmp_path, start=briefly)
     (alone,) = json.loads((tmp_path / "alone.json").read_text())["machine"]["volumes"]
     assert (alone["path"], alone["free_bytes"]) == (str(path), 80 * MIB)
     ssdplan("solve", "profile.json", "--residency", "parameters=0,optimizer=0", cwd=tmp_path)
@@ -200,7 +200,7 @@ def test_a_blank_device_is_profiled(tmp_path):
     make_model("llama", tmp_path / "model", layers=1, vocab=320, hidden=64)
     with block_device(tmp_path / "a", 96 * MIB) as device:
         ssdplan("volume", "init", device, cwd=tmp_path)
-        ssdplan(*PROFILE, "--volume", device, cwd=tmp_path)
+        ssdplan(*PROFILE, "--volume", device, cwd=tmp_path, start=briefly)
         (volume,) = json.loads((tmp_path / "profile.json").read_text())["machine"]["volumes"]
         assert (volume["path"], volume["free_bytes"]) == (str(device), 96 * MIB)
         assert "a blank volume" in ssdplan("volume", "info", device, cwd=tmp_path).stdout
