@@ -16,6 +16,7 @@ from ssdplan import cli
 from ssdplan.rivals import compare as comparing
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.processes import Ended, IoBytes
+from tests import watched
 from tests.bounds import HANG_SECONDS
 from tests.made.models import make_model, make_tokenizer
 from tests.plans.read_csv import cell, read_csv
@@ -25,19 +26,34 @@ SHAPE = "hidden=64,layers=2,heads=4,vocab=512"
 COMMAND = [sys.executable, "-m", "ssdplan.cli", "compare"]
 QUICK = """
 import sys
+from types import SimpleNamespace
 from ssdplan import cli
-from ssdplan.rivals import arms
+from ssdplan.rivals import arms, processes
+from tests.rivals.forked import Forked
 command = arms.profile_command
 arms.profile_command = lambda *known: [*command(*known), "--seconds", "4"]
+processes.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=-3)
 sys.exit(cli.main(["compare", *sys.argv[1:]]))
 """
-"""The command, with a profile that nobody looks at how sure its figures are."""
+"""The command, with processes that are forked and a profile that nobody looks at how sure its figures are."""
+SLEEPING = """
+import sys
+from ssdplan import cli
+from ssdplan.rivals import compare
+arm = "import pathlib, sys, time; job = pathlib.Path(sys.argv[1]); "
+arm += "job.with_name('metrics.jsonl').write_text('{}' + chr(10)); time.sleep(100000)"
+compare._prepare = lambda bench, arms: None
+compare._module = lambda name, job: [sys.executable, "-c", arm, str(job)]
+sys.exit(cli.main(["compare", *sys.argv[1:]]))
+"""
+"""The command, with nothing prepared and an arm that says a step and then nothing."""
 TINY = ["--shape", SHAPE, "--sequence-length", "32", "--micro-batches", "2"]
 
 
 def finished(*arguments: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", QUICK, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    environment = {**os.environ, watched.ADDRESS: watched.address()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -188,7 +204,8 @@ def test_what_does_not_fit_is_a_row_and_not_run(tmp_path, monkeypatch, capsys):
     assert "1 MiB are available" in arm["missing"] and not arm["failed"] and arm["tokens_per_second"] is None
 
 
-def test_an_arm_that_fails_is_a_row_and_an_exit_code(tmp_path, capsys):
+def test_an_arm_that_fails_is_a_row_and_an_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(comparing, "_prepare", lambda bench, arms: None)
     code = cli.main(["compare", *TINY, "--arms", "torch", "--timeout", "0.2", "--volume", str(tmp_path), "--json"])
     (arm,) = json.loads(capsys.readouterr().out)["arms"]
     assert code == 1 and arm["failed"] and "round 1" in arm["missing"] and "--timeout" in arm["missing"]
@@ -250,9 +267,16 @@ def processes_that_name(text: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_killed_comparison_leaves_no_process(tmp_path, number):
-    command = [*COMMAND, *TINY, "--arms", "torch", "--steps", "20000", "--volume", str(tmp_path)]
+@pytest.mark.parametrize(
+    ("number", "command"),
+    [
+        (signal.SIGTERM, [*COMMAND, "--arms", "torch"]),
+        (signal.SIGINT, [sys.executable, "-c", SLEEPING, "--arms", "torch"]),
+        (signal.SIGKILL, [sys.executable, "-c", SLEEPING, "--arms", "torch"]),
+    ],
+)
+def test_a_killed_comparison_leaves_no_process(tmp_path, number, command):
+    command = [*command, *TINY, "--steps", "20000", "--volume", str(tmp_path)]
     process = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,
