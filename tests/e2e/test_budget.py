@@ -1,9 +1,12 @@
-"""Budgets hold for the whole process as the kernel counts it, and one that cannot be kept is refused in time."""
+"""Budgets hold for the whole process as the kernel counts it, and one that cannot be kept is refused in time.
+
+What is predicted of a process is held to runs as a shell starts them. Where a limit is set upon what was mapped before
+a plan's first byte, processes are forked from one that has that already (`warm.py`).
+"""
 
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +16,9 @@ import pytest
 
 from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.model.directory.random_model import Shape, write_random_model
+from tests import warm
 from tests.bounds import HANG_SECONDS
+from tests.extent import short_or_full
 from tests.processor import PRECISION
 
 MIB = 1 << 20
@@ -21,12 +26,11 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 THREADS_BYTES = 96 * MIB
 """Stacks of the run's threads, 8 MiB each, which a limit of what is mapped counts whole though they are hardly used."""
 OPENED = f"""
-import sys
+import torch
 from pathlib import Path
+import ssdplan.executor.train
 from ssdplan.native.process import read_fields, settle_heap
 settle_heap()
-import torch
-import ssdplan.executor.train
 from ssdplan.executor.model.model import open_model
 open_model(Path("model"), {DTYPES[PRECISION]})
 print(dict(read_fields(Path("/proc/self/status")))["VmData"].split()[0])
@@ -34,19 +38,15 @@ print(dict(read_fields(Path("/proc/self/status")))["VmData"].split()[0])
 """Prints what is mapped, in KiB, by a process with torch and the opened model: the base, as such a limit counts it."""
 
 
-def python(
-    *arguments: object, cwd: Path, most: int | None = None, group: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """An interpreter with these arguments that may map `most` bytes to write to (`ulimit -d`), in a control group."""
+def anew(*arguments: object, cwd: Path, group: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command as a shell starts it, in a control group."""
 
     def limit() -> None:
-        if most is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         if group is not None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [sys.executable, "-m", "ssdplan.cli", *map(str, arguments)],
         cwd=cwd,
         env=ENVIRONMENT,
         capture_output=True,
@@ -58,10 +58,13 @@ def python(
 
 
 def run(home: Path, out: str, most: int | None = None, group: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Three steps; each run tokenises its text itself, under the same limit."""
+    """Three steps of a process that is forked and has no more than `most` bytes mapped to write to (`ulimit -d`), or
+    of one as a shell starts it. Each run has its text tokenised."""
     arguments = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--lr", "1e-3",
                  "--token-cache", f"{out}-tokens")  # fmt: skip
-    return python("-m", "ssdplan.cli", *arguments, cwd=home, most=most, group=group)
+    if most is not None:
+        return warm.run(*arguments, cwd=home, data_bytes=most)
+    return anew(*arguments, cwd=home, group=group)
 
 
 @contextlib.contextmanager
@@ -96,8 +99,8 @@ def home(tmp_path_factory) -> Path:
     profile = ("profile", "--model", "model", "--sequence-length", 128, "--micro-batch-sizes", 1, "--seconds", 4,
                "--precision", PRECISION)  # fmt: skip
     solve = ("solve", "profile.json", "--host-memory", "120MiB", "--device-memory", "200MiB", "--global-batch", 2)
-    for command in (profile, solve):
-        done = python("-m", "ssdplan.cli", *command, cwd=path)
+    for start, command in ((anew, profile), (warm.run, solve)):
+        done = start(*command, cwd=path)
         assert done.returncode == 0, done.stderr
     return path
 
@@ -105,7 +108,7 @@ def home(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def base(home) -> int:
     """What such a limit counts of a process before a plan's first byte."""
-    done = python("-c", OPENED, cwd=home)
+    done = warm.python(OPENED, cwd=home)
     assert done.returncode == 0, done.stderr
     return int(done.stdout) << 10
 
@@ -164,7 +167,7 @@ def test_a_limit_that_is_too_small_is_refused_before_a_weight_is_loaded(home, ba
     assert "Traceback" not in done.stderr and not (home / "refused").exists()
 
 
-@pytest.mark.parametrize("more", [220, 300])
+@pytest.mark.parametrize("more", short_or_full([300], [220, 300]))
 def test_no_limit_ends_a_run_without_a_word(home, base, free_run, more):
     """From too little to nearly enough: refused, or the same losses; nothing else."""
     done = run(home, f"most-{more}", base + more * MIB)
