@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssdplan.executor.data import apart as apart_module
 from ssdplan.executor.data import reader
 from ssdplan.executor.data.reader import Apart
 from ssdplan.executor.data.reading.files import find_files
@@ -23,6 +24,7 @@ from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import IoFailure, MismatchError, SsdplanError, UsageError
 from tests.bounds import HANG_SECONDS
 from tests.made.models import make_tokenizer
+from tests.watched import SUBPROCESS
 
 MIB = 1 << 20
 NOON = "2024-07-26T12:00:00"
@@ -61,7 +63,12 @@ def large_text(path: Path, nbytes: int) -> Path:
 
 
 @pytest.mark.parametrize("format", ROWS)
-def test_its_tokens_are_the_same(tmp_path: Path, tokenizer: Any, model_dir: Path, format: str) -> None:
+def test_its_tokens_are_the_same(
+    tmp_path: Path, tokenizer: Any, model_dir: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages by a process that is started, all others by one that is forked."""
+    if format != "messages":
+        monkeypatch.setattr(apart_module, "subprocess", SUBPROCESS)
     path = write(tmp_path / "a.jsonl", ROWS[format] * 20)
     calls: list[tuple[int, int]] = []
     here = TextData(path, tokenizer, sequence_length=64, pack=False)
@@ -81,7 +88,10 @@ def test_its_tokens_are_the_same(tmp_path: Path, tokenizer: Any, model_dir: Path
     assert sorted(file.suffix for file in (tmp_path / "cache").iterdir()) == [".facts", ".tokens"]
 
 
-def test_its_errors_are_the_same(tmp_path: Path, tokenizer: Any, model_dir: Path) -> None:
+def test_its_errors_are_the_same(
+    tmp_path: Path, tokenizer: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart_module, "subprocess", SUBPROCESS)
     blank = write(tmp_path / "blank.jsonl", [{"text": "  "}])
     lacks = write(tmp_path / "lacks.jsonl", [{"text": "a b"}, {"other": "a b"}])
     for path, cache, kind in (
@@ -129,15 +139,16 @@ print(process.resident_bytes() - before)
 """
 
 
-def one_run(tmp_path: Path, model_dir: Path) -> subprocess.Popen[str]:
-    small, large = large_text(tmp_path / "small.txt", 4096), large_text(tmp_path / "large.txt", 3 * MIB)
+def one_run(tmp_path: Path, model_dir: Path, nbytes: int = 3 * MIB) -> subprocess.Popen[str]:
+    small, large = large_text(tmp_path / "small.txt", 4096), large_text(tmp_path / "large.txt", nbytes)
     command = [sys.executable, "-c", ONE_RUN, small, model_dir, tmp_path / "cache", large]
     return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_it_leaves_no_memory_behind(tmp_path: Path, model_dir: Path) -> None:
-    """Eight bytes a sample and a page here or there: the tokens themselves are mapped, and nobody has read them."""
-    with one_run(tmp_path, model_dir) as process:
+    """Eight bytes a sample and a page here or there: the tokens themselves, twice as many bytes as are allowed here,
+    are mapped, and nobody has read them."""
+    with one_run(tmp_path, model_dir, MIB) as process:
         said, errors = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0, errors
     assert int(said.split()[-1]) < MIB

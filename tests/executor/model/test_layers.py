@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -95,13 +96,19 @@ class Step:
                 self.backward(layer, k)
 
 
-def opened(path: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Step:
-    model = open_model(path, dtype)
+def opened(path: Path, dtype: torch.dtype = torch.float32, seed: int = 0, *, alone: bool = False) -> Step:
+    """A model that is opened once for all steps of a test; `alone`, for one that changes it."""
+    model = open_model(path, dtype) if alone else _model(path, dtype)
     reader = Weights(model)
     flats = [torch.empty(state.elements, dtype=dtype) for state in model.states]
     for index, flat in enumerate(flats):
         reader.read(index, flat)
     return Step(model, Layers(model, CPU, seed=seed), flats, ())
+
+
+@functools.lru_cache(maxsize=2)
+def _model(path: Path, dtype: torch.dtype) -> StreamedModel:
+    return open_model(path, dtype)
 
 
 def run(step: Step, batches: Sequence[MicroBatch], order: str, number: int = 0, **options: float) -> float:

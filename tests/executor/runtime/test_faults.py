@@ -29,9 +29,10 @@ from ssdplan.plans.documents.metrics import StepMetrics
 from ssdplan.plans.errors import DiskFullError, IoFailure, SsdplanError, StoreError
 from tests.bounds import HANG_SECONDS
 from tests.executor.runs import LENGTH, prepare
+from tests.extent import short_or_full
 from tests.made.plans import make_plan
 
-STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", "12"))
+STRIDE = int(os.environ.get("SSDPLAN_FAULT_STRIDE", short_or_full("36", "12")))
 KINDS = ("EIO", "ENOSPC", "short", "delay")
 
 

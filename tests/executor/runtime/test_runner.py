@@ -280,7 +280,7 @@ def test_dispatch_takes_little_processor_time():
     nothing = [lambda: None] * len(graph.ops)
     layer, head = layer_and_head(length)
     shares = []
-    for _ in range(10):
+    for _ in range(5):
         dispatch = processor_seconds(lambda: runner.run(graph, nothing))
         step = n * (blocks * processor_seconds(layer) + processor_seconds(head)) / cores
         shares.append(dispatch / step)

@@ -1,9 +1,6 @@
 """A step that stands still is told of by name: operation, tensor, bytes, volume. It ends only where that is asked."""
 
 import contextlib
-import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -25,6 +22,7 @@ from ssdplan.executor.train import train
 from ssdplan.plans.errors import StallError, UsageError
 from ssdplan.plans.graph.ops import Update
 from ssdplan.plans.schedule.build import build_schedule
+from tests import warm
 from tests.bounds import HANG_SECONDS
 from tests.executor.runs import LENGTH, prepare
 from tests.executor.runtime.test_runner import chain
@@ -234,22 +232,14 @@ def test_a_serial_run_cannot_be_ended(directory, plan, tmp_path):
 def test_a_command_whose_drive_hangs_ends_with_code_6(directory, plan, tmp_path):
     """In a process of its own, whose reads never return."""
     plan.save(tmp_path / "plan.json")
-    code = textwrap.dedent("""
+    run = ["run", "plan.json", "--data", str(directory / "text.txt"), "--steps", "2", "--out", "run"]
+    code = textwrap.dedent(f"""
         import sys, time
         from ssdplan import cli
         from ssdplan.executor.store import Store
         Store.read = lambda self, offset, nbytes, address: time.sleep(100000)
-        sys.exit(cli.main(sys.argv[1:]))
+        sys.exit(cli.main({[*run, "--stall-abort", "1"]}))
     """)
-    run = ["run", "plan.json", "--data", directory / "text.txt", "--steps", "2", "--out", "run", "--stall-abort", "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, run)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+    done = warm.python(code, cwd=tmp_path)
     assert done.returncode == 6, done
     assert "ssdplan: error: no operation has ended for " in done.stderr and "read " in done.stderr
