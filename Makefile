@@ -1,5 +1,6 @@
 # make venv         .venv with the package (editable) and all that the tests and the demo need
-# make test         lint, the native programs under sanitisers, then the tests, JOBS=2 at once
+# make test         lint, the native programs under sanitisers, then the tests, JOBS=2 at once; of long campaigns a
+#                   part, or with SSDPLAN_TESTS=full all (CONTRIBUTING.md)
 # make quick        the inner loop: lint, types, and the tests that take little time (CONTRIBUTING.md says what is left out)
 # make gpu          five minutes on a GPU, in six steps: WHEELS=DIR, and GPU="--steps tests" and the like
 #                   (CONTRIBUTING.md), with $(PYTHON) as it is: no .venv, no network

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.extent import examples
+
 _CACHE = tempfile.mkdtemp(prefix="ssdplan-tests-")
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["SSDPLAN_CACHE"] = _CACHE
@@ -39,7 +41,9 @@ def pytest_configure() -> None:
 with contextlib.suppress(ImportError):
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "any machine", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("any machine")
 
 # A test run in the background of a script inherits an ignored SIGINT, which Python then leaves ignored.

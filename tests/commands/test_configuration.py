@@ -15,6 +15,7 @@ from ssdplan.commands.configuration import configuration, key_of, read_configura
 from ssdplan.commands.resolved import as_kept, as_written, over, restored
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError
+from tests.extent import examples
 
 RUN = run.command()
 
@@ -174,7 +175,7 @@ def as_arguments(options: dict[str, object]) -> list[str]:
     return arguments
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(options=st.fixed_dictionaries({}, optional=VALUES))
 def test_any_options_mean_the_same_wherever_they_stand(tmp_path_factory, options):
     """By flags, in a configuration that a person's tool wrote, in run.json, in the config.yaml of a run, and as they
@@ -226,7 +227,7 @@ LINES = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(content=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode), LINES.map(str.encode)))
 def test_any_bytes_are_a_configuration_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
@@ -242,7 +243,7 @@ def test_any_bytes_are_a_configuration_or_refused(tmp_path_factory, content):
 KEPT = st.one_of(st.booleans(), st.text(max_size=8), st.lists(st.text(max_size=8), max_size=3).map(tuple))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(kept=st.dictionaries(st.one_of(st.sampled_from([key.replace("-", "_") for key in VALUES]), st.text()), KEPT))
 def test_any_kept_options_are_options_or_refused(kept):
     try:
@@ -253,7 +254,7 @@ def test_any_kept_options_are_options_or_refused(kept):
         assert options.keys() <= kept.keys()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     content=st.one_of(
         st.binary(max_size=100),

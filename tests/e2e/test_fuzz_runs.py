@@ -23,6 +23,7 @@ from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from tests.executor.data.test_fuzz_preview import DAMAGES, damaged
 from tests.executor.runs import LENGTH, prepare
+from tests.extent import examples
 from tests.made.plans import make_plan
 
 CODES = (0, 2, 3, 4, 5, 6, 7, 8)
@@ -90,9 +91,9 @@ def attempt(capsys: pytest.CaptureFixture[str], *arguments: object) -> int:
     return code
 
 
-def fuzz(examples: int) -> settings:
+def fuzz(count: int) -> settings:
     return settings(
-        max_examples=examples,
+        max_examples=examples(count),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ssdplan.native as native
+from tests.extent import examples
 
 Result = TypeVar("Result")
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -175,7 +176,7 @@ def test_adamw_gives_the_bits_of_plain_fp32_operations(
     assert torch.equal(state.parameter, copy)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     elements=st.integers(1, 9000),
     cuts=st.lists(st.integers(0, 9000), max_size=5),
@@ -348,7 +349,7 @@ def test_statistics_in_passing_are_those_of_a_pass_of_their_own(elements: int, f
     assert squares / (1 << 1074) == pytest.approx(float(summed.gradient.double().square().sum()), rel=1e-13)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     blocks=st.integers(1, 80),
     rest=st.integers(0, 2047),
@@ -451,7 +452,7 @@ EXTENT = 4096
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_sums_of_extents_before_and_after_are_their_checksums(data: st.DataObject) -> None:
     """Of states that lie one stream after the other, updated whole or in pieces, on any number of threads."""
     parameter = data.draw(st.sampled_from(["bf16", "fp16", "fp32"]))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ssdplan.native as native
+from tests.extent import examples
 
 WORD = (1 << 64) - 1
 ORDER_PRIMES = (3, 5, 17, 257, 641, 65537, 6700417)  # of 2**64 - 1
@@ -76,7 +77,7 @@ def test_the_root_is_one_and_the_cycle_is_whole() -> None:
     assert all(power(T, WORD // prime) != unit for prime in ORDER_PRIMES)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(units=st.integers(0, 24), seed=st.integers(0, 1 << 32), shift=st.integers(0, 15))
 def test_it_is_the_defined_one_at_any_address(units: int, seed: int, shift: int) -> None:
     data = np.random.default_rng(seed).bytes(256 * units)
@@ -106,7 +107,7 @@ def test_every_flipped_bit_of_a_page_is_seen() -> None:
     assert len(seen) == 1 + 8 * 4096
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(start=st.integers(0, 32768 - 60), pattern=st.integers(1, (1 << 60) - 1))
 def test_every_burst_of_up_to_60_bits_is_seen(start: int, pattern: int) -> None:
     assert checksum((pattern << start).to_bytes(4096, "little")) != checksum(bytes(4096))

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import ssdplan.native as native
 from tests.bounds import HANG_SECONDS
+from tests.extent import examples
 
 PAGE = 4096
 TRIES = 50
@@ -77,7 +78,9 @@ def test_what_is_written_is_in_the_file(engine: native.Engine, tmp_path: Path) -
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_random_reads_agree_with_an_ordinary_file(engine: native.Engine, tmp_path: Path, data: st.DataObject) -> None:
@@ -105,7 +108,9 @@ def test_random_reads_agree_with_an_ordinary_file(engine: native.Engine, tmp_pat
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_what_is_moved_summed_has_the_checksum_of_its_bytes(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ssdplan.native as native
+from tests.extent import examples
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 INTEGERS = {"fp32": torch.int32, "bf16": torch.int16, "fp16": torch.int16}
@@ -90,7 +91,7 @@ def test_accumulating_gives_the_bits_of_torch(dtype: str, begin: bool) -> None:
     assert_same_numbers(target, want, torch.int32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
     elements=st.integers(0, 200_000),
@@ -133,7 +134,7 @@ def test_is_finite_finds_one_bad_element_anywhere(dtype: str) -> None:
     assert native.is_finite(0, 0, dtype)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(nbytes=st.integers(0, 3 << 20), shift=st.integers(0, 70), threads=st.integers(1, 3))
 def test_copy_copies_exactly_its_range(nbytes: int, shift: int, threads: int) -> None:
     source = torch.randint(0, 255, (nbytes + 200,), dtype=torch.uint8)
@@ -203,7 +204,7 @@ def test_the_sum_of_squares_is_the_defined_one(elements: int, make: Callable[[in
     assert squares / UNIT == pytest.approx(float(gradient.double().square().sum()), rel=1e-13)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     blocks=st.integers(1, 80),
     rest=st.integers(0, 2047),

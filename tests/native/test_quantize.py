@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ssdplan.native as native
+from tests.extent import examples
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -97,7 +98,7 @@ def test_what_is_not_finite_is_reported_and_comes_back_as_nan(bad: float, dtype:
     assert torch.equal(dequantized(values, scales, 64, dtype).isfinite(), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     elements=st.integers(1, 140_000),
     group=st.sampled_from(GROUPS),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ssdplan.native as native
+from tests.extent import examples
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -85,7 +86,7 @@ def drawn(
     return out.numpy()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 2**64 - 1),
     tensor=st.integers(0, 2**32 - 1),
@@ -175,7 +176,7 @@ def test_the_pass_is_updates_and_perturbations_rounded_one_by_one(
     assert torch.equal(plus, rounded(copy + z, dtype)) and torch.equal(minus, rounded(copy - z, dtype))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     first=st.integers(0, 300),
     elements=st.integers(1, 3000),

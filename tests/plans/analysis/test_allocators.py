@@ -21,6 +21,7 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Buffer, Graph, Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 from tests.plans.hand_made import made_buffer
@@ -126,7 +127,7 @@ def test_an_arena_locks_less_than_a_page_beyond_itself() -> None:
 fractions = st.sampled_from([0.0, 0.1, 0.37, 0.5, 1.0])
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(
     blocks_=st.integers(1, 4),
     tied=st.booleans(),

@@ -22,6 +22,7 @@ from ssdplan.plans.views.curves_text import Standing, describe_curves, figures
 from ssdplan.plans.views.plots.curves_plot import draw_curves, write_curves_plot
 from ssdplan.plans.views.quantities import duration, loss_figure, number
 from ssdplan.plans.views.tables import COLUMNS
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.plans import planned
 from tests.made.profiles import made_machine, made_model, made_volume
@@ -72,7 +73,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     return lines
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(histories())
 def test_a_step_that_was_done_again_counts_once(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
@@ -106,7 +107,7 @@ def told(values: list[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(histories(), st.data())
 def test_figures_are_those_of_the_steps_told_one_by_one(tmp_path_factory, lines, data):
     """Medians, quantiles and extremes, by plain Python."""
@@ -142,7 +143,7 @@ def one_of_ten(values: list[float], tenth: int) -> float:
     return low + (high - low) * (place - math.floor(place))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(histories())
 def test_the_table_has_what_the_lines_say(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("run")
@@ -225,7 +226,7 @@ def test_what_no_run_wrote_is_refused_by_its_line(tmp_path, line, says):
     assert str(refused.value).startswith(f"{path}:") and says in str(refused.value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.one_of(st.just(math.nan), st.just(math.inf), st.floats(-1e3, 1e3)), max_size=200), st.integers(1, 40)
 )

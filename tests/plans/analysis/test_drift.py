@@ -21,6 +21,7 @@ from ssdplan.plans.graph.ops import Forward, Graph
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.drift_text import describe_change, describe_drift
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.plans import planned
 from tests.made.profiles import MIB, made_machine, made_model, made_volume
@@ -57,7 +58,7 @@ def _plan(model: Model, machine: Machine, **choices: object) -> tuple[Plan, Grap
     return planned(model, machine, decision, schedule), schedule.steady
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(
     alpha=st.sampled_from([0.0, 0.3, 1.0]),
     optimizer=st.sampled_from([0.0, 0.5]),

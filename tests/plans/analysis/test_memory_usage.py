@@ -12,6 +12,7 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Buffer, Graph, Region, Schedule, Tier, Transfer
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_machine, made_model
 from tests.plans.hand_made import made_buffer, made_transfer
@@ -111,7 +112,7 @@ def test_bytes_without_an_owner_are_a_defect() -> None:
 fractions = st.sampled_from([0.0, 0.1, 0.37, 0.5, 0.9, 1.0])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(
     blocks=st.integers(1, 5),
     tied=st.booleans(),

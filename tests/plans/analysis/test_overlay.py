@@ -16,6 +16,7 @@ from ssdplan.plans.graph.ops import RESOURCES, Forward, Graph, Op, Region, Sched
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.overlay_text import describe_overlay
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.plans import planned
 from tests.made.profiles import made_machine, made_model, made_volume
@@ -102,7 +103,7 @@ def _measured(timeline: Timeline, seed: int) -> Timeline:
     return Timeline(timeline.graph, tuple(starts), tuple(ends))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(
     blocks=st.integers(1, 4),
     alpha=st.sampled_from([0.0, 0.3, 1.0]),

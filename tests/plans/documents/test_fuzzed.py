@@ -14,6 +14,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.profiles import made_profile
 
 ODD = [0, -1, 1 << 62, 1 << 70, 1e308, 5e-324, "", "\ud800", "x" * 300, "a\nb", "ssdplan.plan/1"]
@@ -37,7 +38,7 @@ def whole(kind: type[Plan] | type[Profile]) -> str:
 
 
 @pytest.mark.parametrize("kind", [Plan, Profile])
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
 def test_a_document_with_anything_anywhere_is_one_or_refused(tmp_path_factory, kind, data):
     """Of a whole document any one thing becomes another, is gone, or gets a neighbour."""
@@ -58,7 +59,7 @@ def test_a_document_with_anything_anywhere_is_one_or_refused(tmp_path_factory, k
 
 
 @pytest.mark.parametrize("kind", [Plan, Profile])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(content=st.one_of(st.binary(max_size=100), JSON.map(lambda raw: json.dumps(raw).encode())))
 @example(content=b"1" * 5000)
 @example(content=b'{"schema": ' + b"9" * 5000 + b"}")

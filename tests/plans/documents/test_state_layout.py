@@ -28,6 +28,7 @@ from ssdplan.plans.graph.ops import Backward, Forward, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import PAGE
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 
@@ -118,7 +119,7 @@ def test_bytes_of_a_model() -> None:
     assert checkpoint_bytes(made_model(sequence=33), 1) == 2 * PAGE, "4224 bytes"
 
 
-@settings(max_examples=30, deadline=None, print_blob=True)
+@settings(max_examples=examples(30), deadline=None, print_blob=True)
 @given(
     schedule=st.sampled_from(["vertical", "horizontal"]),
     unified=st.booleans(),
@@ -186,7 +187,7 @@ def with_pieces(model: Model, count: int, *, one_class: bool) -> Model:
     return Model(**{**dict(model), "states": tuple(states), "layers": tuple(layers)})
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=examples(60), deadline=None, print_blob=True)
 @given(
     blocks=st.integers(1, 3),
     tied=st.booleans(),

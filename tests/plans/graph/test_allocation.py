@@ -8,6 +8,7 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Buffer, Op, Region
 from ssdplan.plans.graph.waits import with_waits
 from ssdplan.plans.units import PAGE
+from tests.extent import examples
 from tests.plans.hand_made import made_buffer, made_transfer
 
 TIERS = ("host", "device")
@@ -50,7 +51,7 @@ def pages_of(buffers: tuple[Buffer, ...], region: Region) -> set[tuple[str, int]
     return {(buffer.tier, page) for page in range(first, first + region.nbytes // PAGE)}
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=examples(150), deadline=None, print_blob=True)
 @given(programs())
 def test_no_bytes_are_shared_by_what_is_alive_at_once(made: tuple[list[Buffer], list[list[Op]]]) -> None:
     buffers, each = made
@@ -98,7 +99,7 @@ def test_what_the_head_needs_lies_where_the_embedding_will_be() -> None:
     assert assign(buffers, apart)[1]["device"] == 9 * PAGE
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=examples(150), deadline=None, print_blob=True)
 @given(programs())
 def test_waits_are_those_of_every_page(made: tuple[list[Buffer], list[list[Op]]]) -> None:
     """Read after write, write after read, write after write, page by page."""

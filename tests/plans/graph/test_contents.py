@@ -13,6 +13,7 @@ from ssdplan.plans.documents.plan import ScheduleName
 from ssdplan.plans.graph.contents import CONTENTS, ROLES, Content, Role, title_of
 from ssdplan.plans.graph.ops import Backward, Forward, Op, Schedule, Transfer, Update
 from ssdplan.plans.schedule.build import ORDERS, build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 
@@ -69,7 +70,7 @@ def test_what_people_call_a_transfer() -> None:
 fractions = st.sampled_from([0.0, 0.37, 1.0])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(
     blocks=st.integers(1, 4),
     tied=st.booleans(),

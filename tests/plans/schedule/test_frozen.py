@@ -13,6 +13,7 @@ from ssdplan.plans.graph.contents import Content, Role
 from ssdplan.plans.graph.ops import Backward, Forward, Schedule, Transfer, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model, with_frozen
 
@@ -20,7 +21,7 @@ fractions = st.sampled_from([0.0, 0.37, 1.0]) | st.floats(0, 1)
 SHARE = st.sampled_from([0.0, 0.0, 0.4, 1.0, 1.0])
 
 
-@settings(max_examples=120, deadline=None, print_blob=True)
+@settings(max_examples=examples(120), deadline=None, print_blob=True)
 @given(
     data=st.data(),
     blocks=st.integers(1, 5),

@@ -8,6 +8,7 @@ from ssdplan.plans.graph.contents import Content, Role
 from ssdplan.plans.graph.ops import Backward, Forward, Transfer, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 from tests.plans.schedule.test_schedule import assert_every_element_is_updated_once, fractions
@@ -15,7 +16,7 @@ from tests.plans.schedule.test_schedule import assert_every_element_is_updated_o
 ELEMENT = 2
 
 
-@settings(max_examples=40, deadline=None, print_blob=True)
+@settings(max_examples=examples(40), deadline=None, print_blob=True)
 @given(
     blocks=st.integers(1, 5),
     tied=st.booleans(),

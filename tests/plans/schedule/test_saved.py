@@ -13,6 +13,7 @@ from ssdplan.plans.graph.ops import Backward, Forward, Schedule, Transfer
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import whole_pages
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 from tests.plans.schedule.test_schedule import assert_every_element_is_updated_once, fractions
@@ -36,7 +37,7 @@ def saved_of(chosen: list[tuple[str, str, float]], *, unified: bool) -> list[Sav
     return [Saved(rung=r, tier=t, share=s) for r, t, s in chosen if not (unified and t == "device")]
 
 
-@settings(max_examples=80, deadline=None, print_blob=True)
+@settings(max_examples=examples(80), deadline=None, print_blob=True)
 @given(
     schedule=st.sampled_from(["vertical", "horizontal"]),
     unified=st.booleans(),

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Schedule, Transfer, Update
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 
 fractions = st.sampled_from([0.0, 0.37, 1.0]) | st.floats(0, 1)
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=examples(60), deadline=None, print_blob=True)
 @given(
     blocks=st.integers(1, 5),
     tied=st.booleans(),

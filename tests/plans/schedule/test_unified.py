@@ -12,12 +12,13 @@ from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.schedule.homes import kept_on_device
 from ssdplan.plans.units import PAGE
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 from tests.plans.schedule.test_schedule import assert_every_element_is_updated_once, fractions
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=examples(60), deadline=None, print_blob=True)
 @given(
     schedule=st.sampled_from(["vertical", "horizontal"]),
     blocks=st.integers(1, 5),

@@ -11,6 +11,7 @@ from ssdplan.plans.analysis.frames import INTEGER, NUMBER, TEXT, TRUTH, columns_
 from ssdplan.plans.documents.sweep import Sweep, SweepPoint, SweepResult
 from ssdplan.plans.views.csv_file import write_csv
 from ssdplan.plans.views.sweep_text import describe_sweep
+from tests.extent import examples
 from tests.plans.read_csv import cell, written_and_read
 
 COLUMNS = {"whole": INTEGER, "number": NUMBER, "truth": TRUTH, "text": TEXT}
@@ -29,7 +30,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ROWS)
 def test_a_table_reads_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]) -> None:
     path = tmp_path_factory.mktemp("csv") / "table.csv"
@@ -92,7 +93,7 @@ SWEEPS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SWEEPS)
 def test_a_sweep_has_a_row_for_each_point(tmp_path_factory: pytest.TempPathFactory, sweep: Sweep) -> None:
     lines = written_and_read(sweep_frame(sweep), tmp_path_factory.mktemp("csv") / "sweep.csv")

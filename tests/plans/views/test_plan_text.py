@@ -31,6 +31,7 @@ from ssdplan.plans.views.plan_text import describe_plan
 from ssdplan.plans.views.profile_text import describe_profile
 from ssdplan.plans.views.quantities import bar, count, decimal, duration, exact_percent, number, percent
 from ssdplan.plans.views.report_text import describe_report
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_machine, made_model, made_profile, made_volume
 
@@ -370,7 +371,7 @@ positive = st.floats(min_value=1e-300, max_value=1e300)
 counts = st.integers(1, (1 << 40) - 1)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @given(
     data=st.data(),
     names=st.tuples(texts, texts, texts, texts, texts),

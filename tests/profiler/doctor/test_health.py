@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ssdplan.profiler.doctor import health
 from ssdplan.profiler.doctor.drives import drives_of, mount_of
 from ssdplan.profiler.doctor.health import Health, ask, from_nvme, from_smartctl
+from tests.extent import examples
 
 SMARTCTL = {
     "model_name": "Made SSD",
@@ -54,7 +55,7 @@ HOSTILE = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.one_of(st.binary(max_size=60), HOSTILE.map(lambda raw: json.dumps(raw).encode())))
 def test_any_bytes_are_health_that_can_be_or_none(text: bytes) -> None:
     for read in (from_smartctl, from_nvme):
@@ -147,7 +148,7 @@ def plainly_below(block: Path) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_drives_are_found_through_any_stack(tmp_path_factory, data) -> None:
     """Partitions, mappings and arrays on each other, at random, each shown in /sys as the kernel does."""
