@@ -20,6 +20,7 @@ from ssdplan.profiler.bench import bench as module
 from ssdplan.profiler.bench.bench import GROUPS, bench, engine_rows
 from ssdplan.profiler.bench.engine import EngineBench, EngineRow, Fio, FioMissing
 from ssdplan.profiler.bench.report import HEADINGS
+from tests import warm
 from tests.bounds import HANG_SECONDS
 from tests.plans.read_csv import read_csv
 from tests.profiler.test_measure import silent
@@ -91,9 +92,7 @@ def test_too_little_memory_is_refused_before_any_is_taken(monkeypatch: pytest.Mo
 
 
 def _run(*arguments: object, cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
-    )
+    done = warm.run("bench", *arguments, cwd=cwd)
     assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done
