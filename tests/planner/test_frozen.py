@@ -22,13 +22,14 @@ from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.graph.ops import Backward
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.plan_text import describe_plan
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
 from tests.planner.machines import machines, models
 from tests.planner.program.test_program import at, decision_of
 from tests.planner.test_solve import check, least_named
 
-RELAXED = settings(deadline=None, max_examples=40, print_blob=True)
+RELAXED = settings(deadline=None, max_examples=examples(40), print_blob=True)
 SHARE = st.sampled_from((0.0, 0.0, 0.4, 1.0, 1.0))
 
 
@@ -167,7 +168,7 @@ def test_counts_what_the_horizontal_graph_moves_to_the_byte(
     assert found.host_bytes == predict_peaks(schedule, model, decision).residents
 
 
-@settings(deadline=None, max_examples=25, print_blob=True)
+@settings(deadline=None, max_examples=examples(25), print_blob=True)
 @given(
     frozen_models(), machines(), st.floats(0.02, 1.3), st.sampled_from((1, 4, 12)),
     st.sampled_from(("vertical", "horizontal", "clipped", "unified")),

@@ -21,6 +21,7 @@ from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.profile_text import describe_profile
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.catalogue.test_whatif import COMMAND
@@ -83,7 +84,7 @@ def test_updates_take_as_long_as_their_format_does(measured: float | None, rate:
         assert found is not None and found.seconds == pytest.approx(elements_of(model) / expected, rel=1e-3)
 
 
-@settings(deadline=None, max_examples=8, print_blob=True)
+@settings(deadline=None, max_examples=examples(8), print_blob=True)
 @given(models(), machines(), st.floats(0.5, 1.3), st.sampled_from(FORMATS), st.none() | st.floats(0.1, 10))
 def test_every_plan_keeps_its_promises_and_clips_only_what_is_delayed(
     model: Model, machine: Machine, memory: float, states: OptimizerStates, clip: float | None

@@ -22,10 +22,11 @@ from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import parse_bytes
+from tests.extent import FULL, examples, short_or_full
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
 
-QUICK = settings(deadline=None, max_examples=12, print_blob=True)
+QUICK = settings(deadline=None, max_examples=examples(12), print_blob=True)
 
 
 def small() -> Profile:
@@ -104,7 +105,7 @@ def test_every_plan_keeps_its_promises(model: Model, machine: Machine, memory: f
     check(profile, request, plan)
 
 
-@settings(deadline=None, max_examples=25, print_blob=True)
+@settings(deadline=None, max_examples=examples(25), print_blob=True)
 @given(models(), machines(), st.integers(1, 6), st.floats(0, 1))
 def test_no_resource_does_more_than_its_work_in_the_time(model: Model, machine: Machine, n: int, memory: float) -> None:
     """A step is at least as long as the work of each lane, and about as long as the program's bound."""
@@ -128,9 +129,9 @@ def test_no_resource_does_more_than_its_work_in_the_time(model: Model, machine: 
 def test_the_simulated_step_is_the_bound_with_fill_and_drain() -> None:
     """Fill and drain come on top of the program's seconds, whatever bounds the step. A percent is for what the program
     does not see: a stage that waits for the drive may hide behind neighbours that compute."""
-    for flops in (1e11, 1e12, 1e13):
+    for number, flops in enumerate((1e11, 1e12, 1e13)):
         for memory in (8, 24):
-            for shared in (False, True):
+            for shared in short_or_full(((number + memory // 24) % 2 == 0,), (False, True)):
                 profile = made_profile(
                     machine=made_machine(shared=shared, update_rate=2e8, volumes=(made_volume(read=1e9, write=8e8),)),
                     model=made_model(blocks=12, hidden=128, vocab=1024, sequence=64, flops=flops, tied=True),
@@ -177,7 +178,10 @@ def test_what_fits_in_memory_does_not_use_the_drive() -> None:
 
 def test_more_memory_is_not_slower() -> None:
     """Each plan is at least about as fast as those of smaller budgets; the simulator's last percent may differ."""
-    plans = [planned(small(), SolveRequest(m * MIB, global_batch=16, micro_batches=8)) for m in range(8, 44, 6)]
+    plans = [
+        planned(small(), SolveRequest(m * MIB, global_batch=16, micro_batches=8))
+        for m in range(8, 44, short_or_full(12, 6))
+    ]
     rates = [plan.prediction.tokens_per_second for plan in plans]
     for number, rate in enumerate(rates):
         assert rate >= 0.97 * max(rates[: number + 1])
@@ -278,7 +282,7 @@ def refused(profile: Profile, request: SolveRequest) -> tuple[str, int]:
     ("tied", "blocks", "fixed"),
     [
         (True, 1, {}),
-        (False, 8, {}),
+        *([(False, 8, {})] if FULL else []),
         (False, 1, {"residency": {"optimizer": 0.5}}),
         (True, 8, {"residency": {"optimizer": 0.5}}),
         (True, 1, {"delay_ratio": 0.4}),
@@ -286,7 +290,9 @@ def refused(profile: Profile, request: SolveRequest) -> tuple[str, int]:
     ],
 )
 def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
-    """Any two of the three choices meet in a case."""
+    """Any two of the three choices meet in a case. The first is searched for among all batches; in full, all are."""
+    if fixed and not FULL:
+        fixed = {**fixed, "micro_batch_size": 1, "micro_batches": 2}
     profile = made_profile(model=made_model(blocks=blocks, hidden=128, vocab=1024, sequence=64, tied=tied))
     constraint, least = refused(profile, SolveRequest(1 << 16, **fixed))
     assert constraint == "host memory"

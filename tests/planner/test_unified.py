@@ -14,13 +14,14 @@ from ssdplan.plans.documents.profile import Kernels, Machine, Model, Timing
 from ssdplan.plans.documents.rows import row_lengths
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.profiles import MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
 from tests.planner.program.test_program import RELAXED, SHARES, decision_of, kept_of, scale_of, solved
 from tests.planner.test_solve import QUICK, check, least_named
 
 
-@settings(RELAXED, max_examples=25)
+@settings(RELAXED, max_examples=examples(25))
 @given(models(), machines(), st.integers(1, 4), st.floats(0, 1), SHARES, SHARES, st.sampled_from((None, 0.0, 0.4, 1.0)))
 def test_counts_what_the_graph_moves_and_keeps(
     model: Model, machine: Machine, n: int, memory: float, device: float, turn: float, alpha: float | None
@@ -175,7 +176,7 @@ def test_requests_that_cannot_be_meant(request_: SolveRequest, shared: bool, wor
         planned(profile, request_)
 
 
-@settings(deadline=None, max_examples=20, print_blob=True)
+@settings(deadline=None, max_examples=examples(20), print_blob=True)
 @given(models(), machines(), st.integers(1, 6), st.floats(0.3, 1))
 def test_the_program_is_a_lower_bound_of_what_is_simulated(
     model: Model, machine: Machine, n: int, memory: float

@@ -23,6 +23,7 @@ from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import InfeasibleError, MismatchError
 from ssdplan.profiler import layer_bench
 from ssdplan.profiler.layer_bench import Bench
+from tests.extent import FULL, short_or_full
 from tests.made.models import make_model
 from tests.planner.catalogue.test_whatif import DTYPES, FIELDS, LENGTH, tiny_shape
 
@@ -46,8 +47,10 @@ def costs_of(shape: Any, precision: Precision, rows: int) -> Costs:
     return Costs(shape, precision, rows, LENGTH, Compute(1e12, 1e11, 1e12, 0.0), None, 0.0)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("family", VALUES)
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    short_or_full([*product(VALUES, ["fp32"]), ("llama", "bf16")], list(product(VALUES, ["bf16", "fp32"]))),
+)
 def test_bytes_are_those_of_a_real_block(
     family: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,10 +67,10 @@ def test_bytes_are_those_of_a_real_block(
         for rows in SIZES:
             costs = costs_of(tiny_shape(family, True), precision, rows)
             timing = costs.block()
+            call = bench.trace(1, rows)
+            assert call
             for choice in choices(costs.shape, costs.element):
                 rung = costs.rung(choice, timing)
-                call = bench.trace(1, rows)
-                assert call
                 kept = values_of(call, family, rung.name)
                 assert call.kept_bytes(frozenset(kept)) == pytest.approx(rung.kept_bytes, rel=1e-3), rung.name
                 bench.learn(real.layers[1].layer_class, rung.name, kept, rung.kept_bytes + 4096)
@@ -201,12 +204,15 @@ def test_what_a_mixture_of_two_others_gains_is_left_out() -> None:
                 assert own[1] >= low[1] + share * (high[1] - low[1]) - 1e-9 * whole, where
 
 
-@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(
-    ("model", "gpu", "memory"),
+    ("model", "gpu", "memory", "rows"),
     [
-        ("smollm2-135m", "rtx-4090", 1), ("smollm2-135m", "none", 8), ("gpt2", "rtx-4070", 1),
-        ("opt-1.3b", "rtx-4070", 8), ("opt-1.3b", "h100-80gb", 64),
+        ("smollm2-135m", "rtx-4090", 1, 4), ("smollm2-135m", "none", 8, 1), ("gpt2", "rtx-4070", 1, 1),
+        ("opt-1.3b", "rtx-4070", 8, 4),
+        *([
+            ("smollm2-135m", "rtx-4090", 1, 1), ("smollm2-135m", "none", 8, 4), ("gpt2", "rtx-4070", 1, 4),
+            ("opt-1.3b", "rtx-4070", 8, 1), ("opt-1.3b", "h100-80gb", 64, 1), ("opt-1.3b", "h100-80gb", 64, 4),
+        ] if FULL else []),
     ],
 )  # fmt: skip
 def test_a_plan_is_never_slower_than_recomputing_everything_or_pyaos_rule(

@@ -14,6 +14,7 @@ from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.plan import Compared, Plan
 from ssdplan.plans.documents.profile import Machine, Profile
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.machines import machines
@@ -200,7 +201,7 @@ def test_of_a_horizontal_plan_the_vertical_schedule_is_a_row() -> None:
     assert ideas_of(plan)[-1].tokens_per_second == plan.prediction.tokens_per_second
 
 
-@settings(deadline=None, max_examples=12, print_blob=True)
+@settings(deadline=None, max_examples=examples(12), print_blob=True)
 @given(machine=machines(), budget=st.integers(0, 120), batch=st.sampled_from((1, 4, 8)), clip=st.booleans())
 def test_every_plan_has_rows(machine: Machine, budget: int, batch: int, clip: bool) -> None:
     """Whatever the machine and however tight: rows are there, name each way once, and honour the budgets they keep."""

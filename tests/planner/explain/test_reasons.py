@@ -19,6 +19,7 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import parse_bytes
+from tests.extent import examples
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
 
@@ -300,7 +301,7 @@ def test_more_device_memory_counts_by_the_micro_batches_that_it_admits() -> None
     assert planned(richer, SolveRequest(GIB, global_batch=4)).decision.micro_batch_size == 4
 
 
-@settings(deadline=None, max_examples=6, print_blob=True)
+@settings(deadline=None, max_examples=examples(6), print_blob=True)
 @given(models(), machines(), st.floats(0.05, 1.2), st.integers(1, 6))
 def test_the_least_budgets_still_do_and_reasons_are_true_of_any_plan(
     model: Model, machine: Machine, memory: float, n: int

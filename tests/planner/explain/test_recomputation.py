@@ -17,6 +17,7 @@ from ssdplan.plans.graph.ops import Transfer
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes, whole_pages
 from ssdplan.plans.views.plan_text import describe_plan
+from tests.extent import FULL
 from tests.made.decisions import decide
 from tests.made.plans import planned
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume
@@ -65,8 +66,10 @@ def told(plan: Plan, topic: str = "recomputation") -> str:
     return "".join(reason.text for reason in plan.reasons if reason.topic == topic)
 
 
-@pytest.mark.parametrize("schedule", ["auto", "horizontal"])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "shared"),
+    [("auto", False), ("horizontal", True), *([("auto", True), ("horizontal", False)] if FULL else [])],
+)
 def test_rows_are_about_the_plans_that_would_be_made(schedule: str, shared: bool) -> None:
     """Seconds and, but for a twentieth of the host budget, by which the estimate of buffers is off, bytes."""
     request = replace(BATCH, schedule=schedule, unified_memory=shared)
@@ -128,8 +131,26 @@ def test_saved_activations_are_the_last_idea() -> None:
         assert ours.ssd_write_bytes == theirs.ssd_write_bytes and ours.host_bytes == theirs.host_bytes
 
 
-@pytest.mark.parametrize(("budget", "price"), [(52, 0.1), (80, 0.0), (80, 50.0)])
-@pytest.mark.parametrize(("schedule", "shared"), [("auto", False), ("auto", True), ("horizontal", True)])
+@pytest.mark.parametrize(
+    ("budget", "price", "schedule", "shared"),
+    [
+        (52, 0.1, "auto", False),
+        (80, 50.0, "auto", False),
+        (80, 0.0, "auto", True),
+        (52, 0.1, "horizontal", True),
+        (80, 50.0, "horizontal", True),
+        *(
+            [
+                (80, 0.0, "auto", False),
+                (52, 0.1, "auto", True),
+                (80, 50.0, "auto", True),
+                (80, 0.0, "horizontal", True),
+            ]
+            if FULL
+            else []
+        ),
+    ],
+)
 def test_every_figure_is_that_of_a_row_or_of_the_schedule(
     budget: int, price: float, schedule: str, shared: bool
 ) -> None:

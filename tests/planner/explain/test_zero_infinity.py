@@ -26,6 +26,7 @@ from ssdplan.planner.explain.zero_infinity import (
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_machine, made_model, made_volume
 from tests.planner.machines import machines, models
@@ -33,7 +34,7 @@ from tests.planner.machines import machines, models
 TINY = Tensors(
     parameters=100_000, hidden_size=8, blocks=3, element_bytes=2, ends=(30_000, 30_000), block=(4_096, 2_048)
 )
-RELAXED = settings(deadline=None, max_examples=60, print_blob=True)
+RELAXED = settings(deadline=None, max_examples=examples(60), print_blob=True)
 
 
 def test_each_habit_by_hand() -> None:

@@ -15,6 +15,7 @@ from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Op, Region, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import made_machine, made_model, made_volume
 from tests.planner.machines import machines
@@ -71,7 +72,7 @@ def random_graph(seed: int, count: int) -> Graph:
     return Graph("random", tuple(ops), 1)
 
 
-@settings(deadline=None, max_examples=60, print_blob=True)
+@settings(deadline=None, max_examples=examples(60), print_blob=True)
 @given(seed=st.integers(0, 1 << 32), count=st.integers(1, 60), machine=machines())
 def test_the_critical_path_is_the_longest_path(seed: int, count: int, machine: Machine) -> None:
     """networkx finds the longest path through waits and lanes, an operation weighing the seconds that it took."""
@@ -95,7 +96,7 @@ def test_the_critical_path_is_the_longest_path(seed: int, count: int, machine: M
     assert_adds_up(timeline)
 
 
-@settings(deadline=None, max_examples=15, print_blob=True)
+@settings(deadline=None, max_examples=examples(15), print_blob=True)
 @given(st.integers(1, 6), machines(), st.integers(1, 4), st.floats(0, 1), st.floats(0, 1))
 def test_every_second_of_a_real_step_has_a_cause(
     blocks: int, machine: Machine, n: int, alpha: float, host: float

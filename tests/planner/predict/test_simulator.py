@@ -15,6 +15,7 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update
+from tests.extent import examples
 from tests.made.profiles import made_machine, made_model, made_profile, made_volume
 from tests.plans.hand_made import made_backward, made_forward, made_transfer, made_update
 
@@ -260,7 +261,7 @@ def slowly(graph: Graph, machine: Machine, kept: Fraction) -> tuple[list[Fractio
     return [starts[op.index] for op in graph.ops], [ends[op.index] for op in graph.ops]
 
 
-@settings(deadline=None, max_examples=150, print_blob=True)
+@settings(deadline=None, max_examples=examples(150), print_blob=True)
 @given(st.integers(0, 2**32), st.booleans(), st.integers(1, 5))
 def test_agrees_with_its_slow_twin(seed: int, shared: bool, cores: int) -> None:
     draw = random.Random(seed)

@@ -21,12 +21,13 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import ORDERS, build_schedule
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
 from tests.planner.machines import machines, models
 from tests.planner.predict.test_drive import seconds_by_turns
 
-RELAXED = settings(deadline=None, max_examples=40, print_blob=True)
+RELAXED = settings(deadline=None, max_examples=examples(40), print_blob=True)
 HORIZONTAL = FixedChoices(delay_ratio=0.0, schedule="horizontal")
 
 

@@ -29,6 +29,7 @@ from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import UsageError
+from tests.extent import examples
 from tests.made.profiles import MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.machines import machines, models
 from tests.planner.program.pulp_solver import optimum
@@ -52,7 +53,7 @@ def profile() -> Profile:
     return made_profile(machine=machine, model=made_model(blocks=6, hidden=128, vocab=512, sequence=64, flops=1e11))
 
 
-@settings(deadline=None, max_examples=40, print_blob=True)
+@settings(deadline=None, max_examples=examples(40), print_blob=True)
 @given(
     models(),
     machines(),

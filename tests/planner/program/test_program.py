@@ -20,13 +20,14 @@ from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.schedule.build import build_schedule
+from tests.extent import examples
 from tests.made.profiles import GIB, made_machine, made_model, made_volume
 from tests.planner.machines import machines, models
 from tests.planner.predict.test_drive import seconds_by_turns
 from tests.planner.program.pulp_solver import solve_by
 
 ELEMENT = {"bf16": 2, "fp32": 4}
-RELAXED = settings(deadline=None, max_examples=60, print_blob=True)
+RELAXED = settings(deadline=None, max_examples=examples(60), print_blob=True)
 
 
 class Sweep:
@@ -463,7 +464,7 @@ def test_alpha_spreads_the_update_over_forward_and_backward() -> None:
     assert balanced is not None and 0.0 < balanced.delay_ratio < 1.0
 
 
-@settings(RELAXED, max_examples=15)
+@settings(RELAXED, max_examples=examples(15))
 @given(models(), machines(), st.integers(1, 4), st.floats(0, 1))
 def test_the_solver_does_not_matter(model: Model, machine: Machine, n: int, memory: float) -> None:
     """CBC, which PuLP 3 brings along, finds the placement that HiGHS finds, by itself."""

@@ -18,6 +18,7 @@ from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import whole_pages
+from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume
 from tests.planner.machines import machines
@@ -62,7 +63,7 @@ def decision_of(model: Model, result: ProgramResult, n: int, schedule: Literal["
     )
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=examples(60), deadline=None, print_blob=True)
 @given(
     machine=machines(),
     n=st.integers(1, 4),
