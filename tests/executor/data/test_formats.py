@@ -20,6 +20,7 @@ from ssdplan.executor.data.samples.formats import FORMATS
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import SsdplanError, UsageError
+from tests.extent import examples
 from tests.made.models import EOS, make_tokenizer
 
 CHATML = (
@@ -709,7 +710,7 @@ ROWS = st.lists(
     max_size=4,
 )
 FUZZ = settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

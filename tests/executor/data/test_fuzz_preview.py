@@ -18,6 +18,7 @@ from pyarrow import ipc, parquet
 from ssdplan import cli
 from ssdplan.executor.data.reading import documents
 from ssdplan.native import process
+from tests.extent import examples
 from tests.made.models import make_tokenizer
 
 MOST_GROWTH_BYTES = 256 << 20
@@ -115,7 +116,9 @@ def preview(home: Path, data: Path) -> int:
 
 
 FUZZ = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(120),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

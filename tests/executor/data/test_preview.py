@@ -1,5 +1,6 @@
 """What `data preview` counts and shows is what a run would train on."""
 
+import itertools
 import json
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.plans.errors import MismatchError
+from tests.extent import short_or_full
 from tests.made.models import EOS, make_model, make_tokenizer
 from tests.made.plans import make_plan
 
@@ -279,9 +281,18 @@ def test_data_of_which_nothing_is_learnt_within_a_row_are_shown_and_then_refused
 SHORT, LONG = [1.0, 1.1, 1.3, 1.6], [4.0, 6.0, 9.0, 12.0]
 
 
-@pytest.mark.parametrize("written", ["rope_parameters", "rope_scaling"])
-@pytest.mark.parametrize("long", [LONG, SHORT])
-@pytest.mark.parametrize("length", [40, 41, 128])
+@pytest.mark.parametrize(
+    ("length", "long", "written"),
+    short_or_full(
+        [
+            (40, LONG, "rope_parameters"),
+            (41, LONG, "rope_scaling"),
+            (41, SHORT, "rope_scaling"),
+            (128, LONG, "rope_parameters"),
+        ],
+        list(itertools.product([40, 41, 128], [LONG, SHORT], ["rope_parameters", "rope_scaling"])),
+    ),
+)
 def test_rows_that_a_run_refuses_for_their_length_are_noted(
     home: Path, capsys: pytest.CaptureFixture[str], length: int, long: list[float], written: str
 ) -> None:

@@ -31,6 +31,7 @@ from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from tests.bounds import HANG_SECONDS
+from tests.extent import examples
 from tests.made.models import EOS, make_tokenizer
 
 DOCUMENTS = [
@@ -648,9 +649,9 @@ def test_processes_that_make_one_cache_at_once_all_have_it(tmp_path: Path, model
         "print(TextData(data, load_tokenizer(model), sequence_length=4, cache=cache).content)"
     )
     command = [sys.executable, "-c", code, path, model_dir, cache]
-    processes = [subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = {process.communicate(timeout=HANG_SECONDS)[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert [process.returncode for process in processes] == [0, 0]
     assert len(said) == 1 and len(list(cache.iterdir())) == 1
 
 
@@ -757,7 +758,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> TextD
     return TextData(write_rows(folder / "a.jsonl", texts), load_tokenizer(model_dir), sequence_length=32, pack=False)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     micro_batches=st.integers(1, 5), size=st.integers(1, 4), seed=st.integers(0, 2**64 - 1), epochs=st.integers(1, 4)
 )
@@ -778,7 +779,7 @@ def test_every_epoch_has_every_sample_once_in_an_order_of_its_own(
     assert all(a != b for a, b in itertools.combinations(orders, 2))  # by chance once in 13! times
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(step=st.integers(0, 10**6), split=st.sampled_from([(1, 6), (2, 3), (3, 2), (6, 1)]), seed=st.integers(0, 99))
 def test_a_step_depends_on_nothing_but_its_arguments(
     numbered: TextData, step: int, split: tuple[int, int], seed: int

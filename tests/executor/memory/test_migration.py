@@ -25,6 +25,7 @@ from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.ops import Graph
 from ssdplan.plans.schedule.build import build_schedule
 from tests.executor.runs import LENGTH, opened, prepare
+from tests.extent import FULL
 from tests.made.plans import make_plan
 
 STEPS_IN_ALL = 8
@@ -97,10 +98,10 @@ UNIFIED_ON_SSD = {**UNIFIED, "alpha": 0.0, "optimizer": 0.0, "on_device": 0.0, "
     ("first", "second", "common"),
     [
         (SPREAD, ON_HOST, {}),
-        (ON_HOST, SPREAD, {}),
+        *([(ON_HOST, SPREAD, {})] if FULL else []),
         (ON_SSD, ON_DEVICE, {"precision": "bf16"}),
         (ON_DEVICE, ON_SSD, {"precision": "bf16", "optimizer_states": "bf16"}),
-        (UNIFIED, UNIFIED_ON_SSD, {}),
+        *([(UNIFIED, UNIFIED_ON_SSD, {})] if FULL else []),
         (UNIFIED_ON_SSD, UNIFIED, {"precision": "bf16"}),
         (ON_SSD, ON_HOST, {"freeze": ("model.layers.0.*", "*.1.mlp.*")}),
         (ON_HOST, UNIFIED, {"freeze": ("*.self_attn.*",)}),

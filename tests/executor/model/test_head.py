@@ -28,7 +28,8 @@ from tests import reference
 from tests.bounds import HANG_SECONDS
 from tests.executor.runs import LENGTH as LENGTH_OF_RUNS
 from tests.executor.runs import prepare
-from tests.made.models import FAMILIES, OTHERS, make_model
+from tests.extent import FULL, short_or_full
+from tests.made.models import make_model
 from tests.made.plans import make_plan
 
 CPU = torch.device("cpu")
@@ -231,20 +232,17 @@ def scratch_bytes(model: StreamedModel, head: Head, tokens: int) -> int:
     return growth
 
 
-@pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 256)])
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    [(torch.float32, 64), (torch.bfloat16, 64), *([(torch.bfloat16, 256)] if FULL else [])],
+)
 def test_the_process_takes_no_more_than_the_heads_tensors(tmp_path: Path, dtype: torch.dtype, tokens: int) -> None:
     """Logits, and what a loss makes of them, lie in malloc's heap; those that are gone when the gradient of the weights
-    comes, 15 or 31 MB and the largest, or the loss's own gradients in fp32, are not there any more."""
-    path = make_model("llama", tmp_path / "model", vocab=30000, hidden=256, layers=1, max_position_embeddings=256)
+    comes, 5 to 31 MB and the largest, or the loss's own gradients in fp32, are not there any more."""
+    vocab, hidden = short_or_full((20000, 128), (30000, 256))
+    path = make_model("llama", tmp_path / "model", vocab=vocab, hidden=hidden, layers=1, max_position_embeddings=256)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         assert fresh.submit(growth_beyond_workspace, path, dtype, tokens).result(timeout=HANG_SECONDS) < 2 << 20
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_every_familys_head_is_position_wise(tmp_path: Path, family: str) -> None:
-    odd = {"residual_in_fp32": False} if family == "mamba" else {}
-    path = make_model(family, tmp_path / "model", tied=True, **odd)
-    assert all(open_model(path, dtype).head_is_position_wise for dtype in (torch.float32, torch.bfloat16))
 
 
 class Neighbours(nn.Module):

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import AutoModelForCausalLM
 
 from ssdplan.executor.model.traced import Traced, trace
+from tests.extent import short_or_full
 from tests.made.models import make_model
 
 LENGTH = 12
@@ -145,7 +146,7 @@ def test_the_cut_is_the_cheapest_of_all() -> None:
     names = [value.name for value in traced.values]
     sizes = {value.name: value.nbytes for value in traced.values}
     random = torch.Generator().manual_seed(3)
-    for _ in range(2):
+    for _ in range(short_or_full(1, 2)):
         drawn = torch.rand(len(traced.forward.graph.nodes), generator=random).tolist()
         seconds = dict(zip((node.name for node in traced.forward.graph.nodes), drawn, strict=True))
 

@@ -22,6 +22,7 @@ from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import NumericalError, UsageError
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare, states_of
+from tests.extent import FULL
 from tests.made.plans import make_plan
 
 STEPS = 20
@@ -101,7 +102,11 @@ def moved(tensor: torch.Tensor, others: torch.Tensor, start: torch.Tensor) -> fl
 
 @pytest.mark.parametrize(
     ("family", "eps", "compared"),
-    [("gpt2", 1e-8, STEPS), ("llama", 0.1, STEPS), ("llama", 1e-8, BITS_ARE_EQUAL)],
+    [
+        ("gpt2", 1e-8, STEPS),
+        ("llama", 1e-8, BITS_ARE_EQUAL),
+        *([("llama", 0.1, STEPS)] if FULL else []),
+    ],
 )
 def test_a_run_skips_as_torchs_scaler_and_equals_plain_pytorch(directory, tmp_path, family, eps, compared):
     """Where a weight lies between two fp16 numbers, the last bit of its fp32 decides, and AdamW with a small epsilon
@@ -149,7 +154,7 @@ def gradients_of(
     return {name: total.double() / scale for name, total in sums.items()}
 
 
-@pytest.mark.parametrize(("family", "eps"), [("gpt2", 0.1), ("llama", 1e-8)])
+@pytest.mark.parametrize(("family", "eps"), [("llama", 1e-8), *([("gpt2", 0.1)] if FULL else [])])
 def test_every_step_is_plain_pytorchs_from_the_same_states(directory, tmp_path, family, eps):
     """Snapshot after snapshot: the gradient in fp16 by plain PyTorch from the masters before, and AdamW in fp64 on what
     was before, differ from what is there by the rounding of one step, which nothing has amplified. The moments tell the

@@ -11,9 +11,10 @@ import subprocess
 import sys
 
 from tests.bounds import HANG_SECONDS
+from tests.extent import short_or_full
 
-KILLS = int(os.environ.get("SSDPLAN_KILLS", "10"))
-STRIDE = int(os.environ.get("SSDPLAN_KILL_STRIDE", "60"))
+KILLS = int(os.environ.get("SSDPLAN_KILLS", short_or_full("8", "10")))
+STRIDE = int(os.environ.get("SSDPLAN_KILL_STRIDE", short_or_full("90", "60")))
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):

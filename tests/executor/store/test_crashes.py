@@ -20,10 +20,11 @@ from ssdplan.executor.store.volumes import Staging
 from ssdplan.plans.documents.stripe_shares import deal
 from ssdplan.plans.errors import StoreError
 from tests.executor.store.disks import Flush, SimulatedDisk, Write, crashes
+from tests.extent import short_or_full
 
 PAGE = 4096
 TABLE_BYTES = 2 * PAGE
-HISTORIES = int(os.environ.get("SSDPLAN_CRASH_HISTORIES", "3"))
+HISTORIES = int(os.environ.get("SSDPLAN_CRASH_HISTORIES", short_or_full("1", "3")))
 VARIANTS = 16
 """Of each prefix: what became of the writes that no flush had made durable."""
 RECORDS = (
