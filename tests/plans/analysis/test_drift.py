@@ -239,10 +239,13 @@ def test_a_change_of_what_is_saved_is_told_by_rung_and_tier() -> None:
     assert describe_change(plan_of(host), plan_of(host)) == "the same"
 
 
+BATCH = SolveRequest(host_memory_bytes=48 * MIB, micro_batches=4, micro_batch_size=2)
+
+
 def test_what_solve_would_choose_now_keeps_batch_and_budgets() -> None:
     model, machine = _model(), _machine()
     profile = Profile(created="now", machine=machine, model=model)
-    plan = solve(profile, SolveRequest(host_memory_bytes=48 * MIB, micro_batches=4, micro_batch_size=2), compared=False)
+    plan = solve(profile, BATCH, compared=False)
     request = request_of(plan)
     assert (request.micro_batches, request.micro_batch_size, request.host_memory_bytes) == (4, 2, 48 * MIB)
     again = Replanner(plan).replanned(machine, model)
@@ -266,7 +269,7 @@ def test_what_solve_would_choose_now_keeps_to_what_the_user_fixed() -> None:
         micro_batch_size=2,
         delay_ratio=0.25,
         residency={"optimizer": 0.125},
-        max_ssd_write_bytes=solve(profile, SolveRequest(host_memory_bytes=48 * MIB)).prediction.ssd_write_bytes * 4,
+        max_ssd_write_bytes=4 * solve(profile, BATCH, compared=False).prediction.ssd_write_bytes,
     )
     plan = Plan.model_validate_json(solve(profile, asked, compared=False).text())
     kept = Asked(delay_ratio=0.25, residency={"optimizer": 0.125}, max_ssd_write_bytes=asked.max_ssd_write_bytes)
@@ -280,7 +283,7 @@ def test_what_solve_would_choose_now_keeps_to_what_the_user_fixed() -> None:
 def test_what_solve_cannot_find_any_more_is_said() -> None:
     model, machine = _model(), _machine()
     profile = Profile(created="now", machine=machine, model=model)
-    plan = solve(profile, SolveRequest(host_memory_bytes=48 * MIB), compared=False)
+    plan = solve(profile, BATCH, compared=False)
     full = machine.model_copy(
         update={"volumes": tuple(volume.model_copy(update={"free_bytes": MIB}) for volume in machine.volumes)}
     )
@@ -296,7 +299,7 @@ def test_a_solver_that_fails_is_an_error_of_ours(
 ) -> None:
     """So that the run that asked it notes it, and goes on."""
     model, machine = _model(), _machine()
-    plan = solve(Profile(created="now", machine=machine, model=model), SolveRequest(host_memory_bytes=48 * MIB))
+    plan = solve(Profile(created="now", machine=machine, model=model), BATCH, compared=False)
     monkeypatch.setattr("ssdplan.planner.replan.SOLVER", solver)
     monkeypatch.setattr("ssdplan.planner.replan.SECONDS", seconds)
     with pytest.raises(SsdplanError, match=f"solving again.*{said}"):
