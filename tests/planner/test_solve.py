@@ -329,7 +329,7 @@ def test_the_least_device_memory_is_as_fast_as_a_little_more(blocks: int) -> Non
     assert exact.prediction.tokens_per_second >= 0.9 * more.prediction.tokens_per_second
 
 
-@pytest.mark.parametrize("memory", [8, 16])
+@pytest.mark.parametrize("memory", short_or_full([8], [8, 16]))
 def test_too_few_writes_allowed(memory: int) -> None:
     constraint, least = refused(small(), SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=100_000))
     assert constraint == "ssd writes"

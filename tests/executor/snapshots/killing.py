@@ -43,10 +43,9 @@ from ssdplan.plans.graph.ops import Graph
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
 from tests.executor.runs import LENGTH, prepare
-from tests.extent import short_or_full
 from tests.made.plans import make_plan
 
-STEPS, FEW_STEPS = short_or_full(7, 12), 3
+STEPS, FEW_STEPS = 12, 3
 FREEZE = tuple(os.environ.get("SSDPLAN_KILL_FREEZE", "").split())
 FIRST: dict[str, Any] = {"alpha": 0.3, "optimizer": 0.37, "parameters": 0.5}
 PLANS: tuple[dict[str, Any], ...] = (FIRST, {"alpha": 1.0, "optimizer": 1.0, "parameters": 1.0}, {"alpha": 0.0})

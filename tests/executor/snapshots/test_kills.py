@@ -13,7 +13,7 @@ import sys
 from tests.bounds import HANG_SECONDS
 from tests.extent import short_or_full
 
-KILLS = int(os.environ.get("SSDPLAN_KILLS", short_or_full("8", "10")))
+KILLS = int(os.environ.get("SSDPLAN_KILLS", "10"))
 STRIDE = int(os.environ.get("SSDPLAN_KILL_STRIDE", short_or_full("90", "60")))
 
 
