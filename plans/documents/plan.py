@@ -13,7 +13,7 @@ from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Second
 from .profile import Machine, Model, Rung
 from .state_layout import GRAIN, OptimizerStates, Precision
 
-ScheduleName = Literal["vertical", "horizontal"]
+ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
 """The orders of operations (`ORDERS` of `schedule/build.py`)."""
 TOLERANCE = 1e-6
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
@@ -70,13 +70,27 @@ class Saved(Part):
     """Of the class's pairs of layer and micro-batch, of which a schedule takes a whole number: one more or less."""
 
 
+class ZerothOrder(Part):
+    """How a zeroth-order step estimates its gradient (MeZO; ZO-Offloading section 2), as far as a schedule knows it."""
+
+    directions: int = Field(default=1, ge=1, le=1 << 16)
+    """Random directions of a step, along each of which the loss is taken twice."""
+    in_turns: bool = False
+    """The copies at plus and at minus eps take turns in one place, and each direction is drawn twice. Else both are
+    there at once."""
+    masters: Literal["none", "fp32"] = "none"
+    """Whether fp32 masters are kept, of which compute gets a rounded copy."""
+
+
 class Decision(Sparing):
     """What the run will do."""
 
-    _SPARED = ("saved",)
+    _SPARED = ("saved", "zeroth_order")
 
     schedule: ScheduleName
-    optimizer: Literal["adamw"]
+    optimizer: Literal["adamw", "mezo"]
+    zeroth_order: ZerothOrder | None = None
+    """Of `mezo` alone."""
     optimizer_states: OptimizerStates
     """Masters are fp32; this is the format of both moments."""
     clip_grad_norm: Positive | None = None
@@ -106,6 +120,11 @@ class Decision(Sparing):
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
+        zeroth = (self.schedule == "zeroth-order", self.optimizer == "mezo", self.zeroth_order is not None)
+        if any(zeroth) and not all(zeroth):
+            raise ValueError("schedule zeroth-order, optimizer mezo and zeroth_order belong together")
+        if all(zeroth) and (self.delay_ratio or self.clip_grad_norm or self.saved):
+            raise ValueError("a zeroth-order step has no gradients: delay_ratio, clip_grad_norm and saved stay empty")
         for name, p in self.placement.items():
             alpha, states = (0.0, 0.0) if p.frozen else (self.delay_ratio, 1.0)
             rows = {
@@ -315,7 +334,7 @@ class Plan(Document):
             raise ValueError("decision.micro_batch_size was not profiled")
         for state in self.model.states:
             placement = self.decision.placement[state.state_class]
-            if placement.frozen != state.frozen:
+            if placement.frozen != (state.frozen or self.decision.optimizer == "mezo"):
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
         turning = self.model.trained_blocks

@@ -17,6 +17,8 @@ class Role(StrEnum):
 
     PARAMETERS = "parameters"
     """Where they live, or on the device for a layer's compute."""
+    PERTURBED_PARAMETERS = "perturbed parameters"
+    """A zeroth-order step's copies of a layer's parameters, at plus and at minus eps along a direction."""
     PARAMETERS_IN_TRANSIT = "parameters in transit"
     """On host, between ssd and the device, or between an update and where they live."""
     OPTIMIZER = "optimizer"
@@ -50,6 +52,7 @@ class RoleFacts:
 
 ROLES: dict[Role, RoleFacts] = {
     Role.PARAMETERS: RoleFacts("parameters"),
+    Role.PERTURBED_PARAMETERS: RoleFacts("perturbed parameters"),
     Role.PARAMETERS_IN_TRANSIT: RoleFacts("parameters in transit"),
     Role.OPTIMIZER: RoleFacts("optimizer states", durable=True),
     Role.OPTIMIZER_IN_TRANSIT: RoleFacts("optimizer states in transit"),

@@ -150,10 +150,15 @@ class Transfer(Op):
         return f"{self.kind} {title_of(self.content, self.state_name)}"
 
 
+Side = Literal["", "plus", "minus"]
+"""Of a zeroth-order step: which of the two losses along a direction something is for."""
+
+
 @operation
 class Forward(Op):
-    """One layer's forward of one micro-batch; in evaluation the head's, which yields the loss. By a `rung` it also
-    leaves in `saved` what its backward then need not recompute."""
+    """One layer's forward of one micro-batch; in evaluation and in a zeroth-order step the head's, which yields the
+    loss. By a `rung` it also leaves in `saved` what its backward then need not recompute. In a zeroth-order step its
+    weights are those on one side of one direction."""
 
     layer: int
     layer_class: str
@@ -163,6 +168,8 @@ class Forward(Op):
     out: Region | None
     rung: str = ""
     saved: Region | None = None
+    direction: int = 0
+    side: Side = ""
 
     @property
     def resource(self) -> Resource:
@@ -217,6 +224,37 @@ class Backward(Op):
 
 
 @operation
+class Perturb(Op):
+    """The zeroth-order pass over a state's parameters where compute finds them (MeZO; ZO-Offloading section 2.3): with
+    `updates` the updates that are pending, in place, then the copies at plus and at minus eps along a direction, as far
+    as they are wanted."""
+
+    state: int
+    state_name: str
+    direction: int
+    updates: bool
+    parameters: Region
+    plus: Region | None
+    minus: Region | None
+
+    @property
+    def resource(self) -> Resource:
+        return "compute"
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.parameters,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        copies = tuple(region for region in (self.plus, self.minus) if region)
+        return ((self.parameters,) if self.updates else ()) + copies
+
+    def __str__(self) -> str:
+        return f"{'perturb' if self.plus or self.minus else 'update'} {self.state_name}, direction {self.direction}"
+
+
+@operation
 class Update(Op):
     """The fused optimizer on elements [start, stop) of a state.
 
@@ -262,7 +300,8 @@ class Update(Op):
 class Home:
     """Where elements [start, stop) of a state live between uses: the unit of an update, of loading and of export.
 
-    One of a frozen state has parameters only, which no operation writes.
+    One of a frozen state has parameters only, which no operation writes; one of a zeroth-order plan has parameters
+    only, which are updated where they are used.
     """
 
     state: int
@@ -270,13 +309,14 @@ class Home:
     stop: int
     delayed: bool
     optimizer: Region | None
-    """Master, first moment, second moment, as `parts` says where. None: frozen."""
+    """Master, first moment, second moment, as `parts` says where. None: frozen, or trained without."""
     parameters: Region
     """On host, on ssd, or on the device, where the whole state lies side by side."""
     gradient: Region | None
     """Where a delayed gradient waits for the next step; None for the prompt part."""
     optimizer_states: OptimizerStates
     """The format of what `optimizer` holds."""
+    trained: bool = True
 
     @property
     def elements(self) -> int:

@@ -17,7 +17,7 @@ def verify(schedule: Schedule, budgets: dict[Tier, int] | None = None) -> None:
     waits; every op reads bytes that were last written as the buffer it names; nothing writes, or has an update of, what
     is frozen.
     """
-    frozen = {home.parameters.buffer for home in schedule.homes if home.optimizer is None}
+    frozen = {home.parameters.buffer for home in schedule.homes if not home.trained}
     trained = {(home.state, home.start, home.stop) for home in schedule.homes if home.optimizer is not None}
     for buffer in schedule.buffers:
         end = buffer.offset + buffer.nbytes

@@ -15,8 +15,13 @@ from .homes import Buffers, make_homes
 from .horizontal import HORIZONTAL
 from .order import Order
 from .vertical import VERTICAL
+from .zeroth_order import ZEROTH_ORDER
 
-ORDERS: dict[ScheduleName, Order] = {"vertical": VERTICAL, "horizontal": HORIZONTAL}
+ORDERS: dict[ScheduleName, Order] = {
+    "vertical": VERTICAL,
+    "horizontal": HORIZONTAL,
+    "zeroth-order": ZEROTH_ORDER,
+}
 """Every order of operations, by the name that a plan has for it."""
 
 _STEPS: dict[GraphName, tuple[When, ...]] = {
@@ -37,16 +42,21 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
     evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
     order.train(training)
     order.evaluate(evaluation)
-    placed, arenas = assign(buffers.all, [training.ops, evaluation.ops])
+    programs: dict[GraphName, Emission] = {"first": training, "steady": training, "evaluate": evaluation}
+    programs["flush"] = training
+    if order.flush:
+        programs["flush"] = Emission(model, decision, homes, buffers, prefix="flush/")
+        order.flush(programs["flush"])
+    distinct = {id(program): program for program in programs.values()}
+    placed, arenas = assign(buffers.all, [program.ops for program in distinct.values()])
 
     def emitted(name: GraphName) -> list[Op]:
-        program = evaluation if name == "evaluate" else training
-        wanted = _STEPS[name]
+        program = programs[name]
+        wanted = (When.ALWAYS,) if name == "flush" and order.flush else _STEPS[name]
         return [op for op, when in zip(program.ops, program.whens, strict=True) if when in wanted]
 
     @no_collection()
     def make_graph(name: GraphName) -> Graph:
-        program = evaluation if name == "evaluate" else training
-        return Graph(name, with_waits(emitted(name), placed), program.stages)
+        return Graph(name, with_waits(emitted(name), placed), programs[name].stages)
 
     return Schedule(placed, arenas, homes, make_graph, emitted)

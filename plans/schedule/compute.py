@@ -1,6 +1,6 @@
 """Compute: the two verbs that run a layer for one micro-batch on what the other verbs have brought to the device."""
 
-from ..graph.ops import Backward, Forward, Region
+from ..graph.ops import Backward, Forward, Region, Side
 from .emission import NOWHERE, Emission
 from .parameters import Parameters
 from .updates import Updates
@@ -9,7 +9,8 @@ from .updates import Updates
 class Compute:
     """Forward and backward ops of a schedule."""
 
-    def __init__(self, emission: Emission, parameters: Parameters, updates: Updates) -> None:
+    def __init__(self, emission: Emission, parameters: Parameters, updates: Updates | None) -> None:
+        """`updates`: of orders that run backward."""
         self._emission, self._parameters, self._updates = emission, parameters, updates
 
     def forward(
@@ -21,8 +22,13 @@ class Compute:
         out: Region | None,
         rung: str = "",
         saved: Region | None = None,
+        *,
+        weights: tuple[Region, ...] | None = None,
+        direction: int = 0,
+        side: Side = "",
     ) -> None:
-        """The head's, in evaluation, has no `out`; the embedding's has no `hidden`. What `rung` keeps is in `saved`."""
+        """The head's, in evaluation, has no `out`; the embedding's has no `hidden`. What `rung` keeps is in `saved`.
+        `weights`: where they are not those of the model itself, but on a `side` of a `direction`."""
         emission = self._emission
         emission.emit(
             Forward(
@@ -32,11 +38,13 @@ class Compute:
                 layer=layer,
                 layer_class=emission.model.layers[layer].layer_class,
                 micro_batch=micro_batch,
-                weights=self._parameters.weights(stage, layer),
+                weights=self._parameters.weights(stage, layer) if weights is None else weights,
                 hidden=hidden,
                 out=out,
                 rung=rung,
                 saved=saved,
+                direction=direction,
+                side=side,
             )
         )
 
@@ -57,6 +65,7 @@ class Compute:
         gradient it begins the sum, unless a layer above, which shares the state, has begun it. What the forward kept
         by `rung` lies in `saved`."""
         emission = self._emission
+        assert self._updates is not None
         states = emission.model.trained(layer)
         gradients = tuple(self._updates.gradient(stage, state) for state in states)
         emission.emit(

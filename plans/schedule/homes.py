@@ -96,6 +96,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
         delayed = 0.0 if state.frozen else decision.delay_ratio
+        optimized = not state.frozen and decision.optimizer != "mezo"
         delayed_start = _share((1.0 - delayed, delayed), state.elements)
         p = decision.placement[state.state_class]
         lengths = (delayed_start, state.elements - delayed_start)
@@ -127,7 +128,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             (Role.OPTIMIZER, optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
             (Role.PARAMETERS, parameter_bytes, in_parameters),
         ]
-        if state.frozen:
+        if not optimized:
             del sides[0]
         regions = {role: _lay(pieces, state.name, role, size, tiers, buffers) for role, size, tiers in sides}
         waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
@@ -141,7 +142,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         )
         for number, (piece, home_parameters) in enumerate(zip(pieces, regions[Role.PARAMETERS], strict=True)):
             start, stop = piece
-            home_optimizer = None if state.frozen else regions[Role.OPTIMIZER][number]
+            home_optimizer = regions[Role.OPTIMIZER][number] if optimized else None
             late = start >= delayed_start
             homes.append(
                 Home(
@@ -153,6 +154,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
                     parameters=home_parameters,
                     gradient=gradients.get(piece),
                     optimizer_states=decision.optimizer_states,
+                    trained=not state.frozen,
                 )
             )
     return tuple(homes)

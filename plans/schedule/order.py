@@ -1,7 +1,7 @@
 """Order: one order of a step's operations, as a value.
 
-Owns the type. `vertical.py` and `horizontal.py` make one value each; `build.py` has the table of them by name. What an
-order moves, the planner states as linear forms, in a table of its own with the same names.
+Owns the type. `vertical.py`, `horizontal.py` and `zeroth_order.py` make one value each; `build.py` has the table of
+them by name. What an order moves, the planner states as linear forms, in a table of its own with the same names.
 """
 
 from dataclasses import dataclass
@@ -24,3 +24,5 @@ class Order:
     """A step: forwards, backwards and updates, those of the step before included."""
     evaluate: Emit
     """The forwards of all layers, the head's loss included."""
+    flush: Emit | None = None
+    """The updates that wait when a step has ended, where they are no operations of `train`."""

@@ -4,7 +4,7 @@ Owns where parameters lie on their way, and that those which stay on the device 
 are asked for stage by stage, and what is there already costs nothing. Where memory is unified the way ends on host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..documents.state_layout import GRAIN
 from ..graph.contents import Content, Role
@@ -94,6 +94,17 @@ class Parameters:
         """Where a home whose parameters live on ssd lies on host on its way to the stage."""
         span = next(span for span in self._spans[home.state] if span.start <= home.start and home.stop <= span.stop)
         return cut(self._in_transit(stage, home.state, span), self._bytes(span, home.start, home.stop))
+
+    def ways_back(self, stage: int, state: int, weights: Region) -> Iterator[tuple[Region, Region, Region | None]]:
+        """For parameters that were changed at `weights` in a stage: (there, where they live, where they lie on host on
+        their way, if they pass it). Nothing for those that were changed where they live."""
+        emission = self._emission
+        for span in self._spans[state]:
+            source = cut(weights, (span.start * emission.parameter_bytes, span.stop * emission.parameter_bytes))
+            if span.tier == "host" and not emission.unified:
+                yield source, span.region, None
+            elif span.tier == "ssd":
+                yield source, span.region, None if emission.unified else self._in_transit(stage, state, span)
 
     def _brought_for(self, stage: int, state: int) -> int:
         """The stage that a state is moved to the device for: this one, or an earlier one since which it is there."""

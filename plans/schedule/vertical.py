@@ -51,7 +51,7 @@ class _Vertical:
         self.stages = len(layer_of)
         self.head = len(emission.model.layers) - 1
         self.n = emission.decision.micro_batches
-        self.parameters = Parameters(emission, pieces=_transfers)
+        self.parameters = Parameters(emission, pieces=transfers)
         self.activations = Activations(emission, kept=self.n, checkpoints=forwards < self.stages)
         self.saved = SavedActivations(emission, kept=self.n, training=forwards < self.stages)
         self.updates = Updates(emission, self.parameters)
@@ -74,7 +74,7 @@ class _Vertical:
             self.updates.finish_delayed(use)
         self._upload(0, range(self.n))
         updates: list[Piece] = []
-        leave: Piece = _nothing
+        leave: Piece = nothing
         computes = self._computes()
         for number, (stage, position) in enumerate(computes):
             self.emission.stage = stage
@@ -101,7 +101,7 @@ class _Vertical:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(self.n))
-        leave: Piece = _nothing
+        leave: Piece = nothing
         computes = self._computes()
         for number, (stage, position) in enumerate(computes):
             self.emission.stage = stage
@@ -219,7 +219,7 @@ class _Vertical:
         checkpoint."""
         checkpoint = self.activations.is_kept(stage + 1)
         if stage == self.head or (not checkpoint and position == self.n - 1):
-            return _nothing
+            return nothing
         micro_batch = self._micro_batch(stage, position)
         source = self.out[stage, micro_batch]
         if position < self.n - 1:
@@ -236,7 +236,7 @@ class _Vertical:
     def _keep_in_gradient(self, stage: int, position: int) -> Piece:
         """Moves the gradient of a layer's input to host, unless it is the boundary's."""
         if stage + 1 == self.stages or position == self.n - 1:
-            return _nothing
+            return nothing
         micro_batch = self._micro_batch(stage, position)
         source = self.passed.pop((stage, micro_batch))
         target = self.activations.passing_gradient(stage, micro_batch)
@@ -260,7 +260,7 @@ class _Vertical:
             else:
                 gradient, target = self.updates.gradient(stage, state), self._partial_gradient(state)
                 move, content = self.emission.move_state, Content.GRADIENT
-                for part in _transfers(gradient.nbytes):
+                for part in transfers(gradient.nbytes):
                     yield partial(move, "d2h", cut(gradient, part), cut(target, part), content, state)
 
     def _partial_gradient(self, state: int) -> Region:
@@ -278,14 +278,14 @@ class _Vertical:
             if self.emission.model.uses(state)[-1] != 0:
                 source, target = self._partial_gradient(state), self.updates.gradient(stage, state)
                 move, content = self.emission.move_state, Content.GRADIENT
-                for part in _transfers(source.nbytes):
+                for part in transfers(source.nbytes):
                     move("h2d", cut(source, part), cut(target, part), content, state)
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """What a compute op leaves when the next one takes it from the device."""
 
 
-def _transfers(nbytes: int) -> list[tuple[int, int]]:
+def transfers(nbytes: int) -> list[tuple[int, int]]:
     """The ranges in which so many bytes of parameters, or of a gradient, are moved."""
     return parts(nbytes, max(READ_BYTES, -(-nbytes // (READ_PIECES * PAGE)) * PAGE))

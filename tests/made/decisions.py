@@ -1,9 +1,8 @@
 """Decisions with any fractions, for tests of the schedule."""
 
 from collections.abc import Sequence
-from typing import Literal
 
-from ssdplan.plans.documents.plan import Decision, Placement, Saved
+from ssdplan.plans.documents.plan import Decision, Placement, Saved, ScheduleName, ZerothOrder
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
 
@@ -22,17 +21,19 @@ def decide(
     lookahead: int = 2,
     on_device: float = 0.0,
     across_turn: float = 0.0,
-    schedule: Literal["vertical", "horizontal"] = "vertical",
+    schedule: ScheduleName = "vertical",
     optimizer_states: OptimizerStates = "fp32",
     clip_grad_norm: float | None = None,
     unified: bool = False,
     saved: Sequence[Saved] = (),
+    zeroth_order: ZerothOrder | None = None,
 ) -> Decision:
     """The same fractions on host for every class, prompt and delayed part alike; of frozen ones, of parameters alone.
 
     `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
     states, those kept there from forward to backward. `unified`: compute works on host memory, where parameters are
     whole or not at all: `parameters` is for separate memory only. `saved`: of the activations of all blocks.
+    `zeroth_order`: a schedule without gradients.
     """
     assert not (unified and parameters)
     prompt = 1.0 - alpha
@@ -61,9 +62,12 @@ def decide(
             "parameters_device": on_device,
         }
     )
+    if zeroth_order:
+        schedule, placement = "zeroth-order", frozen
     return Decision(
         schedule=schedule,
-        optimizer="adamw",
+        optimizer="mezo" if zeroth_order else "adamw",
+        zeroth_order=zeroth_order,
         optimizer_states=optimizer_states,
         clip_grad_norm=clip_grad_norm,
         precision=model.precision,

@@ -1,0 +1,220 @@
+"""The zeroth-order schedule: emits two forwards a direction, all micro-batches of a layer before the next layer.
+
+Owns the order of operations of ZO-Offloading (sections 2.2 and 2.3): a layer's parameters are read two stages ahead and
+uploaded one stage ahead; when they are there, the updates that are pending are made and both perturbed copies, in one
+pass; behind the first pass they go back to where they live. So each block crosses the link once each way a step. A
+step's own result, a number for each direction, is known at its end, and is pending then: the next step applies it, or
+the flush. Stages are numbered from 0, one for each layer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from ..graph.contents import Content, Role
+from ..graph.ops import Perturb, Region, Resource, Side
+from .activations import Activations
+from .compute import Compute
+from .emission import NOWHERE, Emission, cut
+from .order import Order
+from .parameters import Parameters
+from .updates import Piece
+from .vertical import VERTICAL, nothing, transfers
+
+SIDES: tuple[Side, ...] = ("plus", "minus")
+
+
+def _train(emission: Emission) -> None:
+    _ZerothOrder(emission).train()
+
+
+def _flush(emission: Emission) -> None:
+    _ZerothOrder(emission).flush()
+
+
+ZEROTH_ORDER = Order(train=_train, evaluate=VERTICAL.evaluate, flush=_flush)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One of the forwards of a layer: which direction, side and micro-batch, and its number among all."""
+
+    number: int
+    direction: int
+    side: Side
+    micro_batch: int
+
+
+class _ZerothOrder:
+    """One pass through the layers."""
+
+    def __init__(self, emission: Emission) -> None:
+        decision = emission.decision
+        assert decision.zeroth_order is not None
+        self.emission, self.zeroth_order = emission, decision.zeroth_order
+        self.layers = len(emission.model.layers)
+        self.n = decision.micro_batches
+        sides = [(direction, side) for direction in range(self.zeroth_order.directions) for side in SIDES]
+        made = [(direction, side, micro_batch) for direction, side in sides for micro_batch in range(self.n)]
+        self.passes = [_Pass(number, *each) for number, each in enumerate(made)]
+        self.parameters = Parameters(emission, pieces=transfers)
+        self.activations = Activations(emission, kept=len(self.passes), checkpoints=False)
+        self.compute = Compute(emission, self.parameters, None)
+        self.out: dict[tuple[int, int], Region] = {}
+        """(stage, number of a pass) -> a forward's output, on device."""
+        self.inputs: dict[tuple[int, int], Region] = {}
+        self.perturbed: set[tuple[int, int, Side]] = set()
+        """(stage, direction, side) whose copies are there."""
+
+    def train(self) -> None:
+        for stage in (0, 1):
+            self._fetch(stage)
+        self._upload(0, range(1), 1)
+        leave: Piece = nothing
+        steps = [(stage, position) for stage in range(self.layers) for position in range(len(self.passes))]
+        for number, (stage, position) in enumerate(steps):
+            self.emission.stage = stage
+            if position == 0:
+                self._fetch(stage + 2)
+            self._upload(stage + 1, range(position, position + 1), len(self.passes))
+            if number + 1 < len(steps):
+                self._load_input(*steps[number + 1])
+            self._perturb(stage, self._pass(stage, position))
+            leave = self._forward(stage, position, leave)
+        leave()
+
+    def flush(self) -> None:
+        """Each trained state once, at its first use."""
+        for stage in (0, 1):
+            self._fetch(stage)
+        self._upload(0, range(1), 1)
+        for stage in range(self.layers):
+            self.emission.stage = stage
+            self._fetch(stage + 2)
+            self._upload(stage + 1, range(1), 1)
+            for state, weights in self._updated(stage):
+                self._emit(state, weights, 0, None, None, updates=True)
+                self._send_back(stage, state, weights)
+
+    def _pass(self, stage: int, position: int) -> _Pass:
+        """Opposite orders from stage to stage, so that the pass at the boundary stays on the device."""
+        return self.passes[position if stage % 2 == 0 else len(self.passes) - 1 - position]
+
+    def _fetch(self, stage: int) -> None:
+        if stage < self.layers:
+            self.parameters.fetch(stage, stage, first_use=False)
+
+    def _upload(self, stage: int, pieces: range, of: int) -> None:
+        if stage < self.layers:
+            self.parameters.upload(stage, stage, pieces, of)
+
+    # Parameters: updated, perturbed, sent back.
+
+    def _updated(self, stage: int) -> Iterator[tuple[int, Region]]:
+        """The states that are updated in a stage, those of which it is the first use, and where they lie."""
+        model = self.emission.model
+        for state, weights in zip(model.layers[stage].states, self.parameters.weights(stage, stage), strict=True):
+            if not model.states[state].frozen and model.uses(state)[0] == stage:
+                yield state, weights
+
+    def _perturb(self, stage: int, now: _Pass) -> None:
+        """Make the copies that the pass takes, unless they are there; the first time with the pending updates."""
+        if (stage, now.direction, now.side) in self.perturbed:
+            return
+        first = not any(done == stage for done, _, _ in self.perturbed)
+        sides = (now.side,) if self.zeroth_order.in_turns else SIDES
+        self.perturbed |= {(stage, now.direction, side) for side in sides}
+        model = self.emission.model
+        updated = dict(self._updated(stage))
+        for state, weights in zip(model.layers[stage].states, self.parameters.weights(stage, stage), strict=True):
+            if model.states[state].frozen:
+                continue
+            plus, minus = (self._copy(stage, state, now.direction, side) if side in sides else None for side in SIDES)
+            self._emit(state, weights, now.direction, plus, minus, updates=first and state in updated)
+        if first:
+            for state, weights in updated.items():
+                self._send_back(stage, state, weights)
+
+    def _emit(
+        self, state: int, weights: Region, direction: int, plus: Region | None, minus: Region | None, *, updates: bool
+    ) -> None:
+        emission = self.emission
+        emission.emit(
+            Perturb(
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                state=state,
+                state_name=emission.name(state),
+                direction=direction,
+                updates=updates,
+                parameters=weights,
+                plus=plus,
+                minus=minus,
+            )
+        )
+
+    def _copy(self, stage: int, state: int, direction: int, side: Side) -> Region:
+        emission = self.emission
+        nbytes = emission.model.states[state].elements * emission.parameter_bytes
+        name, pool = f"{side}/{stage}/{state}/{direction}", f"perturbed/{nbytes}"
+        buffer = emission.passing(name, emission.device, nbytes, Role.PERTURBED_PARAMETERS, pool)
+        return Region(buffer, 0, nbytes)
+
+    def _weights(self, stage: int, now: _Pass) -> tuple[Region, ...]:
+        """What a pass computes with: its side's copies, and frozen states as they are."""
+        model = self.emission.model
+        return tuple(
+            weights if model.states[state].frozen else self._copy(stage, state, now.direction, now.side)
+            for state, weights in zip(model.layers[stage].states, self.parameters.weights(stage, stage), strict=True)
+        )
+
+    def _send_back(self, stage: int, state: int, weights: Region) -> None:
+        """Move updated parameters to where they live, as far as they were not updated there."""
+        for source, target, on_host in self.parameters.ways_back(stage, state, weights):
+            for part in transfers(source.nbytes):
+                if on_host is None:
+                    kind: Resource = "write" if self.emission.tier(target) == "ssd" else "d2h"
+                    self._move(kind, cut(source, part), cut(target, part), state)
+                else:
+                    self._move("d2h", cut(source, part), cut(on_host, part), state)
+                    self._move("write", cut(on_host, part), cut(target, part), state)
+
+    def _move(self, kind: Resource, source: Region, target: Region, state: int) -> None:
+        self.emission.move_state(kind, source, target, Content.PARAMETERS, state)
+
+    # Forwards, and the hidden states that pass between layers.
+
+    def _load_input(self, stage: int, position: int) -> None:
+        number = self._pass(stage, position).number
+        if stage == 0:
+            return
+        if position > 0:
+            source, content = self.activations.passing(stage - 1, number, stage), Content.HIDDEN_STATE
+            self.inputs[stage, number] = self.activations.bring(source, content, stage, stage, number)
+        elif (stage - 1, number) in self.out:
+            self.inputs[stage, number] = self.out.pop((stage - 1, number))
+
+    def _forward(self, stage: int, position: int, leave: Piece) -> Piece:
+        """One forward, then `leave`: what the one before it has made goes to host. Returns the same of this one."""
+        now = self._pass(stage, position)
+        hidden = self.inputs.pop((stage, now.number), None) or self.out.pop((stage - 1, now.number), None)
+        head = stage == self.layers - 1
+        out = None if head else self.activations.output(stage, now.number, stage + 1)
+        if out:
+            self.out[stage, now.number] = out
+        self.compute.forward(
+            stage,
+            stage,
+            now.micro_batch,
+            hidden,
+            out,
+            weights=self._weights(stage, now),
+            direction=now.direction,
+            side=now.side,
+        )
+        leave()
+        if out is None or position == len(self.passes) - 1:
+            return nothing
+        del self.out[stage, now.number]
+        return partial(self.activations.keep, out, stage, now.number, stage + 1)

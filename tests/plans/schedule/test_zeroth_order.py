@@ -1,0 +1,133 @@
+"""The zeroth-order schedule: verified by the checker that shares no code with it, and counted by hand."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdplan.plans.documents.plan import Decision, ZerothOrder
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.graph.contents import Role
+from ssdplan.plans.graph.ops import Forward, Perturb, Schedule, Transfer
+from ssdplan.plans.graph.verify import verify
+from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
+from tests.made.profiles import made_model
+
+fractions = st.sampled_from([0.0, 0.3, 1.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    blocks=st.integers(1, 5),
+    tied=st.booleans(),
+    micro_batches=st.integers(1, 4),
+    directions=st.integers(1, 3),
+    in_turns=st.booleans(),
+    unified=st.booleans(),
+    parameters=fractions,
+    on_device=fractions,
+)
+def test_every_schedule_verifies(blocks, tied, micro_batches, directions, in_turns, unified, parameters, on_device):
+    model = made_model(blocks=blocks, tied=tied)
+    zeroth = ZerothOrder(directions=directions, in_turns=in_turns)
+    decision = decide(
+        model,
+        micro_batches=micro_batches,
+        zeroth_order=zeroth,
+        unified=unified,
+        parameters=0.0 if unified else parameters,
+        on_device=on_device,
+    )
+    made = build_schedule(model, decision)
+    verify(made)
+    assert_forwards_are_twice_each_direction(made, decision)
+    assert_each_state_is_updated_once(made)
+    assert_each_block_crosses_once_each_way(made, model, decision)
+
+
+def assert_forwards_are_twice_each_direction(made: Schedule, decision: Decision) -> None:
+    """Each layer, micro-batch, direction and side once; both sides read other weights; a layer's before the next's."""
+    assert decision.zeroth_order is not None
+    forwards = [op for op in made.steady.ops if isinstance(op, Forward)]
+    seen = Counter((op.layer, op.micro_batch, op.direction, op.side) for op in forwards)
+    layers = {op.layer for op in forwards}
+    assert seen == Counter(
+        (layer, micro_batch, direction, side)
+        for layer in layers
+        for micro_batch in range(decision.micro_batches)
+        for direction in range(decision.zeroth_order.directions)
+        for side in ("plus", "minus")
+    )
+    assert [op.layer for op in forwards] == sorted(op.layer for op in forwards)
+    copies = {
+        region.buffer
+        for op in forwards
+        for region in op.weights
+        if made.buffers[region.buffer].role is Role.PERTURBED_PARAMETERS
+    }
+    written = {
+        region.buffer for op in made.steady.ops if isinstance(op, Perturb) for region in (op.plus, op.minus) if region
+    }
+    assert copies == written
+    assert [op for op in made.first.ops if isinstance(op, Forward)] and made.traffic("first") == made.traffic("steady")
+
+
+def assert_each_state_is_updated_once(made: Schedule) -> None:
+    """In a step, and in the flush, which makes no copy."""
+    states = {home.state for home in made.homes}
+    for graph in (made.steady, made.flush):
+        assert Counter(op.state for op in graph.ops if isinstance(op, Perturb) and op.updates) == Counter(states)
+    assert all(op.plus is None and op.minus is None for op in made.flush.ops if isinstance(op, Perturb))
+    assert not any(isinstance(op, Perturb) for op in made.evaluate.ops)
+
+
+def assert_each_block_crosses_once_each_way(made: Schedule, model: Model, decision: Decision) -> None:
+    """However many micro-batches and directions there are; a state that two layers share comes in for each."""
+    moved: Counter[tuple[int, str]] = Counter()
+    for op in made.steady.ops:
+        if isinstance(op, Transfer) and op.state is not None:
+            moved[op.state, op.kind] += op.nbytes
+    for state in range(len(model.states)):
+        sizes: Counter[str] = Counter()
+        for home in made.homes:
+            if home.state == state:
+                sizes[made.buffers[home.parameters.buffer].tier] += home.parameters.nbytes
+        uses = len(model.uses(state))
+        assert moved[state, "read"] == uses * sizes["ssd"] and moved[state, "write"] == sizes["ssd"]
+        if not decision.unified_memory:
+            assert moved[state, "h2d"] == uses * (sizes["ssd"] + sizes["host"])
+            assert moved[state, "d2h"] == sizes["ssd"] + sizes["host"]
+
+
+def test_copies_that_take_turns_need_one_place() -> None:
+    """Of the largest layer: both at once, or one."""
+    model = made_model(blocks=4)
+    peaks = {}
+    for in_turns in (False, True):
+        decision = decide(model, micro_batches=2, unified=True, zeroth_order=ZerothOrder(in_turns=in_turns))
+        made = build_schedule(model, decision)
+        places = {(buffer.offset, buffer.nbytes) for buffer in made.buffers if buffer.role is Role.PERTURBED_PARAMETERS}
+        peaks[in_turns] = sum(nbytes for _, nbytes in places)
+    assert peaks[True] < 0.75 * peaks[False]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 8])
+def test_memory_for_parameters_does_not_depend_on_the_micro_batches(micro_batches: int) -> None:
+    model = made_model(blocks=6)
+    made = build_schedule(model, decide(model, micro_batches=micro_batches, zeroth_order=ZerothOrder(), unified=False))
+    few = build_schedule(model, decide(model, micro_batches=1, zeroth_order=ZerothOrder(), unified=False))
+    for role in (Role.PARAMETERS, Role.PERTURBED_PARAMETERS, Role.PARAMETERS_IN_TRANSIT):
+        one, other = ({(b.tier, b.offset) for b in schedule.buffers if b.role is role} for schedule in (made, few))
+        assert len(one) <= len(other) + 2
+
+
+def test_what_belongs_together_is_refused_apart() -> None:
+    model = made_model()
+    good = decide(model, zeroth_order=ZerothOrder()).model_dump()
+    for change in ({"optimizer": "adamw"}, {"zeroth_order": None}, {"schedule": "vertical"}):
+        with pytest.raises(ValueError, match="belong together"):
+            Decision.model_validate(good | change)
+    with pytest.raises(ValueError, match="no gradients"):
+        Decision.model_validate(good | {"clip_grad_norm": 1.0})
