@@ -306,7 +306,19 @@ def _session(
         runner: Runner = (
             SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, in_flight=IN_FLIGHT)
         )
-        session = Session(schedule, memory, store, records, layers, operations, states, runner, device, actions)
+        session = Session(
+            schedule,
+            memory,
+            store,
+            records,
+            layers,
+            operations,
+            states,
+            runner,
+            device,
+            actions,
+            threads=plan.machine.update_threads,
+        )
         patience = Patience.of(plan, recipe.stall_after_seconds, recipe.stall_abort_seconds)
         try:
             with Watchdog(patience, runner.standing, Words(plan, schedule, store), watch.note, runner.abandon):

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError, first_line, says_no_memory
+from ssdplan.plans.graph.ops import Side
 
 from ..device.device import generators
 from .accumulation import adder, take_from_leaf
@@ -31,6 +33,10 @@ from .inspection.standins import LayerCall, split_call, stand_ins
 from .model import StreamedModel
 from .saved import Keeping, SavedBlocks, TracedCall, traced_call
 from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
+
+Along = tuple[int, Side]
+"""A direction and a side of a zeroth-order step, or `HERE`: the model as it is."""
+HERE: Along = (0, "")
 
 
 class _StopForwardError(Exception):
@@ -78,7 +84,7 @@ class Layers:
     def _forget(self) -> None:
         self._micro_batches: list[MicroBatch] = []
         self._calls: dict[int, tuple[LayerCall, ...]] = {}
-        self._losses: dict[int, torch.Tensor] = {}
+        self._losses: dict[tuple[int, Along], torch.Tensor] = {}
         self._shared: dict[tuple[int, ...], tuple[LayerCall, ...]] = {}
         self.saved_blocks.begin_step()
 
@@ -152,12 +158,19 @@ class Layers:
 
     def end_step(self) -> float:
         """The mean loss over the step's valid tokens, summed in micro-batch order in float64; forgets the step."""
-        missing = [i for i in range(len(self._micro_batches)) if i not in self._losses]
+        [(_, loss)] = self.end_zeroth_order_step()
+        return loss
+
+    def end_zeroth_order_step(self) -> list[tuple[Along, float]]:
+        """The mean loss for each direction and side, in order, as `end_step`; forgets the step."""
+        every = sorted({along for _, along in self._losses}) or [HERE]
+        numbers = range(len(self._micro_batches))
+        missing = [(number, *along) for along in every for number in numbers if (number, along) not in self._losses]
         assert not missing, f"the head has not run for micro-batches {missing}"
-        loss = sum(float(self._losses[i]) for i in range(len(self._micro_batches)))
+        found = [(along, sum(float(self._losses[number, along]) for number in numbers)) for along in every]
         self._forget()
         process.keep_large(False)
-        return loss
+        return found
 
     @property
     def step(self) -> int:
@@ -170,7 +183,7 @@ class Layers:
         """
         if found := self._finiteness.first("forward"):
             return f"the output of {self._model.layers[found[0]].name} for micro-batch {found[1]}"
-        for micro_batch, loss in sorted(self._losses.items()):
+        for (micro_batch, _), loss in sorted(self._losses.items(), key=itemgetter(0)):
             if not loss.isfinite():
                 return f"the loss of micro-batch {micro_batch}"
         if (found := self._finiteness.first("backward")) and found[0] >= above:
@@ -252,7 +265,7 @@ class Layers:
                 result.backward(self._view(out_gradient, micro_batch))
             elif layer == self._last:
                 assert hidden is not None and out_gradient is None
-                self._losses[micro_batch] = self._head.backward(
+                self._losses[micro_batch, HERE] = self._head.backward(
                     self._micro_batches[micro_batch],
                     parameters,
                     hidden,
@@ -291,12 +304,14 @@ class Layers:
         """Whether the pair's forward has left in its place what its rung keeps."""
         return self.saved_blocks.kept((layer, micro_batch))
 
-    def loss(self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor) -> None:
-        """The head's forward alone: keeps the micro-batch's loss for end_step, computes no gradient."""
+    def loss(
+        self, micro_batch: int, weights: Sequence[torch.Tensor], hidden: torch.Tensor, along: Along = HERE
+    ) -> None:
+        """The head's forward alone: keeps the micro-batch's loss for the step's end, computes no gradient."""
         with torch.no_grad():
             parameters = self._parameters(self._last, weights, training=False)
             self._begin(self._last, micro_batch)
-            self._losses[micro_batch] = self._head.loss(
+            self._losses[micro_batch, along] = self._head.loss(
                 self._micro_batches[micro_batch], parameters, hidden, normaliser=self._normaliser
             )
 

@@ -15,14 +15,15 @@ from ssdplan.native import process
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import NumericalError
-from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update
+from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Transfer, Update
 
 from ..device.device import Device
 from ..memory.arenas import Memory
 from ..model.layers import Layers
 from ..model.model import StreamedModel
 from ..optimizer.adamw import AdamW, RangeUpdate
-from ..optimizer.weight_decay import Span, spared_spans, windows
+from ..optimizer.weight_decay import Span, spared_parameters, spared_spans, windows
+from ..optimizer.zeroth_order import Pass
 from ..store import Store
 from .runner import Action
 
@@ -88,6 +89,9 @@ class Operations:
         self._threads = machine.update_threads
         self._model, self._dtype = model, model.dtype
         self._spared: tuple[tuple[Span, ...], ...] = ((),) * len(model.states) if decay_all else spared_spans(model)
+        self._lasting = frozenset[str]() if decay_all else spared_parameters(model.module)
+        """The names of the tensors that do not decay."""
+        self._pass: Pass | None = None
         self._clip_grad_norm = clip_grad_norm
         self._prompt: _Settings | None = None
         self._pending: _Settings | None = None
@@ -112,6 +116,10 @@ class Operations:
         self._scaled = loss_scale is not None
         self._squares = []
         self._overflow = ""
+
+    def begin_zeroth_order(self, perturbs: Pass) -> None:
+        """What the passes over parameters do from here on, in a step or in a flush."""
+        self._pass = perturbs
 
     def finish(self) -> None:
         """From here on delayed updates are those of the step that has just ended, its gradients clipped."""
@@ -170,6 +178,8 @@ class Operations:
                 return self._bind_forward(op)
             case Backward():
                 return self._bind_backward(op)
+            case Perturb():
+                return self._bind_perturb(op)
             case Update():
                 return self._bind_update(op)
             case _:
@@ -248,13 +258,25 @@ class Operations:
                 "--precision fp32"
             )
 
+    def _bind_perturb(self, op: Perturb) -> Action:
+        assert self._device.kind == "cpu", "only the emulated device perturbs parameters"
+        parameters = self._memory.view(op.parameters, self._dtype)
+        return partial(self._perturb, op, parameters, self._optional(op.plus), self._optional(op.minus))
+
+    def _perturb(
+        self, op: Perturb, parameters: torch.Tensor, plus: torch.Tensor | None, minus: torch.Tensor | None
+    ) -> None:
+        assert self._pass is not None, "a pass before the first step"
+        state = self._model.states[op.state]
+        self._pass(state, self._lasting, parameters, plus, minus, direction=op.direction, updates=op.updates)
+
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]
         hidden = self._optional(op.hidden)
         out = self._optional(op.out)
         if out is None:
             assert hidden is not None
-            work = partial(self._layers.loss, op.micro_batch, weights, hidden)
+            work = partial(self._layers.loss, op.micro_batch, weights, hidden, (op.direction, op.side))
         else:
             saved = None if op.saved is None else self._memory.view(op.saved)
             work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out, op.rung, saved)

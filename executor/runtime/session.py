@@ -25,6 +25,7 @@ from ..metrics.metrics import SnapshotCost
 from ..model.layers import Layers, MicroBatch
 from ..optimizer.adamw import AdamW
 from ..optimizer.loss_scale import LossScale
+from ..optimizer.zeroth_order import MeZO, Move, Pass
 from ..store import Store
 from .operations import Operations
 from .runner import Action, Runner
@@ -45,6 +46,12 @@ class Session:
     device: Device
     actions: dict[str, list[Action]]
     pending: bool = False
+    moves: tuple[Move, ...] = ()
+    """The updates of a zeroth-order plan that are pending."""
+    optimizer: MeZO | None = None
+    """Whose they are."""
+    threads: int = 1
+    """That update parameters."""
 
     def run(self, graph: Graph) -> Timeline:
         return self.runner.run(graph, self.actions[graph.name])
@@ -62,8 +69,28 @@ class Session:
         self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
         return self.layers.end_step(), tokens, timeline
 
+    def zeroth_order_step(
+        self, step: int, batches: list[Batch], optimizer: MeZO
+    ) -> tuple[list[tuple[float, float]], int, Timeline]:
+        """One step (from 0) of a zeroth-order plan: the losses at plus and minus eps along each direction, valid
+        tokens, when each op ran. The updates that follow are pending then."""
+        with self.device.lane("compute"):
+            tokens = self.layers.begin_step(step, _on_torch(batches))
+        self.operations.begin_zeroth_order(Pass(optimizer, step, self.moves, self.threads))
+        timeline = self.run(self.schedule.steady)
+        found = dict(self.layers.end_zeroth_order_step())
+        losses = [(found[number, "plus"], found[number, "minus"]) for number in range(len(found) // 2)]
+        self.moves = optimizer.moves(step, losses)
+        self.optimizer = optimizer
+        return losses, tokens, timeline
+
     def flush(self) -> None:
         """Finish the delayed updates, so that all parameters are those of the last step."""
+        if self.moves:
+            assert self.optimizer is not None
+            self.operations.begin_zeroth_order(Pass(self.optimizer, 0, self.moves, self.threads))
+            self.run(self.schedule.flush)
+            self.moves = ()
         if self.pending:
             self.operations.finish()
             self.run(self.schedule.flush)

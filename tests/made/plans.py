@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from ssdplan.planner.predict.simulator import simulate
-from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity
+from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity, ZerothOrder
 from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Rung, State, Timing
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.graph.ops import Schedule
@@ -121,6 +121,7 @@ def make_plan(
     unified: bool = False,
     saved: Sequence[Saved] = (),
     rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    zeroth_order: ZerothOrder | None = None,
 ) -> Plan:
     """A plan with these fractions on host, `on_device` and `across_turn` on the device; `saved` of every class of
     blocks, by `rungs`."""
@@ -148,6 +149,7 @@ def make_plan(
         optimizer_states=optimizer_states,
         clip_grad_norm=clip_grad_norm,
         unified=unified,
+        zeroth_order=zeroth_order,
     )
     if saved:
         blocks = {layer.layer_class for layer in shape.layers[max(shape.first_trained, 1) : -1]}

@@ -1,0 +1,126 @@
+"""The zeroth-order optimizer (MeZO; ZO-Offloading section 2.3): directions, estimates and updates.
+
+Owns how a step's losses become the updates that are pending, and what one pass over a state's parameters does with
+them. A random direction is a function of (seed, step, number, name of the tensor, element) alone, so it is the same at
+every split, on every device and in every layout of states. When a pass runs, and over what, it does not know.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ssdplan import native
+from ssdplan.plans.errors import UsageError
+
+from ..model.model import StateSpec
+
+FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One update along a direction: p = keep p - scale z."""
+
+    step: int
+    direction: int
+    scale: float
+    """The learning rate times the projected gradient, over the number of directions."""
+    keep: float = 1.0
+    """1 less the learning rate times the weight decay, of what decays; of a step's first direction alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeZO:
+    """What one step uses. Central differences: the projected gradient is (loss at +eps - loss at -eps) / 2 eps."""
+
+    lr: float = 1e-6
+    eps: float = 1e-3
+    weight_decay: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.eps < float("inf"):
+            raise UsageError(f"eps = {self.eps:g}: must be positive")
+
+    def projected(self, plus: float, minus: float) -> float:
+        return (plus - minus) / (2.0 * self.eps)
+
+    def moves(self, step: int, losses: Sequence[tuple[float, float]]) -> tuple[Move, ...]:
+        """The updates that follow from the losses at plus and minus eps along each direction of a step."""
+        each = self.lr / len(losses)
+        decayed = 1.0 - self.lr * self.weight_decay
+        return tuple(
+            Move(step, number, each * self.projected(*both), decayed if number == 0 else 1.0)
+            for number, both in enumerate(losses)
+        )
+
+
+class Pass:
+    """What the passes of one step do with parameters."""
+
+    def __init__(self, optimizer: MeZO, step: int, pending: Sequence[Move], threads: int) -> None:
+        self._optimizer, self._step, self._threads = optimizer, step, threads
+        self._decaying = [(move.step, move.direction, move.scale, move.keep) for move in pending]
+        self._lasting = [(move.step, move.direction, move.scale, 1.0) for move in pending]
+
+    def __call__(
+        self,
+        state: StateSpec,
+        spared: frozenset[str],
+        parameters: torch.Tensor,
+        plus: torch.Tensor | None,
+        minus: torch.Tensor | None,
+        *,
+        direction: int,
+        updates: bool,
+    ) -> None:
+        """Update a state's parameters, if it is to be, and make its copies, if they are wanted: flat tensors of one
+        dtype, in DRAM. Tensors of the names `spared` do not decay."""
+        form, item = FORMATS[parameters.dtype], parameters.dtype.itemsize
+        for tensor in state.tensors:
+            offset = tensor.offset * item
+            pending = (self._lasting if tensor.name in spared else self._decaying) if updates else []
+            key = tensor_key(tensor.name)
+            if plus is None and minus is None:
+                if pending:
+                    native.zeroth_order_update(
+                        parameters.data_ptr() + offset,
+                        form,
+                        tensor.elements,
+                        seed=self._optimizer.seed,
+                        tensor=key,
+                        pending=pending,
+                        threads=self._threads,
+                    )
+                continue
+            native.zeroth_order(
+                parameters.data_ptr() + offset,
+                0 if plus is None else plus.data_ptr() + offset,
+                0 if minus is None else minus.data_ptr() + offset,
+                form,
+                tensor.elements,
+                seed=self._optimizer.seed,
+                tensor=key,
+                step=self._step,
+                eps=self._optimizer.eps,
+                direction=direction,
+                pending=pending,
+                threads=self._threads,
+            )
+
+
+def tensor_key(name: str) -> int:
+    """32 bits of a tensor's name, by which its directions are drawn."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+
+
+def require_distinct_keys(states: Sequence[StateSpec]) -> None:
+    """Two tensors of one key would move along one direction. Raises UsageError."""
+    seen: dict[int, str] = {}
+    for state in states:
+        for tensor in state.tensors:
+            other = seen.setdefault(tensor_key(tensor.name), tensor.name)
+            if other != tensor.name:
+                raise UsageError(f"{other} and {tensor.name} would be moved along one random direction; rename one")

@@ -1,0 +1,182 @@
+"""Zeroth-order steps: a plan's graphs against the same estimator on a whole model in memory, to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdplan import native
+from ssdplan.executor.data.text_data import Batch
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.memory.store_records import Records
+from ssdplan.executor.model.layers import MicroBatch
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.weight_decay import spared_parameters
+from ssdplan.executor.optimizer.zeroth_order import MeZO, require_distinct_keys
+from ssdplan.executor.recipe import Recipe, Watch
+from ssdplan.executor.runtime.session import Session
+from ssdplan.executor.sessions import _session
+from ssdplan.executor.store import Store
+from ssdplan.plans.documents.plan import Plan, ZerothOrder
+from ssdplan.plans.schedule.build import build_schedule
+from tests import reference
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
+from tests.made.plans import make_plan
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("models"))
+
+
+class InMemory:
+    """MeZO in plain PyTorch: a whole model, its parameters moved along z and back (Malladi et al., 2023)."""
+
+    def __init__(self, path: Path, optimizer: MeZO, directions: int, spared: frozenset[str] = frozenset()) -> None:
+        self.model = reference.load(path)
+        self.optimizer, self.directions, self.spared = optimizer, directions, spared
+        self.parameters = dict(self.model.named_parameters())
+
+    def z(self, name: str, step: int, direction: int) -> torch.Tensor:
+        """The kernel's own directions, which tests/native holds to their definition."""
+        parameter = self.parameters[name]
+        drawn = torch.zeros(parameter.numel())
+        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+        moves = [(step, direction, -1.0, 1.0)]
+        native.zeroth_order_update(
+            drawn.data_ptr(), "fp32", drawn.numel(), seed=self.optimizer.seed, tensor=key, pending=moves
+        )
+        return drawn.view(parameter.shape)
+
+    def loss(self, batches: Sequence[MicroBatch]) -> float:
+        tokens = sum(int((batch.labels[:, 1:] != -100).sum()) for batch in batches)
+        total = 0.0
+        for batch in batches:
+            found = self.model(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                labels=batch.labels,
+                num_items_in_batch=torch.tensor(tokens),
+            )
+            total += float(found.loss)
+        return total
+
+    @torch.no_grad()
+    def step(self, step: int, batches: Sequence[MicroBatch]) -> list[tuple[float, float]]:
+        optimizer = self.optimizer
+        losses = []
+        for direction in range(self.directions):
+            both = []
+            before = {name: parameter.clone() for name, parameter in self.parameters.items()}
+            for sign in (1.0, -1.0):
+                for name, parameter in self.parameters.items():
+                    difference = torch.tensor(optimizer.eps) * self.z(name, step, direction)
+                    parameter.copy_(before[name] + difference if sign > 0 else before[name] - difference)
+                both.append(self.loss(batches))
+            for name, parameter in self.parameters.items():
+                parameter.copy_(before[name])
+            losses.append((both[0], both[1]))
+        for direction, (plus, minus) in enumerate(losses):
+            scale = optimizer.lr / self.directions * (plus - minus) / (2 * optimizer.eps)
+            for name, parameter in self.parameters.items():
+                decays = direction == 0 and name not in self.spared
+                keep = 1.0 - optimizer.lr * optimizer.weight_decay if decays else 1.0
+                moved = torch.tensor(scale, dtype=torch.float32) * self.z(name, step, direction)
+                parameter.copy_(torch.tensor(keep, dtype=torch.float32) * parameter - moved)
+        return losses
+
+
+@contextlib.contextmanager
+def session_of(plan: Plan, directory: Path, work: Path, recipe: Recipe) -> Iterator[Session]:
+    model, schedule = opened(directory / "llama", torch.float32), build_schedule(plan.model, plan.decision)
+    records = Records.of(schedule, snapshots=False)
+    store = None
+    work.mkdir()
+    if records.records:
+        store = Store.create([work], records.records, plan.sha256(), durable=False)
+    with _session(
+        plan, model, EmulatedDevice(), schedule, records, store, recipe, Watch(), held=False, evaluated=True
+    ) as session:
+        yield session
+    if store:
+        store.remove()
+
+
+def batches_of(micro_batches: Sequence[MicroBatch]) -> list[Batch]:
+    return [
+        Batch(
+            input_ids=m.input_ids.numpy(),
+            labels=m.labels.numpy(),
+            attention_mask=None if m.attention_mask is None else m.attention_mask.numpy(),
+        )
+        for m in micro_batches
+    ]
+
+
+def trained(
+    directory: Path, work: Path, optimizer: MeZO, recipe: Recipe | None = None, **choices: object
+) -> tuple[list[list[tuple[float, float]]], dict[str, torch.Tensor]]:
+    """Losses of all steps, and the weights when what is pending is applied."""
+    plan = make_plan(opened(directory / "llama", torch.float32), sequence_length=LENGTH, micro_batches=2, **choices)
+    losses = []
+    with session_of(plan, directory, work, recipe or Recipe(steps=STEPS, optimizer=AdamW(lr=1.0))) as session:
+        for step in range(STEPS):
+            batches = batches_of(micro_batches_of(directory, step, micro_batches=2))
+            losses.append(session.zeroth_order_step(step, batches, optimizer)[0])
+        session.flush()
+        assert not session.moves
+        pieces: dict[str, list[torch.Tensor]] = {}
+        for name, piece in session.states.tensors():
+            pieces.setdefault(name, []).append(piece.clone())
+    return losses, {name: torch.cat(parts) for name, parts in pieces.items()}
+
+
+@pytest.mark.parametrize(("directions", "weight_decay"), [(1, 0.0), (3, 0.1)])
+def test_steps_have_the_bits_of_the_same_estimator_in_memory(
+    directory: Path, tmp_path: Path, directions: int, weight_decay: float
+) -> None:
+    optimizer = MeZO(lr=1e-2, eps=1e-2, weight_decay=weight_decay, seed=5)
+    recipe = Recipe(steps=STEPS, optimizer=AdamW(lr=1.0, weight_decay=weight_decay, decay_all=False))
+    model = opened(directory / "llama", torch.float32)
+    oracle = InMemory(directory / "llama", optimizer, directions, spared_parameters(model.module))
+    expected = [oracle.step(step, micro_batches_of(directory, step, micro_batches=2)) for step in range(STEPS)]
+    for number, choices in enumerate(
+        [
+            {"unified": True},
+            {"unified": True, "on_device": 1.0},
+            {"parameters": 0.4, "on_device": 0.3},
+        ]
+    ):
+        zeroth = ZerothOrder(directions=directions)
+        losses, weights = trained(directory, tmp_path / str(number), optimizer, recipe, zeroth_order=zeroth, **choices)
+        assert losses == expected, number
+        for name, parameter in oracle.parameters.items():
+            assert torch.equal(weights[name], parameter.detach().flatten()), (number, name)
+    first, last = (sum(map(sum, step)) for step in (expected[0], expected[-1]))
+    assert first != last
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_turns_threads_runners_and_tiers_change_no_bit(directory: Path, tmp_path: Path, in_turns: bool) -> None:
+    seen = []
+    for number, (choices, serial) in enumerate(
+        itertools.product([{"unified": True}, {"on_device": 0.5, "parameters": 0.3}], [True, False])
+    ):
+        zeroth = ZerothOrder(directions=2, in_turns=in_turns and number > 0)
+        recipe = Recipe(steps=STEPS, optimizer=AdamW(lr=1.0), serial=serial)
+        seen.append(trained(directory, tmp_path / str(number), MeZO(lr=1e-2), recipe, zeroth_order=zeroth, **choices))
+    for losses, weights in seen[1:]:
+        assert losses == seen[0][0]
+        assert all(torch.equal(weights[name], seen[0][1][name]) for name in weights)
+
+
+def test_two_tensors_never_share_a_direction(directory: Path) -> None:
+    require_distinct_keys(opened(directory / "llama", torch.float32).states)
