@@ -299,7 +299,11 @@ def _session(
             clip_grad_norm=plan.decision.clip_grad_norm,
             decay_all=recipe.optimizer.decay_all or not recipe.optimizer.weight_decay,
         )
+        zeroth_order = plan.decision.zeroth_order
+        written_every = zeroth_order.written_every if zeroth_order else 1
         graphs = [schedule.first, schedule.steady, schedule.flush]
+        if written_every > 1:
+            graphs.append(schedule.unwritten)
         if evaluated:
             graphs.append(schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
@@ -317,6 +321,7 @@ def _session(
             runner,
             device,
             actions,
+            written_every=written_every,
             threads=plan.machine.update_threads,
         )
         patience = Patience.of(plan, recipe.stall_after_seconds, recipe.stall_abort_seconds)

@@ -16,6 +16,8 @@ from ssdplan.plans.errors import UsageError
 
 from ..model.model import StateSpec
 
+_Pending = tuple[int, int, float, float]
+"""Step, direction, scale and keep of a `Move`."""
 FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -60,10 +62,13 @@ class MeZO:
 class Pass:
     """What the passes of one step do with parameters."""
 
-    def __init__(self, optimizer: MeZO, step: int, pending: Sequence[Move], threads: int) -> None:
+    def __init__(
+        self, optimizer: MeZO, step: int, pending: Sequence[Move], threads: int, lagging: Sequence[Move] | None = None
+    ) -> None:
+        """`pending`: what no pass has made of parameters that are updated where they are; `lagging`: of those that go
+        back to another place, where it is not the same."""
         self._optimizer, self._step, self._threads = optimizer, step, threads
-        self._decaying = [(move.step, move.direction, move.scale, move.keep) for move in pending]
-        self._lasting = [(move.step, move.direction, move.scale, 1.0) for move in pending]
+        self._here, self._away = _both(pending), _both(pending if lagging is None else lagging)
 
     def __call__(
         self,
@@ -75,13 +80,14 @@ class Pass:
         *,
         direction: int,
         updates: bool,
+        lags: bool = False,
     ) -> None:
         """Update a state's parameters, if it is to be, and make its copies, if they are wanted: flat tensors of one
         dtype, in DRAM. Tensors of the names `spared` do not decay."""
         form, item = FORMATS[parameters.dtype], parameters.dtype.itemsize
         for tensor in state.tensors:
             offset = tensor.offset * item
-            pending = (self._lasting if tensor.name in spared else self._decaying) if updates else []
+            pending = (self._away if lags else self._here)[tensor.name in spared] if updates else []
             key = tensor_key(tensor.name)
             if plus is None and minus is None:
                 if pending:
@@ -109,6 +115,14 @@ class Pass:
                 pending=pending,
                 threads=self._threads,
             )
+
+
+def _both(moves: Sequence[Move]) -> tuple[list[_Pending], list[_Pending]]:
+    """The moves as the kernels take them: of what decays, and of what does not."""
+    return (
+        [(move.step, move.direction, move.scale, move.keep) for move in moves],
+        [(move.step, move.direction, move.scale, 1.0) for move in moves],
+    )
 
 
 def tensor_key(name: str) -> int:

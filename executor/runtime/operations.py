@@ -268,7 +268,16 @@ class Operations:
     ) -> None:
         assert self._pass is not None, "a pass before the first step"
         state = self._model.states[op.state]
-        self._pass(state, self._lasting, parameters, plus, minus, direction=op.direction, updates=op.updates)
+        self._pass(
+            state,
+            self._lasting,
+            parameters,
+            plus,
+            minus,
+            direction=op.direction,
+            updates=op.updates,
+            lags=op.lags,
+        )
 
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]

@@ -46,10 +46,14 @@ class Session:
     device: Device
     actions: dict[str, list[Action]]
     pending: bool = False
-    moves: tuple[Move, ...] = ()
-    """The updates of a zeroth-order plan that are pending."""
+    pending_here: tuple[Move, ...] = ()
+    """Updates of a zeroth-order plan that are pending: of parameters that are updated where they are."""
+    pending_away: tuple[Move, ...] = ()
+    """Of parameters that are updated elsewhere: all since they were last written where they live."""
     optimizer: MeZO | None = None
     """Whose they are."""
+    written_every: int = 1
+    """Steps of a zeroth-order plan from one that writes parameters to the next."""
     threads: int = 1
     """That update parameters."""
 
@@ -73,24 +77,36 @@ class Session:
         self, step: int, batches: list[Batch], optimizer: MeZO
     ) -> tuple[list[tuple[float, float]], int, Timeline]:
         """One step (from 0) of a zeroth-order plan: the losses at plus and minus eps along each direction, valid
-        tokens, when each op ran. The updates that follow are pending then."""
+        tokens, when each op ran. What follows from the losses, `move` is told."""
         with self.device.lane("compute"):
             tokens = self.layers.begin_step(step, _on_torch(batches))
-        self.operations.begin_zeroth_order(Pass(optimizer, step, self.moves, self.threads))
-        timeline = self.run(self.schedule.steady)
+        self.operations.begin_zeroth_order(
+            Pass(optimizer, step, self.pending_here, self.threads, lagging=self.pending_away)
+        )
+        writes = (step + 1) % self.written_every == 0
+        timeline = self.run(self.schedule.steady if writes else self.schedule.unwritten)
         found = dict(self.layers.end_zeroth_order_step())
         losses = [(found[number, "plus"], found[number, "minus"]) for number in range(len(found) // 2)]
-        self.moves = optimizer.moves(step, losses)
-        self.optimizer = optimizer
+        if writes:
+            self.pending_away = ()
+        self.pending_here = ()
         return losses, tokens, timeline
+
+    def move(self, optimizer: MeZO, moves: tuple[Move, ...]) -> None:
+        """From here on these updates are pending too, those of a later step after those of an earlier one."""
+        self.optimizer = optimizer
+        self.pending_here += moves
+        self.pending_away += moves
 
     def flush(self) -> None:
         """Finish the delayed updates, so that all parameters are those of the last step."""
-        if self.moves:
+        if self.pending_away or self.pending_here:
             assert self.optimizer is not None
-            self.operations.begin_zeroth_order(Pass(self.optimizer, 0, self.moves, self.threads))
+            self.operations.begin_zeroth_order(
+                Pass(self.optimizer, 0, self.pending_here, self.threads, lagging=self.pending_away)
+            )
             self.run(self.schedule.flush)
-            self.moves = ()
+            self.pending_here = self.pending_away = ()
         if self.pending:
             self.operations.finish()
             self.run(self.schedule.flush)

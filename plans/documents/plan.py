@@ -16,6 +16,8 @@ from .state_layout import GRAIN, OptimizerStates, Precision
 ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
 """The orders of operations (`ORDERS` of `schedule/build.py`)."""
 TOLERANCE = 1e-6
+MOST_STEPS_BETWEEN = 64
+"""Between two writes of a zeroth-order run's parameters."""
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
 """The most micro-batches times layers, and the most updates, of a step: each is a few operations, and a million of them
 take a minute to lay out and gigabytes to hold."""
@@ -78,8 +80,14 @@ class ZerothOrder(Part):
     in_turns: bool = False
     """The copies at plus and at minus eps take turns in one place, and each direction is drawn twice. Else both are
     there at once."""
-    masters: Literal["none", "fp32"] = "none"
-    """Whether fp32 masters are kept, of which compute gets a rounded copy."""
+    written_every: int = Field(default=1, ge=1, le=MOST_STEPS_BETWEEN)
+    """Steps from one in which updated parameters go back to where they live to the next. In between each pass makes
+    anew the updates that are pending, and parameters that the device keeps are updated where they are."""
+
+    def waiting(self, *, lags: bool) -> float:
+        """The updates that wait for a pass over a state, on average over steps: of one that goes back to where it lives
+        or (`lags` False) of one that stays where it is."""
+        return self.directions * ((self.written_every + 1) / 2 if lags else 1.0)
 
 
 class Decision(Sparing):
@@ -125,6 +133,8 @@ class Decision(Sparing):
             raise ValueError("schedule zeroth-order, optimizer mezo and zeroth_order belong together")
         if all(zeroth) and (self.delay_ratio or self.clip_grad_norm or self.saved):
             raise ValueError("a zeroth-order step has no gradients: delay_ratio, clip_grad_norm and saved stay empty")
+        if all(zeroth) and any(placement.parameters_turn for placement in self.placement.values()):
+            raise ValueError("a zeroth-order step has no turn: parameters_turn stays 0")
         for name, p in self.placement.items():
             alpha, states = (0.0, 0.0) if p.frozen else (self.delay_ratio, 1.0)
             rows = {

@@ -233,6 +233,11 @@ class Perturb(Op):
     state_name: str
     direction: int
     updates: bool
+    lags: bool
+    """The parameters go back to where they live only in some steps, so that the updates since the last of these are
+    pending; else only those of the step before."""
+    waiting: float
+    """How many updates that are on average; 0 without `updates`."""
     parameters: Region
     plus: Region | None
     minus: Region | None
@@ -240,6 +245,10 @@ class Perturb(Op):
     @property
     def resource(self) -> Resource:
         return "compute"
+
+    @property
+    def copies(self) -> int:
+        return (self.plus is not None) + (self.minus is not None)
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -337,7 +346,7 @@ class Graph:
     stages: int
 
 
-GraphName = Literal["first", "steady", "flush", "evaluate"]
+GraphName = Literal["first", "steady", "unwritten", "flush", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -361,6 +370,12 @@ class Schedule:
     def steady(self) -> Graph:
         """A step that finishes the previous step's delayed updates in its forward."""
         return self.make_graph("steady")
+
+    @cached_property
+    def unwritten(self) -> Graph:
+        """A zeroth-order step that leaves parameters unwritten where they live (`ZerothOrder.written_every`). Other
+        plans run none."""
+        return self.make_graph("unwritten")
 
     @cached_property
     def flush(self) -> Graph:

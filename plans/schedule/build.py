@@ -25,8 +25,9 @@ ORDERS: dict[ScheduleName, Order] = {
 """Every order of operations, by the name that a plan has for it."""
 
 _STEPS: dict[GraphName, tuple[When, ...]] = {
-    "first": (When.ALWAYS, When.NOT_PENDING),
-    "steady": (When.ALWAYS, When.PENDING),
+    "first": (When.ALWAYS, When.NOT_PENDING, When.WRITTEN),
+    "steady": (When.ALWAYS, When.PENDING, When.WRITTEN),
+    "unwritten": (When.ALWAYS, When.PENDING, When.UNWRITTEN),
     "flush": (When.PENDING,),
     "evaluate": (When.ALWAYS,),
 }
@@ -42,17 +43,22 @@ def build_schedule(model: Model, decision: Decision) -> Schedule:
     evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
     order.train(training)
     order.evaluate(evaluation)
-    programs: dict[GraphName, Emission] = {"first": training, "steady": training, "evaluate": evaluation}
-    programs["flush"] = training
+    flush = Emission(model, decision, homes, buffers, prefix="flush/") if order.flush else training
     if order.flush:
-        programs["flush"] = Emission(model, decision, homes, buffers, prefix="flush/")
-        order.flush(programs["flush"])
+        order.flush(flush)
+    programs: dict[GraphName, Emission] = {
+        "first": training,
+        "steady": training,
+        "unwritten": training,
+        "flush": flush,
+        "evaluate": evaluation,
+    }
     distinct = {id(program): program for program in programs.values()}
     placed, arenas = assign(buffers.all, [program.ops for program in distinct.values()])
 
     def emitted(name: GraphName) -> list[Op]:
         program = programs[name]
-        wanted = (When.ALWAYS,) if name == "flush" and order.flush else _STEPS[name]
+        wanted = _STEPS["steady"] if name == "flush" and order.flush else _STEPS[name]
         return [op for op, when in zip(program.ops, program.whens, strict=True) if when in wanted]
 
     @no_collection()

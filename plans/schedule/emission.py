@@ -26,6 +26,10 @@ class When(Enum):
     """Only after a step that left delayed updates."""
     NOT_PENDING = "not pending"
     """Only after a step that left none."""
+    WRITTEN = "written"
+    """Only in a zeroth-order step that writes parameters."""
+    UNWRITTEN = "unwritten"
+    """Only in one that does not."""
 
 
 class Emission:

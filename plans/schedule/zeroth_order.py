@@ -2,9 +2,9 @@
 
 Owns the order of operations of ZO-Offloading (sections 2.2 and 2.3): a layer's parameters are read two stages ahead and
 uploaded one stage ahead; when they are there, the updates that are pending are made and both perturbed copies, in one
-pass; behind the first pass they go back to where they live. So each block crosses the link once each way a step. A
-step's own result, a number for each direction, is known at its end, and is pending then: the next step applies it, or
-the flush. Stages are numbered from 0, one for each layer.
+pass; behind the first pass they go back to where they live, in those steps that write. So each block crosses the link
+once to the device a step, and at most once back. A step's own result, a number for each direction, is known at its end,
+and is pending then: the next step applies it, or the flush. Stages are numbered from 0, one for each layer.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ..graph.contents import Content, Role
 from ..graph.ops import Perturb, Region, Resource, Side
 from .activations import Activations
 from .compute import Compute
-from .emission import NOWHERE, Emission, cut
+from .emission import NOWHERE, Emission, When, cut
 from .order import Order
 from .parameters import Parameters
 from .updates import Piece
@@ -130,15 +130,30 @@ class _ZerothOrder:
             if model.states[state].frozen:
                 continue
             plus, minus = (self._copy(stage, state, now.direction, side) if side in sides else None for side in SIDES)
-            self._emit(state, weights, now.direction, plus, minus, updates=first and state in updated)
+            emit = partial(self._emit, state, weights, now.direction, plus, minus)
+            if not first or state in updated or not self._lags(state, weights):
+                emit(updates=first and state in updated)
+            else:  # an earlier layer has updated the state, and in a step that writes it is there
+                emit(updates=False, when=When.WRITTEN)
+                if self.zeroth_order.written_every > 1:
+                    emit(updates=True, when=When.UNWRITTEN)
         if first:
             for state, weights in updated.items():
                 self._send_back(stage, state, weights)
 
     def _emit(
-        self, state: int, weights: Region, direction: int, plus: Region | None, minus: Region | None, *, updates: bool
+        self,
+        state: int,
+        weights: Region,
+        direction: int,
+        plus: Region | None,
+        minus: Region | None,
+        *,
+        updates: bool,
+        when: When = When.ALWAYS,
     ) -> None:
         emission = self.emission
+        lags = self._lags(state, weights)
         emission.emit(
             Perturb(
                 index=NOWHERE,
@@ -148,11 +163,18 @@ class _ZerothOrder:
                 state_name=emission.name(state),
                 direction=direction,
                 updates=updates,
+                lags=lags,
+                waiting=self.zeroth_order.waiting(lags=lags) if updates else 0.0,
                 parameters=weights,
                 plus=plus,
                 minus=minus,
-            )
+            ),
+            when,
         )
+
+    def _lags(self, state: int, weights: Region) -> bool:
+        """Whether updated parameters go back to another place, as they do in steps that write."""
+        return any(True for _ in self.parameters.ways_back(self.emission.stage, state, weights))
 
     def _copy(self, stage: int, state: int, direction: int, side: Side) -> Region:
         emission = self.emission
@@ -181,7 +203,8 @@ class _ZerothOrder:
                     self._move("write", cut(on_host, part), cut(target, part), state)
 
     def _move(self, kind: Resource, source: Region, target: Region, state: int) -> None:
-        self.emission.move_state(kind, source, target, Content.PARAMETERS, state)
+        when = When.WRITTEN if self.zeroth_order.written_every > 1 else When.ALWAYS
+        self.emission.move_state(kind, source, target, Content.PARAMETERS, state, when)
 
     # Forwards, and the hidden states that pass between layers.
 
