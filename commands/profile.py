@@ -133,6 +133,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.layers import Layers, MicroBatch
     from ssdplan.executor.model.model import open_model
     from ssdplan.executor.model.weights import Weights
+    from ssdplan.executor.optimizer.passes import perturb
     from ssdplan.executor.store.volumes import held_blank
     from ssdplan.plans.views.profile_text import describe_profile, suggested_host_memory
     from ssdplan.profiler.profile import ProfileLimits, profile
@@ -167,6 +168,7 @@ def call(options: Options) -> int:
             endurance=options.endurance,
             limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
             int8=options.compression_error,
+            perturb=perturb,
         )
     measured.save(options.output)
     of.print_document(measured, describe_profile(measured), options.json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ssdplan.planner.program.choices import WEAR_PRICE
-from ssdplan.plans.documents.plan import Plan, Recompute
+from ssdplan.plans.documents.plan import MOST_DIRECTIONS, Plan, Recompute, ZerothOrder
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.errors import UsageError
@@ -48,6 +48,8 @@ class Options:
     device_memory: int | None
     max_ssd_write_per_step: int | None
     global_batch: int | None
+    optimizer: Literal["adamw", "mezo"]
+    directions: int
     optimizer_states: OptimizerStates
     clip_grad_norm: float | None
     schedule: Literal["vertical", "horizontal", "single"]
@@ -74,6 +76,7 @@ class Options:
     csv: Path | None
     json: bool
     output: Path | None
+    given: frozenset[str] = frozenset()
 
 
 def command() -> Command:
@@ -96,6 +99,7 @@ def command() -> Command:
             Section("The linear program", _linear_program()),
             Section("Output", _output()),
         ],
+        tells_given=True,
     )
 
 
@@ -129,6 +133,16 @@ def _budgets() -> tuple[click.Option, ...]:
 def _numbers() -> tuple[click.Option, ...]:
     return (
         click.Option(["--global-batch"], type=COUNT, metavar="N", help="rows a step, exactly [the best]"),
+        click.Option(
+            ["--optimizer"],
+            type=Choice(["adamw", "mezo"]),
+            default="adamw",
+            help="mezo trains without gradients: it estimates one along random directions from two forwards each, in a "
+            "few blocks' memory",
+        ),
+        click.Option(
+            ["--directions"], type=COUNT, default=1, metavar="K", help="with mezo, random directions of a step"
+        ),
         click.Option(
             ["--optimizer-states"], type=Choice(["fp32", "bf16"]), default="fp32", help="format of both moments"
         ),
@@ -274,6 +288,7 @@ def call(options: Options) -> int:
     if output is not None:
         of.require_writable(output)
         require_replaceable(output)
+    zeroth_order = _zeroth_order(options)
     source = _what_if(options)
     measured = estimate(source) if isinstance(source, WhatIf) else source
     request = SolveRequest(
@@ -292,11 +307,41 @@ def call(options: Options) -> int:
         optimizer_states=options.optimizer_states,
         clip_grad_norm=options.clip_grad_norm,
         unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
+        zeroth_order=zeroth_order,
         solver=options.solver,
     )
     if options.sweep is not None:
         return _sweep(options, source, request, options.sweep)
     return _one_plan(options, output, measured, request, what_if=isinstance(source, WhatIf))
+
+
+_OF_GRADIENTS = (
+    "optimizer_states",
+    "clip_grad_norm",
+    "delay_ratio",
+    "recompute",
+    "activations",
+    "wear_price",
+    "schedule",
+)
+"""Options that say nothing without gradients and the optimizer's states."""
+
+
+def _zeroth_order(options: Options) -> ZerothOrder | None:
+    """How to train without gradients, if so. Raises UsageError for what would then say nothing."""
+    if options.optimizer != "mezo":
+        if "directions" in options.given:
+            raise UsageError("--directions: only --optimizer mezo draws random directions; give that too")
+        return None
+    for name in _OF_GRADIENTS:
+        if name in options.given:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: optimizer mezo has no gradients, no optimizer states and nothing to "
+                "recompute; leave it out"
+            )
+    if options.directions > MOST_DIRECTIONS:
+        raise UsageError(f"--directions {options.directions}: at most {MOST_DIRECTIONS}")
+    return ZerothOrder(directions=options.directions)
 
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B

@@ -44,7 +44,16 @@ class Ranked:
 class Simulated:
     solved: Solved
     timeline: Timeline
+    """Of a step, in a zeroth-order plan of one that writes."""
     tokens_per_second: float
+    seconds: float
+    """Of a step, on average where some write and others do not."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether updated parameters leave the place where they are updated."""
+        traffic = self.solved.fitted.schedule.traffic("steady")
+        return any(traffic[kind] > self.solved.fitted.schedule.traffic("unwritten")[kind] for kind in ("write", "d2h"))
 
 
 def good_enough(scanned: Sequence[Scanned]) -> list[Scanned]:

@@ -10,7 +10,7 @@ from math import inf
 from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
-from ssdplan.plans.documents.plan import Recompute, most_micro_batches, needs_all_gradients
+from ssdplan.plans.documents.plan import Recompute, ScheduleName, ZerothOrder, most_micro_batches, needs_all_gradients
 from ssdplan.plans.documents.profile import PAPER, Machine, Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.documents.stripe_shares import room
@@ -53,6 +53,9 @@ class SolveRequest:
     """What activations that go to ssd must gain: in proportion to the step's seconds, for twice the bytes written."""
     activations: Literal["int8"] | None = None
     """A format that saved activations may have beside their own, in which training is not exact."""
+    zeroth_order: ZerothOrder | None = None
+    """Train without gradients (`--optimizer mezo`), along so many random directions a step. Whether the perturbed
+    copies take turns, and how often parameters are written, is for the search."""
     solver: str | None = None
     """One of PuLP's solvers by name, which solves the programs that decide the plan too, and must find the same optima.
     None: HiGHS alone. It changes no plan."""
@@ -118,8 +121,36 @@ def beyond_available(machine: Machine, request: SolveRequest) -> str:
     )
 
 
+def require_rates(machine: Machine) -> None:
+    """Raise UsageError where nobody measured how fast zeroth-order passes are."""
+    if machine.perturb_rate is None or machine.pending_rate is None:
+        raise UsageError(
+            "optimizer mezo: the profile says nothing of zeroth-order passes; make a new one with ssdplan profile"
+        )
+
+
+def _require_zeroth_order(request: SolveRequest) -> None:
+    """Raise UsageError for what gradients alone give a meaning."""
+    meaningless = {
+        "clip grad norm": request.clip_grad_norm is not None,
+        "delay ratio": request.delay_ratio is not None,
+        "optimizer states": request.optimizer_states != "fp32",
+        "recompute": request.recompute != "auto",
+        "activations": request.activations is not None,
+        f"schedule {request.schedule}": request.schedule != "vertical",
+        **{f"residency {name}": name in request.residency for name in ("optimizer", "checkpoints", "turn")},
+    }
+    for name, given in meaningless.items():
+        if given:
+            raise UsageError(
+                f"{name}: optimizer mezo has no gradients, no optimizer states and nothing to recompute; leave it out"
+            )
+
+
 def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
     """What the program may not choose any more. Raises UsageError for figures and names that cannot be meant."""
+    if request.zeroth_order:
+        _require_zeroth_order(request)
     unknown = sorted(set(request.residency) - set(RESIDENCIES))
     if unknown:
         raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
@@ -140,8 +171,10 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
             raise UsageError(f"{name} = {number}: must be positive")
     if request.clip_grad_norm is not None and not 0.0 < request.clip_grad_norm < inf:
         raise UsageError(f"clip grad norm = {request.clip_grad_norm:g}: must be positive")
-    delay_ratio = request.delay_ratio
-    if reason := needs_all_gradients(model.precision, request.clip_grad_norm):
+    delay_ratio = 0.0 if request.zeroth_order else request.delay_ratio
+    if request.zeroth_order:
+        pass  # there are no gradients to wait for
+    elif reason := needs_all_gradients(model.precision, request.clip_grad_norm):
         if delay_ratio not in (None, 1.0):
             raise UsageError(f"delay ratio = {delay_ratio:g}: it can only be 1, for {reason}")
         if request.schedule == "horizontal":
@@ -160,15 +193,22 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         delay_ratio=delay_ratio,
         parameters=residency.get("parameters"),
         optimizer=residency.get("optimizer"),
-        checkpoints=residency.get("checkpoints"),
+        checkpoints=1.0 if request.zeroth_order else residency.get("checkpoints"),
         optimizer_states=request.optimizer_states,
         clip_grad_norm=request.clip_grad_norm,
         kept=_kept(model, residency),
-        schedule="horizontal" if request.schedule == "horizontal" else "vertical",
+        schedule=_schedule(request),
+        zeroth_order=request.zeroth_order,
         unified_memory=request.unified_memory,
-        recompute=_recompute(model, request),
+        recompute="all" if request.zeroth_order else _recompute(model, request),
         wear_price=request.wear_price,
     )
+
+
+def _schedule(request: SolveRequest) -> ScheduleName:
+    if request.zeroth_order:
+        return "zeroth-order"
+    return "horizontal" if request.schedule == "horizontal" else "vertical"
 
 
 def allowed(model: Model, request: SolveRequest) -> Model:

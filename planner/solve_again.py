@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.plan import Plan, ZerothOrder
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import InfeasibleError
 
@@ -27,7 +27,7 @@ def request_of(plan: Plan) -> SolveRequest:
         device_memory_bytes=None if decision.unified_memory else decision.device_budget_bytes,
         micro_batch_size=decision.micro_batch_size,
         micro_batches=decision.micro_batches,
-        schedule=decision.schedule,
+        schedule="vertical" if decision.schedule == "zeroth-order" else decision.schedule,
         optimizer_states=decision.optimizer_states,
         clip_grad_norm=decision.clip_grad_norm,
         unified_memory=decision.unified_memory,
@@ -37,6 +37,7 @@ def request_of(plan: Plan) -> SolveRequest:
         recompute=asked.recompute or "auto",
         wear_price=WEAR_PRICE if asked.wear_price is None else asked.wear_price,
         activations=asked.activations,
+        zeroth_order=decision.zeroth_order and ZerothOrder(directions=decision.zeroth_order.directions),
     )
 
 

@@ -211,3 +211,23 @@ class Blank(Protocol):
     def start(self) -> int: ...
     @property
     def end(self) -> int: ...
+
+
+class Perturb(Protocol):
+    """`perturb` of `executor/optimizer/passes.py`"""
+
+    def __call__(
+        self,
+        parameters: torch.Tensor,
+        plus: torch.Tensor | None,
+        minus: torch.Tensor | None,
+        /,
+        *,
+        seed: int,
+        tensor: int,
+        step: int,
+        direction: int,
+        eps: float,
+        pending: Sequence[tuple[int, int, float, float]],
+        threads: int,
+    ) -> None: ...

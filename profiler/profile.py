@@ -25,7 +25,8 @@ from .contention import Work, measure_beside_updates, measure_contention
 from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
-from .parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Weights
+from .parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Perturb, Weights
+from .passes import measure_passes
 from .processor import cores, cpu_name
 from .products import DEFAULT_PRECISION, FORMATS, product_costs, slow_precision
 from .storage import MOST_WRITTEN, measure_volume
@@ -47,6 +48,7 @@ class ProfileLimits:
     """Of each volume; so is `contention_seconds`."""
     link_seconds: float = 1.0
     update_seconds: float = 3.0
+    passes_seconds: float = 1.5
     model_seconds: float = 18.0
     activation_seconds: float = 12.0
     """For times; what rungs take of memory is looked at besides, for about as long."""
@@ -81,6 +83,7 @@ def profile(
     limits: ProfileLimits = ProfileLimits(),
     open_engine: Callable[[], Engine] = Engine,
     int8: bool = False,
+    perturb: Perturb | None = None,
 ) -> document.Profile:
     """Measure everything; about a minute and a half for a small model.
 
@@ -88,6 +91,7 @@ def profile(
     is then what is measured. `endurance` is what drives are rated to have written in their lives, in bytes, which
     nobody can measure: one for all volumes, one for each, or none. With `int8` it also measures what blocks can keep of
     their activations in int8, and how far off that puts gradients, for which the model is read once.
+    With `perturb` it measures zeroth-order passes.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
@@ -128,6 +132,12 @@ def profile(
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
     updates, remarks = measure_update(UpdateBench(precision, threads, memory.available), time_limit, part)
     notes += remarks
+    passes: tuple[float | None, float | None] = (None, None)
+    if perturb:
+        *rates, remarks = measure_passes(
+            perturb, device, precision, threads, Limits(limits.passes_seconds), portion(progress, 0.4, 0.41)
+        )
+        passes, notes = (rates[0], rates[1]), notes + remarks
     together: tuple[float | None, float | None] = (None, None)
 
     def beside_compute(work: Work) -> None:
@@ -164,7 +174,7 @@ def profile(
         sequence_length=sequence_length,
         micro_batch_sizes=micro_batch_sizes,
         limits=Limits(limits.model_seconds),
-        progress=portion(progress, 0.4, 0.7),
+        progress=portion(progress, 0.41, 0.7),
         beside=beside_compute if device.kind == "cpu" else None,
         bandwidth=min(h2d.rate, d2h.rate),
         activations=Limits(limits.activation_seconds * (2 if int8 else 1)),
@@ -198,6 +208,8 @@ def profile(
             update_rate=updates.fp32.rate,
             update_rate_bf16=updates.bf16.rate,
             checksum_rate=updates.checksum_rate,
+            perturb_rate=passes[0],
+            pending_rate=passes[1],
             compute_beside_updates=together[0],
             updates_beside_compute=together[1],
             update_threads=threads,

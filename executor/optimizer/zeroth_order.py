@@ -11,14 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ssdplan import native
 from ssdplan.plans.errors import UsageError
 
 from ..model.model import StateSpec
-
-_Pending = tuple[int, int, float, float]
-"""Step, direction, scale and keep of a `Move`."""
-FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+from .passes import Pending, perturb
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +79,24 @@ class Pass:
         lags: bool = False,
     ) -> None:
         """Update a state's parameters, if it is to be, and make its copies, if they are wanted: flat tensors of one
-        dtype, in DRAM. Tensors of the names `spared` do not decay."""
-        form, item = FORMATS[parameters.dtype], parameters.dtype.itemsize
+        dtype, on one device. Tensors of the names `spared` do not decay."""
         for tensor in state.tensors:
-            offset = tensor.offset * item
-            pending = (self._away if lags else self._here)[tensor.name in spared] if updates else []
-            key = tensor_key(tensor.name)
-            if plus is None and minus is None:
-                if pending:
-                    native.zeroth_order_update(
-                        parameters.data_ptr() + offset,
-                        form,
-                        tensor.elements,
-                        seed=self._optimizer.seed,
-                        tensor=key,
-                        pending=pending,
-                        threads=self._threads,
-                    )
-                continue
-            native.zeroth_order(
-                parameters.data_ptr() + offset,
-                0 if plus is None else plus.data_ptr() + offset,
-                0 if minus is None else minus.data_ptr() + offset,
-                form,
-                tensor.elements,
+            part = slice(tensor.offset, tensor.offset + tensor.elements)
+            perturb(
+                parameters[part],
+                None if plus is None else plus[part],
+                None if minus is None else minus[part],
                 seed=self._optimizer.seed,
-                tensor=key,
+                tensor=tensor_key(tensor.name),
                 step=self._step,
-                eps=self._optimizer.eps,
                 direction=direction,
-                pending=pending,
+                eps=self._optimizer.eps,
+                pending=(self._away if lags else self._here)[tensor.name in spared] if updates else (),
                 threads=self._threads,
             )
 
 
-def _both(moves: Sequence[Move]) -> tuple[list[_Pending], list[_Pending]]:
+def _both(moves: Sequence[Move]) -> tuple[list[Pending], list[Pending]]:
     """The moves as the kernels take them: of what decays, and of what does not."""
     return (
         [(move.step, move.direction, move.scale, move.keep) for move in moves],

@@ -259,7 +259,6 @@ class Operations:
             )
 
     def _bind_perturb(self, op: Perturb) -> Action:
-        assert self._device.kind == "cpu", "only the emulated device perturbs parameters"
         parameters = self._memory.view(op.parameters, self._dtype)
         return partial(self._perturb, op, parameters, self._optional(op.plus), self._optional(op.minus))
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StallError
-from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Schedule, Transfer, Update
+from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Schedule, Transfer, Update
 from ssdplan.plans.units import format_bytes, format_seconds
 
 from ..store import Store
@@ -123,6 +123,8 @@ class Words:
                 return f"{format_bytes(op.nbytes)}, from {self._place(op.source)} to {self._place(op.target)}"
             case Update():
                 return f"{op.elements:,} elements of {self._model.states[op.state].name}"
+            case Perturb():
+                return f"the parameters of {self._model.states[op.state].name}"
             case Forward() | Backward():
                 layer = self._model.layers[op.layer]
                 return f"layer {layer.name}, of {', '.join(self._model.states[index].name for index in layer.states)}"

@@ -272,6 +272,7 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
     )
     moved = figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value
     copy = ELEMENT_BYTES[what_if.precision]
+    passing = moved if emulated else figures["gpu.memory-bandwidth"].value
     return Machine(
         name=cpu if emulated else f"{what_if.gpu.lower()}, {cpu}",
         cores=cores,
@@ -285,6 +286,8 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         d2h_bandwidth=figures["link.d2h"].value,
         update_rate=moved / (_updated_bytes("fp32") + copy),
         update_rate_bf16=moved / (_updated_bytes("bf16") + copy),
+        perturb_rate=passing / (3 * copy + DRAWN_BYTES),
+        pending_rate=passing / DRAWN_BYTES,
         update_threads=cores,
         compute_threads=cores,
         volumes=tuple(
@@ -302,6 +305,10 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         ),
         figures="estimated",
     )
+
+
+DRAWN_BYTES = 8.0
+"""To draw an element of a random direction takes about as long as to move so many bytes of memory."""
 
 
 def _updated_bytes(optimizer_states: OptimizerStates) -> float:

@@ -26,6 +26,7 @@ from ..program.placement import ProgramResult
 from ..program.program import Bound, program_bound, solve_program
 from .alternatives import NO_DELAY
 from .recomputation import NOTHING, SavedEvidence, gather_saved, why_it_recomputes
+from .zeroth_order import how_often_it_writes, why_this_optimizer
 
 MANY = 3
 """The most that a sentence lists."""
@@ -61,10 +62,19 @@ class Evidence:
     prompt: ProgramResult | None
     """The same with a delay ratio of 0."""
     saved: SavedEvidence = field(default_factory=SavedEvidence)
+    written_every: tuple[tuple[int, float], ...] = ()
+    """Of a zeroth-order plan: steps from one write of parameters to the next -> seconds of a step."""
 
 
-def gather(fitter: Fitter, solved: Solved, timeline: Timeline, given: Collection[str]) -> Evidence:
-    """The evidence on a plan: its program solved twice more, and its timeline's loads."""
+def gather(
+    fitter: Fitter,
+    solved: Solved,
+    timeline: Timeline,
+    given: Collection[str],
+    written_every: tuple[tuple[int, float], ...] = (),
+) -> Evidence:
+    """The evidence on a plan: its program solved twice more, and its timeline's loads. `written_every`: what a search
+    for a zeroth-order plan tried."""
     candidate, branch = solved.fitted.candidate, solved.branch
     return Evidence(
         given=frozenset(given),
@@ -87,12 +97,15 @@ def gather(fitter: Fitter, solved: Solved, timeline: Timeline, given: Collection
             fixed=replace(branch.fixed, delay_ratio=0.0),
         ),
         saved=gather_saved(solved.fitted.schedule, fitter.fixed.wear_price),
+        written_every=written_every,
     )
 
 
 def explain(plan: Plan, evidence: Evidence) -> tuple[Reason, ...]:
     """Why the plan is as it is: what bounds it, its batch, its delay ratio, its use of the ssd, what it recomputes,
     what would help."""
+    if plan.decision.zeroth_order:
+        return _of_zeroth_order(plan, evidence)
     told = (
         ("bound", _bound(plan, evidence)),
         ("batch", _batch(plan, evidence)),
@@ -100,6 +113,19 @@ def explain(plan: Plan, evidence: Evidence) -> tuple[Reason, ...]:
         ("ssd", _ssd(plan, evidence)),
         ("recomputation", why_it_recomputes(plan, evidence.saved)),
         ("offloading", _offloading(plan)),
+        ("to be faster", _help(plan)),
+        ("wear", _wear(plan)),
+    )
+    return tuple(Reason(topic=topic, text=text) for topic, text in told if text)
+
+
+def _of_zeroth_order(plan: Plan, evidence: Evidence) -> tuple[Reason, ...]:
+    """What bounds it, its batch, how often it writes, and whether gradients would do better."""
+    told = (
+        ("bound", _bound(plan, evidence)),
+        ("batch", _batch(plan, evidence)),
+        ("writes", how_often_it_writes(plan, evidence.written_every)),
+        ("first-order training", why_this_optimizer(plan) if plan.comparison else ""),
         ("to be faster", _help(plan)),
         ("wear", _wear(plan)),
     )

@@ -17,6 +17,7 @@ from ssdplan.plans.graph.contents import Role
 from ..catalogue import MODELS, Shape
 from ..predict.drive import combined_frontier, hull_edges
 from ..predict.peaks import trained_elements
+from ..program.stages import Work
 from ..program.traffic import layer_groups, stages, total_bytes
 from ..program.variables import CONSTANT, Linear
 
@@ -264,7 +265,10 @@ def horizontal_traffic(
 
 def vertical_traffic(model: Model, *, micro_batch_size: int, micro_batches: int) -> Moved:
     """What our own schedule moves when all states and checkpoints live on ssd and no update is delayed."""
-    found = stages(model, layer_groups(model), micro_batch_size, micro_batches, "fp32")
+    work = Work(
+        micro_batch_size=micro_batch_size, micro_batches=micro_batches, schedule="vertical", optimizer_states="fp32"
+    )
+    found = stages(model, layer_groups(model), work)
     return Moved(
         h2d=sum(stage.count * stage.h2d_bytes[CONSTANT] for stage in found),
         d2h=sum(stage.count * stage.d2h_bytes[CONSTANT] for stage in found),

@@ -99,6 +99,14 @@ class Fitter:
         other.fixed = replace(self.fixed, recompute=recompute)
         return other
 
+    def writing_every(self, steps: int) -> "Fitter":
+        """The same where zeroth-order plans write parameters every so many steps."""
+        other = copy(self)
+        assert self.fixed.zeroth_order is not None
+        zeroth_order = self.fixed.zeroth_order.model_copy(update={"written_every": steps})
+        other.fixed = replace(self.fixed, zeroth_order=zeroth_order)
+        return other
+
     # Before solving: what the program may use.
 
     def branches(self, candidate: Candidate) -> list[Branch]:
@@ -444,7 +452,8 @@ class Fitter:
     def _decision(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Decision:
         return Decision(
             schedule=self.fixed.schedule,
-            optimizer="adamw",
+            optimizer="mezo" if self.fixed.zeroth_order else "adamw",
+            zeroth_order=self.fixed.zeroth_order,
             optimizer_states=self.fixed.optimizer_states,
             clip_grad_norm=self.fixed.clip_grad_norm,
             precision=self.model.precision,

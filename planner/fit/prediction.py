@@ -15,17 +15,26 @@ from .fit import Solved
 
 
 def prediction_of(
-    solved: Solved, timeline: Timeline, tokens_per_second: float, model: Model, machine: Machine
+    solved: Solved,
+    timeline: Timeline,
+    tokens_per_second: float,
+    model: Model,
+    machine: Machine,
+    step_seconds: float | None = None,
 ) -> Prediction:
-    """What a simulated plan's step will take."""
+    """What a simulated plan's step will take. `step_seconds`: on average, where steps differ; the traffic is then an
+    average too, and the rest that of the step which writes."""
     fitted = solved.fitted
     traffic = fitted.schedule.traffic("steady")
+    if fitted.decision.zeroth_order:
+        every, unwritten = fitted.decision.zeroth_order.written_every, fitted.schedule.traffic("unwritten")
+        traffic = {kind: (moved + (every - 1) * unwritten[kind]) // every for kind, moved in traffic.items()}
     seconds = timeline.seconds
     spent = loads(timeline, machine)
     causes = find_causes(timeline)
     busy: dict[str, float] = {resource: min(spent / seconds, 1.0) for resource, spent in timeline.busy().items()}
     return Prediction(
-        step_seconds=seconds,
+        step_seconds=seconds if step_seconds is None else step_seconds,
         tokens_per_second=tokens_per_second,
         peak_host_bytes=fitted.peaks.host,
         peak_device_bytes=fitted.peaks.device,

@@ -16,7 +16,7 @@ from ssdplan.plans.documents.state_layout import (
     checkpoint_bytes,
     optimizer_bytes,
 )
-from ssdplan.plans.graph.ops import GraphName, Schedule
+from ssdplan.plans.graph.ops import GraphName, Perturb, Schedule
 from ssdplan.plans.units import whole_pages
 
 OP_BYTES = 1536
@@ -76,7 +76,7 @@ class Peaks:
 def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks:
     """The peaks of a run of `schedule`, evaluation included. `decision` is the one it was built from."""
     size = decision.micro_batch_size
-    workspace = workspace_bytes(model, size, decision.saved)
+    workspace = workspace_bytes(model, size, decision.saved, backward=decision.optimizer != "mezo")
     stay: dict[int, int] = {}
     for buffer in schedule.buffers:
         if buffer.tier == "host" and not buffer.pool:
@@ -101,12 +101,15 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
     )
 
 
-def workspace_bytes(model: Model, micro_batch_size: int, saved: SavedOf = NOTHING_SAVED) -> int:
-    """The most that compute of a layer takes: each runs forward in an evaluation, if not in a step, and those that are
-    not below all that is trained run backward. By a rung or not: rows that cannot be run by it are run without."""
+def workspace_bytes(
+    model: Model, micro_batch_size: int, saved: SavedOf = NOTHING_SAVED, *, backward: bool = True
+) -> int:
+    """The most that compute of a layer takes: each runs forward in an evaluation, if not in a step, and where there are
+    gradients those that are not below all that is trained run `backward`. By a rung or not: rows that cannot be run by
+    it are run without."""
     lowest = model.first_trained
     forwards = {layer.layer_class for layer in model.layers}
-    backwards = {layer.layer_class for layer in model.layers[lowest:]}
+    backwards = {layer.layer_class for layer in model.layers[lowest:]} if backward else set[str]()
     most = max(
         *(model.timing(name, micro_batch_size).forward_workspace_bytes for name in forwards),
         *(model.timing(name, micro_batch_size).backward_workspace_bytes for name in backwards),
@@ -132,6 +135,12 @@ def _holes_bytes(model: Model, micro_batch_size: int, workspace: int, saved: Sav
     return max(most - workspace, 0)
 
 
+def forward_seconds(model: Model, micro_batch_size: int, forwards: int) -> float:
+    """So many forwards of each layer, the head's loss included, one layer after the other."""
+    timings = (model.timing(layer.layer_class, micro_batch_size) for layer in model.layers)
+    return sum(timing.forward_stage_seconds(forwards) for timing in timings)
+
+
 def compute_seconds(model: Model, micro_batch_size: int, micro_batches: int, *, saves: bool = False) -> float:
     """All forwards and backwards of a vertical step, one after the other. The head's backward is all of its work.
     Everything is recomputed, or with `saves` as little as can be."""
@@ -154,6 +163,8 @@ def checkpoint_layers(model: Model) -> int:
 def kept_bytes(schedule: Schedule) -> int:
     """What a run keeps of the operations of a schedule's four graphs."""
     names: tuple[GraphName, ...] = ("first", "steady", "flush", "evaluate")
+    if any(isinstance(op, Perturb) for op in schedule.emitted("flush")):
+        names = ("first", "steady", "unwritten", "flush", "evaluate")
     return OP_BYTES * sum(len(schedule.emitted(name)) for name in names)
 
 

@@ -10,13 +10,13 @@ from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
 
-from .simulator import simulate
+from .simulator import simulated_seconds
 
 Build = Callable[[Model, Decision], Schedule]
 
 ENDS = 4
 """Layers of each kind kept at either end of a shortened model: more than the stages that a buffer lives."""
-LENGTHS = {"vertical": (2, 4), "horizontal": (4, 6)}
+LENGTHS = {"vertical": (2, 4), "horizontal": (4, 6), "zeroth-order": (2, 4)}
 """Schedule -> blocks kept at either end of the two models between which a step's seconds are a straight line."""
 COUNTS = (2, 4)
 """Of the horizontal schedule's micro-batches, those that are simulated when there are more: the others are alike."""
@@ -59,7 +59,7 @@ def step_seconds(model: Model, machine: Machine, decision: Decision, build: Buil
     Models that are not much longer than the longer of the two, or have several kinds of blocks, are simulated whole.
     """
     n = decision.micro_batches
-    if decision.schedule == "vertical" or n <= COUNTS[1]:
+    if decision.schedule != "horizontal" or n <= COUNTS[1]:
         return _by_length(model, machine, decision, build)
     one, more = (
         _by_length(model, machine, decision.model_copy(update={"micro_batches": count}), build) for count in COUNTS
@@ -69,7 +69,7 @@ def step_seconds(model: Model, machine: Machine, decision: Decision, build: Buil
 
 def _by_length(model: Model, machine: Machine, decision: Decision, build: Build) -> float:
     def simulated(model: Model, decision: Decision) -> float:
-        return simulate(build(model, decision).steady, model, machine, decision.micro_batch_size).seconds
+        return simulated_seconds(build(model, decision), model, machine, decision)
 
     keeps = any(p.parameters_device or p.parameters_turn for p in decision.placement.values())
     lengths = OF_QUARTERS if keeps else LENGTHS[decision.schedule]

@@ -9,8 +9,20 @@ from collections.abc import Sequence
 from math import inf
 
 from ssdplan.plans.analysis.drift import Expectation
-from ssdplan.plans.documents.profile import Machine, Model, update_rate
-from ssdplan.plans.graph.ops import RESOURCES, Backward, Forward, Graph, Op, Resource, Transfer, Update
+from ssdplan.plans.documents.plan import Decision
+from ssdplan.plans.documents.profile import Machine, Model, perturb_seconds, update_rate
+from ssdplan.plans.graph.ops import (
+    RESOURCES,
+    Backward,
+    Forward,
+    Graph,
+    Op,
+    Perturb,
+    Resource,
+    Schedule,
+    Transfer,
+    Update,
+)
 from ssdplan.plans.graph.timeline import Timeline
 
 from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction, unsummed_io_cores
@@ -107,6 +119,16 @@ def _simulated(
     return Timeline(graph, tuple(starts), tuple(ends)), tuple(alone)
 
 
+def simulated_seconds(schedule: Schedule, model: Model, machine: Machine, decision: Decision) -> float:
+    """Of a steady step, on average where a zeroth-order plan writes parameters in some steps only."""
+    written = simulate(schedule.steady, model, machine, decision.micro_batch_size).seconds
+    every = decision.zeroth_order.written_every if decision.zeroth_order else 1
+    if every == 1:
+        return written
+    unwritten = simulate(schedule.unwritten, model, machine, decision.micro_batch_size).seconds
+    return (written + (every - 1) * unwritten) / every
+
+
 def expectation(graph: Graph, model: Model, machine: Machine, micro_batch_size: int) -> Expectation:
     """The figures that `simulate` counts on, for whoever compares a measured timeline with them."""
     full = (1.0,) * len(RESOURCES)
@@ -184,6 +206,9 @@ def _seconds_alone(
         elif isinstance(op, Backward):
             seconds.append(timings[op.layer_class].by_rung(op.rung).backward_seconds)
             longer[op.index] = timings[op.layer_class].backward_cold_seconds
+        elif isinstance(op, Perturb):
+            elements = model.states[op.state].elements
+            seconds.append(perturb_seconds(machine, elements, copies=bool(op.copies), pending=op.waiting))
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.optimizer_states)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName
+from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName, ZerothOrder
 from ssdplan.plans.documents.state_layout import OptimizerStates
 
 WEAR_PRICE = 0.1
@@ -31,6 +31,9 @@ class FixedChoices:
     turn. None leaves both to the program, as fractions of elements; where `Limits.device_bytes` is None, they are 0."""
     schedule: ScheduleName = "vertical"
     """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
+    zeroth_order: ZerothOrder | None = None
+    """Of the zeroth-order schedule, which has no gradients: whoever sets it sets the delay ratio to 0 and the fraction
+    of activation checkpoints on host to 1."""
     unified_memory: bool = False
     """Compute works on host memory: what "the device keeps" is kept there, by whole states, and no parameters are in
     any other form on host. `parameters` then speaks of those."""

@@ -9,13 +9,13 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from ssdplan.plans.documents.plan import SavedTier, ScheduleName
-from ssdplan.plans.documents.profile import Machine, Model, Rung, update_rate
+from ssdplan.plans.documents.profile import Machine, Model, Rung, perturb_seconds, update_rate
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
 from . import saved
 from .horizontal import HORIZONTAL
-from .stages import LayerGroup, Stage
+from .stages import LayerGroup, Stage, Work
 from .traffic import VERTICAL, Traffic, device_bytes, layer_groups, total_bytes, without_links
 from .variables import (
     CHECKPOINTS_ON_HOST,
@@ -27,25 +27,15 @@ from .variables import (
     seconds_of_stage,
     variables_of,
 )
+from .zeroth_order import ZEROTH_ORDER
 
-TRAFFIC: dict[ScheduleName, Traffic] = {"vertical": VERTICAL, "horizontal": HORIZONTAL}
+TRAFFIC: dict[ScheduleName, Traffic] = {
+    "vertical": VERTICAL,
+    "horizontal": HORIZONTAL,
+    "zeroth-order": ZEROTH_ORDER,
+}
 REMEMBERED = 16
 """Forms that are kept for the next program on the same work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """All that forms depend on beside model and machine."""
-
-    micro_batch_size: int
-    micro_batches: int
-    schedule: ScheduleName
-    optimizer_states: OptimizerStates
-    unified_memory: bool
-    keeps: bool
-    """The device may keep parameters between their uses."""
-    saves: tuple[SavedTier, ...] = ()
-    """Where activations may be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +71,16 @@ class Forms:
             kind.update(use.state_class for use in group.uses)
         self.turning = turning - others
         """Classes of blocks' states that run backward, and so can be kept from forward to backward."""
-        self.frozen = frozenset(state.state_class for state in model.states if state.frozen)
+        updated = work.zeroth_order is None
+        self.frozen = frozenset(state.state_class for state in model.states if state.frozen or not updated)
+        """Classes whose states have parameters alone."""
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
         on_device = {variable for name in self.classes for variable in variables_of(name).on_device}
         self.largest: dict[str, int] = {}
         """State class -> the elements of its largest state."""
         for state in model.states:
             self.largest[state.state_class] = max(self.largest.get(state.state_class, 0), state.elements)
-        every = of.stages(model, groups, size, n, states)
+        every = of.stages(model, groups, work)
         if work.unified_memory:
             every = tuple(without_links(stage) for stage in every)
         self.saved = _saved(model, groups, size, work.saves)
@@ -99,11 +91,11 @@ class Forms:
         self.stages = tuple(_without(stage, absent) for stage in every) if absent else every
         kept = n if work.schedule == "vertical" else 1
         self.device_bytes = _less(device_bytes(model, groups, size, kept), absent - on_device)
-        self.host_bytes = of.host_bytes(model, groups, size, n, states)
+        self.host_bytes = of.host_bytes(model, groups, work)
         if work.unified_memory:
             self.host_bytes = _sum(self.host_bytes, self.device_bytes)
         self.host_bytes = _less(self.host_bytes, absent - on_device)
-        self.store_bytes = _less(of.ssd_bytes(model, groups, size, n, states), absent - on_device)
+        self.store_bytes = _less(of.ssd_bytes(model, groups, work), absent - on_device)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         self.times = _Times(machine, self.classes, states).of(self.stages)
@@ -130,7 +122,7 @@ class Forms:
             for resource, form in resources
             if not is_constant(form)  # constant work is in the least already
         ]
-        self.reclaimed = _reclaimed(groups, n * checkpoint_bytes(model, size))
+        self.reclaimed = _reclaimed(groups, n * checkpoint_bytes(model, size)) if updated else []
         """Forms that are at most 0: delayed gradients that lie where consumed activation checkpoints were, less these.
         One for each kind of layer that has gradients."""
 
@@ -176,7 +168,12 @@ class _Times:
         if machine.checksum_rate is not None:
             passing = {variable: read for variable, read in stage.read_bytes.items() if variable in self.passing}
             updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
-        times: list[tuple[str, Linear]] = [("compute", stage.compute_seconds), ("h2d", h2d), ("d2h", d2h)]
+        compute = stage.compute_seconds
+        if stage.perturbed or stage.pending:
+            passes = perturb_seconds(machine, stage.perturbed, copies=True, pending=0.0)
+            each = perturb_seconds(machine, 1.0, copies=False, pending=1.0)
+            compute = _sum(compute, {CONSTANT: passes}, _scaled(stage.pending, each))
+        times: list[tuple[str, Linear]] = [("compute", compute), ("h2d", h2d), ("d2h", d2h)]
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
             copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
@@ -191,7 +188,7 @@ class _Times:
                 for moved, summed, unsummed in moves
                 if summed or unsummed
             ]
-            times.append(("cores", _sum(stage.compute_seconds, updates, *copies, *drives)))
+            times.append(("cores", _sum(compute, updates, *copies, *drives)))
         elif updates:
             times.append(("cpu", updates))
         for a, b in self.edges:
@@ -245,6 +242,7 @@ def _without(stage: Stage, absent: Set[Variable]) -> Stage:
         h2d_bytes=_less(stage.h2d_bytes, absent),
         d2h_bytes=_less(stage.d2h_bytes, absent),
         compute_seconds=_less(stage.compute_seconds, absent),
+        pending=_less(stage.pending, absent),
     )
 
 

@@ -4,29 +4,28 @@ Owns ZeRO-Infinity's order of work in the words of `traffic.py` (GreedySnake 1 a
 the head turns around with what it has, states may be tied. No update is delayed; of delayed parts all forms are zero.
 """
 
+from dataclasses import replace
+
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
-    OptimizerStates,
     checkpoint_bytes,
 )
 
 from . import saved
-from .stages import LayerGroup, Stage
+from .stages import LayerGroup, Stage, Work
 from .traffic import Traffic
 from .traffic import host_bytes as vertical_host_bytes
 from .traffic import ssd_bytes as vertical_ssd_bytes
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, Linear, Variable, variables_of
 
 
-def stages(
-    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
-) -> tuple[Stage, ...]:
-    """Every kind of stage of a step of `n` micro-batches. A backward is one of three kinds: of the first micro-batch,
+def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
+    """Every kind of stage of a step. A backward is one of three kinds: of the first micro-batch,
     which begins the sums of gradients, of the last, which is followed by updates, and of those between."""
-    made = []
+    micro_batch_size, n, made = work.micro_batch_size, work.micro_batches, []
     for group in groups:
         timing = model.timing(group.layer_class, micro_batch_size)
         if group.role != "head":
@@ -35,25 +34,21 @@ def stages(
             continue
         for first, last, times in ((True, n == 1, 1), (False, False, n - 2), (False, True, 1 if n > 1 else 0)):
             if times > 0:
-                each = OPTIMIZER_BYTES[optimizer_states]
+                each = OPTIMIZER_BYTES[work.optimizer_states]
                 stage = _backward(model, group, micro_batch_size, times, each, first=first, last=last)
                 made.append(saved.rebuilding(stage, group, timing, 1))
     return tuple(made)
 
 
-def host_bytes(
-    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
-) -> Linear:
+def host_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
     """What stays on host for the whole run: states, the checkpoints of one micro-batch, and the sums of gradients."""
-    states = vertical_host_bytes(model, groups, micro_batch_size, 1, optimizer_states)
-    return {**states, CONSTANT: GRADIENT_BYTES * _accumulated_elements(groups, n)}
+    states = vertical_host_bytes(model, groups, replace(work, micro_batches=1))
+    return {**states, CONSTANT: GRADIENT_BYTES * _accumulated_elements(groups, work.micro_batches)}
 
 
-def ssd_bytes(
-    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
-) -> Linear:
-    """The size of the store, which holds the checkpoints of one micro-batch whatever `n`."""
-    return vertical_ssd_bytes(model, groups, micro_batch_size, 1, optimizer_states)
+def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
+    """The size of the store, which holds the checkpoints of one micro-batch, however many there are."""
+    return vertical_ssd_bytes(model, groups, replace(work, micro_batches=1))
 
 
 def _accumulated_elements(groups: tuple[LayerGroup, ...], n: int) -> int:

@@ -14,7 +14,7 @@ from .choices import Question
 from .forms import TRAFFIC
 from .linear_program import LinearProgram
 from .saved import TIERS, rungs_of
-from .stages import Stage
+from .stages import Stage, Work
 from .traffic import device_bytes, layer_groups, total_bytes
 from .variables import CHECKPOINTS_ON_HOST, DELAY_RATIO, Linear, OfClass, Split, Variable, saved_by, value, variables_of
 
@@ -154,7 +154,14 @@ class Footprint:
 def footprint(model: Model, decision: Decision) -> Footprint:
     """The program's own forms at a decision."""
     groups, forms = layer_groups(model), TRAFFIC[decision.schedule]
-    size, n, states = decision.micro_batch_size, decision.micro_batches, decision.optimizer_states
+    size, n = decision.micro_batch_size, decision.micro_batches
+    work = Work(
+        micro_batch_size=size,
+        micro_batches=n,
+        schedule=decision.schedule,
+        optimizer_states=decision.optimizer_states,
+        zeroth_order=decision.zeroth_order,
+    )
     at: dict[Variable, float] = {DELAY_RATIO: decision.delay_ratio, CHECKPOINTS_ON_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
         at |= _values(name, placement, 0.0)
@@ -171,11 +178,11 @@ def footprint(model: Model, decision: Decision) -> Footprint:
             waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
             reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
     return Footprint(
-        host_bytes=value(forms.host_bytes(model, groups, size, n, states), at)
+        host_bytes=value(forms.host_bytes(model, groups, work), at)
         + (kept if decision.unified_memory else 0.0)
         - reclaimed,
-        ssd_bytes=value(forms.ssd_bytes(model, groups, size, n, states), at),
-        ssd_write_bytes=value(total_bytes(forms.stages(model, groups, size, n, states), "write"), at),
+        ssd_bytes=value(forms.ssd_bytes(model, groups, work), at),
+        ssd_write_bytes=value(total_bytes(forms.stages(model, groups, work), "write"), at),
         device_bytes=0.0 if decision.unified_memory else kept,
     )
 

@@ -10,10 +10,11 @@ from typing import Any
 from ssdplan.plans.documents.profile import Machine, Model
 
 from .choices import FREE, Aim, FixedChoices, Limits, Question
-from .forms import Work, forms_of
+from .forms import forms_of
 from .lexicographic import Watch, minimise
 from .linear_program import LinearProgram, Objective
 from .placement import DIGITS, ProgramResult, result_of
+from .stages import Work
 from .variables import DELAY_RATIO, value
 
 LEAST_WRITTEN = 4096.0
@@ -94,6 +95,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         unified_memory=fixed.unified_memory,
         keeps=fixed.kept is not None or limits.device_bytes is not None or fixed.unified_memory,
         saves=fixed.saved_tiers(limits.device_bytes),
+        zeroth_order=fixed.zeroth_order,
     )
     return LinearProgram(forms_of(model, machine, work), limits, fixed)
 

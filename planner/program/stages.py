@@ -5,7 +5,27 @@ Owns these records. `traffic.py`, `horizontal.py` and `saved.py` fill them.
 
 from dataclasses import dataclass, field
 
+from ssdplan.plans.documents.plan import SavedTier, ScheduleName, ZerothOrder
+from ssdplan.plans.documents.state_layout import OptimizerStates
+
 from .variables import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that forms depend on beside model and machine."""
+
+    micro_batch_size: int
+    micro_batches: int
+    schedule: ScheduleName
+    optimizer_states: OptimizerStates
+    unified_memory: bool = False
+    keeps: bool = False
+    """The device may keep parameters between their uses."""
+    saves: tuple[SavedTier, ...] = ()
+    """Where activations may be saved."""
+    zeroth_order: ZerothOrder | None = None
+    """Of the zeroth-order schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +43,10 @@ class Stage:
     h2d_bytes: Linear
     d2h_bytes: Linear
     compute_seconds: Linear
+    perturbed: float = 0.0
+    """Elements of which perturbed copies are made, once for each direction that is drawn for them."""
+    pending: Linear = field(default_factory=dict)
+    """Elements times the updates that are pending of them, on average."""
 
 
 @dataclass(frozen=True, slots=True)

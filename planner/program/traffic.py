@@ -13,12 +13,11 @@ from ssdplan.plans.documents.state_layout import (
     ELEMENT_BYTES,
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
-    OptimizerStates,
     checkpoint_bytes,
 )
 
 from . import saved
-from .stages import LayerGroup, Stage, Use
+from .stages import LayerGroup, Stage, Use, Work
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, Variable, variables_of
 
 DELAYED_USES_AHEAD = 3
@@ -72,11 +71,9 @@ def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
     )
 
 
-def stages(
-    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
-) -> tuple[Stage, ...]:
-    """Every kind of stage of a step of `n` micro-batches."""
-    each = OPTIMIZER_BYTES[optimizer_states]
+def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
+    """Every kind of stage of a step."""
+    micro_batch_size, n, each = work.micro_batch_size, work.micro_batches, OPTIMIZER_BYTES[work.optimizer_states]
     head = next(group for group in groups if group.role == "head")
     made = []
     for group in groups:
@@ -90,30 +87,19 @@ def stages(
     return tuple(made)
 
 
-def host_bytes(
-    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
-) -> Linear:
+def host_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
     """What stays on host for the whole run: states, checkpoints, and what of delayed gradients these do not hold."""
-    return _kept_bytes(model, groups, micro_batch_size, n, optimizer_states, on_host=True)
+    return _kept_bytes(model, groups, work, on_host=True)
 
 
-def ssd_bytes(
-    model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, n: int, optimizer_states: OptimizerStates
-) -> Linear:
+def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
     """The size of the store."""
-    return _kept_bytes(model, groups, micro_batch_size, n, optimizer_states, on_host=False)
+    return _kept_bytes(model, groups, work, on_host=False)
 
 
-def _kept_bytes(
-    model: Model,
-    groups: tuple[LayerGroup, ...],
-    micro_batch_size: int,
-    n: int,
-    optimizer_states: OptimizerStates,
-    *,
-    on_host: bool,
-) -> Linear:
+def _kept_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_host: bool) -> Linear:
     """What a tier, host or ssd, keeps of states, delayed gradients and activation checkpoints."""
+    micro_batch_size, n, optimizer_states = work.micro_batch_size, work.micro_batches, work.optimizer_states
     element = ELEMENT_BYTES[model.precision]
     total: dict[Variable, float] = {}
     for group in groups:
@@ -144,12 +130,11 @@ def _kept_bytes(
 class Traffic:
     """What one order of operations (`plans/schedule/order.py`) moves and keeps, as linear forms."""
 
-    stages: Callable[[Model, tuple[LayerGroup, ...], int, int, OptimizerStates], tuple[Stage, ...]]
-    """Of a model, its groups of layers, rows a micro-batch, micro-batches and format of optimizer states: every kind of
-    stage of a step."""
-    host_bytes: Callable[[Model, tuple[LayerGroup, ...], int, int, OptimizerStates], Linear]
+    stages: Callable[[Model, tuple[LayerGroup, ...], Work], tuple[Stage, ...]]
+    """Of a model, its groups of layers and the work: every kind of stage of a step."""
+    host_bytes: Callable[[Model, tuple[LayerGroup, ...], Work], Linear]
     """Of the same: what stays on host for the whole run."""
-    ssd_bytes: Callable[[Model, tuple[LayerGroup, ...], int, int, OptimizerStates], Linear]
+    ssd_bytes: Callable[[Model, tuple[LayerGroup, ...], Work], Linear]
     """Of the same: the size of the store."""
 
 

@@ -24,7 +24,16 @@ _SHARE = 1 / 3
 """Of that: a single figure that has less of it is not named beside others."""
 
 FigureKind = Literal[
-    "read", "write", "read beside writes", "write beside reads", "h2d", "d2h", "update", "forward", "backward"
+    "read",
+    "write",
+    "read beside writes",
+    "write beside reads",
+    "h2d",
+    "d2h",
+    "update",
+    "forward",
+    "backward",
+    "perturb",
 ]
 
 
@@ -208,7 +217,14 @@ def _figure(op: Op) -> Figure:
         return Figure("forward", op.layer_class)
     if isinstance(op, Backward):
         return Figure("backward", op.layer_class)
-    kinds: dict[str, FigureKind] = {"read": "read", "write": "write", "h2d": "h2d", "d2h": "d2h", "cpu": "update"}
+    kinds: dict[str, FigureKind] = {
+        "read": "read",
+        "write": "write",
+        "h2d": "h2d",
+        "d2h": "d2h",
+        "cpu": "update",
+        "compute": "perturb",
+    }
     return Figure(kinds[op.resource])
 
 

@@ -7,7 +7,7 @@ who are colour-blind. It draws nothing.
 from collections.abc import Collection
 
 from ..graph.contents import BETWEEN_LAYERS, CONTENTS, Role
-from ..graph.ops import Backward, Forward, Op, Transfer, Update
+from ..graph.ops import Backward, Forward, Op, Perturb, Transfer, Update
 
 RESOURCE_LABELS = {
     "read": "ssd read",
@@ -28,6 +28,7 @@ WORK_COLOURS = {
     "backward": "#CC6677",
     "update": "#117733",
     "delayed update": "#999933",
+    "perturb": "#882255",
 }
 ROLE_COLOURS = {
     Role.PARAMETERS: "#332288",
@@ -40,6 +41,7 @@ ROLE_COLOURS = {
     Role.OPTIMIZER_IN_TRANSIT: "#EEE5B8",
     Role.HIDDEN_STATES: "#88CCEE",
     Role.GRADIENTS: "#882255",
+    Role.PERTURBED_PARAMETERS: "#D89BB5",
 }
 """From the bottom of the stack to its top: what stays, then what comes and goes."""
 SIZE_COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#AA4499", "#DDCC77", "#44AA99", "#882255", "#999933")
@@ -55,6 +57,8 @@ def work_of(op: Op) -> str:
         return "backward"
     if isinstance(op, Update):
         return "delayed update" if op.delayed else "update"
+    if isinstance(op, Perturb):
+        return "perturb" if op.copies else "update"
     if isinstance(op, Transfer):
         return CONTENTS[op.content].work
     return type(op).__name__.lower()

@@ -16,6 +16,8 @@ from .state_layout import GRAIN, OptimizerStates, Precision
 ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
 """The orders of operations (`ORDERS` of `schedule/build.py`)."""
 TOLERANCE = 1e-6
+MOST_DIRECTIONS = 256
+"""Of a zeroth-order step."""
 MOST_STEPS_BETWEEN = 64
 """Between two writes of a zeroth-order run's parameters."""
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
@@ -75,7 +77,7 @@ class Saved(Part):
 class ZerothOrder(Part):
     """How a zeroth-order step estimates its gradient (MeZO; ZO-Offloading section 2), as far as a schedule knows it."""
 
-    directions: int = Field(default=1, ge=1, le=1 << 16)
+    directions: int = Field(default=1, ge=1, le=MOST_DIRECTIONS)
     """Random directions of a step, along each of which the loss is taken twice."""
     in_turns: bool = False
     """The copies at plus and at minus eps take turns in one place, and each direction is drawn twice. Else both are
@@ -376,7 +378,7 @@ class Plan(Document):
                 "take more elements at once"
             )
         reason = needs_all_gradients(self.decision.precision, self.decision.clip_grad_norm)
-        if reason and self.decision.delay_ratio != 1.0:
+        if reason and not self.decision.zeroth_order and self.decision.delay_ratio != 1.0:
             raise ValueError(f"decision.delay_ratio must be 1: {reason}")
         return self
 

@@ -90,6 +90,11 @@ class Machine(Part):
     checksum_rate: Positive | None = None
     """Bytes a second of optimizer states of which an update takes the checksums, before and after, in passing. None:
     nobody measured it, and plans count on nothing for it."""
+    perturb_rate: Positive | None = None
+    """Elements a second of a pass that draws a random direction and writes both perturbed copies, in the profile's
+    precision (ZO-Offloading section 2.3). None: nobody measured it, and there are no zeroth-order plans."""
+    pending_rate: Positive | None = None
+    """Elements a second by which a pass takes longer for each update that is pending: it draws one direction more."""
     compute_beside_updates: Kept | None = None
     """The fraction of its pace that compute keeps while updates run one after the other on the same cores."""
     updates_beside_compute: Kept | None = None
@@ -107,6 +112,13 @@ def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
     if optimizer_states == "bf16" and machine.update_rate_bf16 is not None:
         return machine.update_rate_bf16
     return machine.update_rate
+
+
+def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending: float) -> float:
+    """Seconds of a zeroth-order pass over so many elements, with copies or without, where so many updates are pending.
+    The machine's rates are known: a request sees to it."""
+    assert machine.perturb_rate and machine.pending_rate
+    return elements * (copies / machine.perturb_rate + pending / machine.pending_rate)
 
 
 class State(Part):

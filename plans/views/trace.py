@@ -14,12 +14,12 @@ from ..analysis.memory_usage import Usage, label, memory_usage
 from ..analysis.work import roles_in_order
 from ..errors import MismatchError, UsageError
 from ..files import read_bounded, write_whole
-from ..graph.ops import RESOURCES, Op, Resource, Schedule, Tier, Transfer, Update
+from ..graph.ops import RESOURCES, Op, Perturb, Resource, Schedule, Tier, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline
 from ..json_errors import json_reason
 
 FORMAT = "ssdplan.trace/1"
-GRAPHS = ("first", "steady", "flush", "evaluate")
+GRAPHS = ("first", "steady", "unwritten", "flush", "evaluate")
 _OPERATIONS, _MEMORY = 1, 2
 """Processes of the trace: one with a thread a resource, one with the counters."""
 _TIERS: tuple[Tier, ...] = ("host", "device")
@@ -97,6 +97,8 @@ def amount(op: Op) -> tuple[int, str]:
         return op.nbytes, "bytes"
     if isinstance(op, Update):
         return op.elements, "elements"
+    if isinstance(op, Perturb):
+        return op.copies, "copies"
     return 0, ""
 
 

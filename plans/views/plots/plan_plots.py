@@ -424,6 +424,7 @@ def _unit(nbytes: int) -> tuple[int, str]:
 def _step_name(timeline: Timeline) -> str:
     names = {
         "steady": "a steady step",
+        "unwritten": "a step that writes no parameters",
         "first": "the first step",
         "flush": "the flush of delayed updates",
         "evaluate": "an evaluation",

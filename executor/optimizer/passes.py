@@ -1,0 +1,176 @@
+"""One pass of the zeroth-order optimizer over a range of a tensor: on host by the native kernel, elsewhere by torch.
+
+Owns that both have the same bits: `native/src/zeroth_order.hpp` defines a direction, and each line here is one of its
+operations in fp32 on whole tensors, so that nothing is fused and each rounds to nearest even. The caller says what is
+pending.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ssdplan import native
+
+FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+Pending = tuple[int, int, float, float]
+"""Of one update: its step, the number of its direction, scale and keep: p = keep p - scale z."""
+GROUP, LANES = 64, 16
+"""Elements whose directions are made at once, and those of them that one word of each counter serves."""
+PIECE = 1 << 22
+"""Elements at once where torch makes directions: about 40 bytes each beside them."""
+_WORD = 0xFFFFFFFF
+_ROUNDS = 10
+
+
+def perturb(
+    parameters: torch.Tensor,
+    plus: torch.Tensor | None,
+    minus: torch.Tensor | None,
+    *,
+    seed: int,
+    tensor: int,
+    step: int,
+    direction: int,
+    eps: float,
+    pending: Sequence[Pending] = (),
+    threads: int = 1,
+) -> None:
+    """Make the updates that are pending, one after the other, in `parameters`; then `plus` and `minus`, as far as they
+    are wanted, from these: p + eps z and p - eps z along a direction of the step.
+
+    All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at the tensor's first element.
+    `tensor`: 32 bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
+    """
+    if parameters.device.type != "cpu":
+        _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending)
+        return
+    form, elements = FORMATS[parameters.dtype], parameters.numel()
+    if plus is None and minus is None:
+        if pending:
+            native.zeroth_order_update(
+                parameters.data_ptr(), form, elements, seed=seed, tensor=tensor, pending=list(pending), threads=threads
+            )
+        return
+    native.zeroth_order(
+        parameters.data_ptr(),
+        0 if plus is None else plus.data_ptr(),
+        0 if minus is None else minus.data_ptr(),
+        form,
+        elements,
+        seed=seed,
+        tensor=tensor,
+        step=step,
+        eps=eps,
+        direction=direction,
+        pending=list(pending),
+        threads=threads,
+    )
+
+
+def _perturb(
+    parameters: torch.Tensor,
+    plus: torch.Tensor | None,
+    minus: torch.Tensor | None,
+    seed: int,
+    tensor: int,
+    step: int,
+    direction: int,
+    eps: float,
+    pending: Sequence[Pending],
+) -> None:
+    """`perturb` by torch alone, on any device, piece by piece."""
+    for first in range(0, parameters.numel(), PIECE):
+        piece = slice(first, first + PIECE)
+        p = parameters[piece]
+        count = p.numel()
+        for of_step, number, scale, keep in pending:
+            moved = normals(count, first, seed, tensor, of_step, number, p.device).mul_(_fp32(scale))
+            p.copy_(p.float().mul_(_fp32(keep)).sub_(moved))
+        if plus is None and minus is None:
+            continue
+        difference = normals(count, first, seed, tensor, step, direction, p.device).mul_(_fp32(eps))
+        if plus is not None:
+            plus[piece].copy_(p.float().add_(difference))
+        if minus is not None:
+            minus[piece].copy_(p.float().sub_(difference))
+
+
+def normals(
+    count: int, first: int, seed: int, tensor: int, step: int, direction: int, device: torch.device
+) -> torch.Tensor:
+    """fp32 [count]: elements `first` (a multiple of 64) and on of a direction, by Philox4x32-10 and Box and Muller."""
+    assert first % GROUP == 0
+    groups = -(-count // GROUP)
+    counter = torch.arange(groups * LANES, dtype=torch.int64, device=device).add_(first // GROUP * LANES)
+    words = [
+        counter & _WORD,
+        (counter >> 32) | (direction << 16),
+        torch.full_like(counter, tensor),
+        torch.full_like(counter, step),
+    ]
+    key = [seed & _WORD, seed >> 32 & _WORD]
+    for _ in range(_ROUNDS):
+        first_product, second_product = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [
+            (second_product >> 32 & _WORD) ^ words[1] ^ key[0],
+            second_product & _WORD,
+            (first_product >> 32 & _WORD) ^ words[3] ^ key[1],
+            first_product & _WORD,
+        ]
+        key = [(key[0] + 0x9E3779B9) & _WORD, (key[1] + 0xBB67AE85) & _WORD]
+    each = [number.view(groups, 1, LANES) for pair in (0, 2) for number in _box_muller(words[pair], words[pair + 1])]
+    return torch.cat(each, dim=1).view(-1)[:count]
+
+
+def _box_muller(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two normals of two words, as `box_muller` of native/src/zeroth_order.cpp."""
+    u = (a >> 1).float().add_(0.5).mul_(2.0**-31)
+    r = _logarithm(u).mul_(-2.0).double().sqrt_().float()  # as fp32's exact root: torch's own in fp32 is not everywhere
+    quarter = ((b + 0x20000000) & _WORD) >> 30
+    turned = (b - (quarter << 30)) & _WORD
+    x = torch.where(turned >= 1 << 31, turned - (1 << 32), turned).float().mul_(_fp32(1.4629180793e-9))
+    square = x * x
+    sine = _polynomial(square, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
+    sine = sine.mul_(square).mul_(x).add_(x)
+    cosine = _polynomial(square, (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
+    cosine = cosine.mul_(square).mul_(square).sub_(square * 0.5).add_(1.0)
+    swapped = quarter & 1 != 0
+    first, second = torch.where(swapped, sine, cosine), torch.where(swapped, cosine, sine)
+    first = torch.where((quarter + 1) & 2 != 0, -first, first)
+    second = torch.where(quarter & 2 != 0, -second, second)
+    return first.mul_(r), second.mul_(r)
+
+
+def _logarithm(u: torch.Tensor) -> torch.Tensor:
+    """`logarithm` of native/src/zeroth_order.cpp."""
+    offset = u.view(torch.int32) - 0x3F3504F3
+    exponent = (offset >> 23).float()
+    x = ((offset & 0x007FFFFF) + 0x3F3504F3).view(torch.float32) - 1.0
+    square = x * x
+    factors = (
+        7.0376836292e-2,
+        -1.1514610310e-1,
+        1.1676998740e-1,
+        -1.2420140846e-1,
+        1.4249322787e-1,
+        -1.6668057665e-1,
+        2.0000714765e-1,
+        -2.4999993993e-1,
+        3.3333331174e-1,
+    )
+    y = _polynomial(x, factors).mul_(x).mul_(square)
+    y.sub_(exponent * _fp32(2.12194440e-4)).sub_(square * 0.5)
+    return y.add_(x).add_(exponent.mul_(0.693359375))
+
+
+def _polynomial(x: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
+    """By Horner's rule, the highest power's factor first, each product and sum rounded to fp32."""
+    y = torch.full_like(x, _fp32(factors[0]))
+    for factor in factors[1:]:
+        y.mul_(x).add_(_fp32(factor))
+    return y
+
+
+def _fp32(value: float) -> float:
+    """The number of fp32 that is nearest, which torch then takes as it is."""
+    return float(torch.tensor(value, dtype=torch.float32))

@@ -1,0 +1,98 @@
+"""Traffic of the zeroth-order schedule: what each layer's stage moves, draws and computes, as linear forms.
+
+Owns ZO-Offloading's step (sections 2.2 and 2.3) in the words of `traffic.py`: one stage a layer, in which every
+micro-batch runs forward twice for each direction. There are no gradients, no optimizer states and no checkpoints, so
+all of their forms are zero. What goes back to where it lives does so in one step of `ZerothOrder.written_every`, so a
+step's share of it is on average.
+"""
+
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
+
+from .stages import LayerGroup, Stage, Work
+from .traffic import Traffic
+from .variables import CONSTANT, Linear, Variable, variables_of
+
+SIDES = 2
+"""Forwards of a direction: at plus and at minus eps."""
+
+
+def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
+    """One for each kind of layer."""
+    return tuple(_stage(model, group, work) for group in groups)
+
+
+def host_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
+    """Parameters that live on host."""
+    return _parameters(model, groups, on_host=True)
+
+
+def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
+    """Parameters that live on ssd."""
+    return _parameters(model, groups, on_host=False)
+
+
+def _parameters(model: Model, groups: tuple[LayerGroup, ...], *, on_host: bool) -> Linear:
+    total: dict[Variable, float] = {}
+    for group in groups:
+        for use in group.uses:
+            if use.own:
+                lives = variables_of(use.state_class).parameters
+                variable = lives.prompt_host if on_host else lives.prompt_ssd
+                nbytes = ELEMENT_BYTES[model.precision] * group.count * use.elements
+                total[variable] = total.get(variable, 0.0) + nbytes
+    return total
+
+
+def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
+    zeroth_order = work.zeroth_order
+    assert zeroth_order is not None
+    element, every = ELEMENT_BYTES[model.precision], zeroth_order.written_every
+    forwards = SIDES * zeroth_order.directions * work.micro_batches
+    passing = float((forwards - 1) * checkpoint_bytes(model, work.micro_batch_size))
+    draws = zeroth_order.directions * (SIDES if zeroth_order.in_turns else 1)
+    read: dict[Variable, float] = {}
+    write: dict[Variable, float] = {}
+    h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else passing}
+    d2h: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "head" else passing}
+    pending: dict[Variable, float] = {}
+    perturbed = 0.0
+    for use in group.uses:
+        fractions, nbytes = variables_of(use.state_class), float(element * use.elements)
+        _add(read, fractions.parameters.prompt_ssd, nbytes)
+        _add(h2d, CONSTANT, nbytes)
+        _add(h2d, fractions.device, -nbytes)
+        if use.frozen:
+            continue
+        perturbed += draws * use.elements
+        lagging, here = zeroth_order.waiting(lags=True), zeroth_order.waiting(lags=False)
+        if use.own:
+            _add(write, fractions.parameters.prompt_ssd, nbytes / every)
+            _add(d2h, CONSTANT, nbytes / every)
+            _add(d2h, fractions.device, -nbytes / every)
+            _add(pending, CONSTANT, use.elements * lagging)
+            _add(pending, fractions.device, use.elements * (here - lagging))
+        elif every > 1:  # an earlier layer has updated the state, and has written that in some steps only
+            _add(pending, CONSTANT, use.elements * lagging * (1 - 1 / every))
+            _add(pending, fractions.device, -use.elements * lagging * (1 - 1 / every))
+    seconds = model.timing(group.layer_class, work.micro_batch_size).forward_stage_seconds(forwards)
+    return Stage(
+        layer_class=group.layer_class,
+        phase="forward",
+        count=group.count,
+        read_bytes=read,
+        write_bytes=write,
+        updates={},
+        h2d_bytes=h2d,
+        d2h_bytes=d2h,
+        compute_seconds={CONSTANT: seconds},
+        perturbed=perturbed,
+        pending=pending,
+    )
+
+
+def _add(total: dict[Variable, float], variable: Variable, factor: float) -> None:
+    total[variable] = total.get(variable, 0.0) + factor
+
+
+ZEROTH_ORDER = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)

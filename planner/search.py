@@ -1,0 +1,421 @@
+"""The search: finds the batch whose plan is the fastest, or good enough and small (GreedySnake, Algorithm 1).
+
+Owns the outer search over micro-batch sizes and numbers of micro-batches, and the words in which a plan is refused. The
+program finds placements, `fit/fit.py` makes them exact, the simulator predicts; `solve.py` makes a plan of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from ssdplan.plans.documents.plan import Alternative, Least, Recompute
+from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.units import format_enough, format_there
+
+from .explain.alternatives import rungs_by
+from .explain.sensitivity import scaled_compute
+from .fit.budgets import Candidate, Constraint
+from .fit.fit import Branch, Fitter, Solved
+from .predict.peaks import compute_seconds, forward_seconds
+from .predict.shortened import step_seconds
+from .predict.simulator import simulate, simulated_seconds
+from .program.program import Bound, program_bound
+from .program.zeroth_order import SIDES
+from .ranked import ENOUGH, Ranked, Scanned, Simulated, good_enough, smallest_good_enough
+from .request import LADDER, smallest_of
+
+PARTS = (1, 2, 4)
+"""Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
+WORTH = 5e-3
+"""What the program must gain by saving activations, for the rest of the work to be done."""
+FINALISTS = 3
+CLOSE = 0.9
+"""A bound below this share of the best cannot win by a better fill and drain."""
+WAITING = 1.03
+"""A step that takes longer than the program's by this factor waits for chunks: other paces are tried."""
+OPERATION_CORE_SECONDS = 2e-4
+"""What each operation takes of the cores beside its work, for the choice between paces: the simulator gives it none.
+(A step with 5,600 more operations, the same bytes in shorter chunks, on two cores that compute shares: 8.43 and 10.34
+instead of 8.01 and 10.03 s; run by run, 9.57 and 9.22 instead of 8.62 and 8.55.)"""
+FEW_OPS = 20_000
+"""A schedule of so many is built again in a moment; in a longer one chunks are a small part of what flows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found, and what it looked at."""
+
+    chosen: Simulated
+    scanned: list[Scanned]
+    ranked: list[Ranked]
+
+
+class Search:
+    """The outer search on one model, machine and set of budgets."""
+
+    def __init__(self, model: Model, machine: Machine, fitter: Fitter) -> None:
+        self.model, self.machine, self.fitter = model, machine, fitter
+        self._ranked: dict[Candidate, list[Ranked]] = {}
+
+    def find(self, candidates: Sequence[Candidate], *, between: bool) -> Found | None:
+        """The smallest batch that is good enough of all that the user allows, and what was tried on the way; None where
+        nothing fits. `between`: look at numbers of micro-batches between those of the ladder too."""
+        scanned = self.scan(candidates)
+        if between:
+            scanned = self.look_between(scanned)
+        ranked = self.narrow_down(scanned)
+        ranked += self.look_beyond(candidates, scanned, ranked)
+        chosen = self.choose(ranked, smallest_of(candidates))
+        return Found(chosen, scanned, ranked) if chosen else None
+
+    def writing_every(self, steps: int) -> "Search":
+        """The search for zeroth-order plans whose parameters go back to where they live every so many steps."""
+        return Search(self.model, self.machine, self.fitter.writing_every(steps))
+
+    def recomputing_everything(self) -> "Search":
+        """The search for a batch. Where plans may save activations it is that of plans that do not: a batch fits with
+        them or without, and is not made smaller, to write states more often, for what they gain alone."""
+        could_save = any(rungs_by("all", self.model, size) for size in self.model.micro_batch_sizes)
+        if self.fitter.fixed.recompute != "auto" or not could_save:
+            return self
+        return Search(self.model, self.machine, self.fitter.with_recompute("all"))
+
+    def save(self, plain: Simulated, scanned: Sequence[Scanned]) -> Simulated:
+        """The best plan of a batch, or of a half or a quarter of it, which has room for more activations: by a token's
+        seconds, and what it writes more than in `plain`, as the program weighs it. `plain` is the batch's plan that
+        recomputes everything."""
+        own = plain.solved.fitted.candidate
+        if not rungs_by("all", self.model, own.micro_batch_size):
+            return plain
+        known = {entry.candidate: entry for entry in scanned}
+        writes, price = plain.solved.fitted.needs.writes, self.fitter.fixed.wear_price
+        found = [plain]
+        for part in PARTS:
+            candidate = Candidate(own.micro_batch_size, own.micro_batches // part)
+            if candidate not in known and candidate != own:
+                continue
+            given = known[candidate].branches if candidate in known else self.fitter.branches(candidate)
+            auto = [replace(each, fixed=replace(each.fixed, recompute="auto")) for each in given]
+            entry = self._scan(candidate, auto)
+            # Of states that live on ssd, half a batch writes twice as much a token.
+            oftener = own.micro_batches / candidate.micro_batches - 1
+            worth = max(WORTH, price * oftener if writes else 0.0)
+            least = known[own].tokens_per_second * (1 + worth) if own in known else 0.0
+            if entry and entry.tokens_per_second >= least:
+                saving = self.simulate(candidate, entry.branches, plain if candidate == own else None)
+                found += [saving] if saving else []
+            elif candidate == own:
+                found.append(self._weighed(plain, own, auto, plain))
+        return min(found, key=lambda each: self._weight(each, plain))
+
+    def _weight(self, simulated: Simulated, plain: Simulated) -> float:
+        """Seconds of a token, and what it writes more than in `plain` by the wear price."""
+        tokens, before = (self._tokens(each.solved.fitted.candidate) for each in (simulated, plain))
+        written, base = simulated.solved.fitted.needs.writes / tokens, plain.solved.fitted.needs.writes / before
+        seconds = plain.timeline.seconds / before
+        more, price = max(written - base, 0.0), self.fitter.fixed.wear_price
+        wear = more / base if base else inf
+        return simulated.timeline.seconds / tokens + (price * seconds * wear if price and more else 0.0)
+
+    def scan(self, candidates: Sequence[Candidate]) -> list[Scanned]:
+        """The program's bound for every candidate whose pipeline leaves room on device and host. Where none does on the
+        device, for every one with room on host: that is estimated, and one may fit exactly."""
+        found = []
+        for candidate in list(filter(self.fitter.has_room, candidates)) or candidates:
+            entry = self._scan(candidate, self.fitter.branches(candidate))
+            if entry is not None:
+                found.append(entry)
+        return found
+
+    def _scan(self, candidate: Candidate, given: Sequence[Branch]) -> Scanned | None:
+        possible: list[tuple[float, Branch, Bound]] = []
+        for branch in given:
+            bound = self._bound(self.model, candidate, branch)
+            if bound is not None:
+                # Keeping no checkpoint at all must gain something; what fits in memory touches no drive.
+                handicap = 1.0 if branch.fixed.checkpoints is None else 1.001
+                possible.append((bound.seconds * handicap, branch, bound))
+        if not possible:
+            return None
+        possible.sort(key=lambda each: each[0])
+        bound = possible[0][2]
+        branches = tuple(branch for _, branch, _ in possible)
+        return Scanned(candidate, branches, bound, self._tokens(candidate) / bound.seconds)
+
+    def look_between(self, scanned: list[Scanned]) -> list[Scanned]:
+        """Add the candidates between the smallest that is good enough and the one before it on the ladder."""
+        if not scanned:
+            return scanned
+        first = good_enough(scanned)[0].candidate
+        n = first.micro_batches
+        before = max((rung for rung in LADDER if rung < n), default=0)
+        more = self.scan([Candidate(first.micro_batch_size, between) for between in range(before + 1, n)])
+        return sorted([*scanned, *more], key=lambda entry: entry.candidate.order)
+
+    def narrow_down(self, scanned: list[Scanned]) -> list[Ranked]:
+        """Simulate the best candidates on shortened models: enough to find about the smallest batch that suffices.
+
+        The program's favourites first: its fastest, and its smallest batch that is good enough. Where the program sees
+        a plateau, a larger batch still hides more of what its stages wait for each other, so larger ones follow as long
+        as they are faster. When fill and drain make the smallest fall short, halve what lies between. Where the
+        fastest does not fit, the most micro-batches of each size that do take its place.
+        """
+        fastest = sorted(scanned, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order))
+        ranked = self._rank(fastest[0]) if fastest else []
+        ranked = ranked or self._largest_that_fit(fastest)
+        if not ranked:
+            return []
+        best = ranked[-1].scanned
+        fastest = [entry for entry in fastest if all(entry is not found.scanned for found in ranked)]
+        if all(entry.candidate.global_batch == best.candidate.global_batch for entry in fastest):
+            close = [entry for entry in fastest if entry.tokens_per_second >= CLOSE * best.tokens_per_second]
+            return ranked + [found for entry in close[: FINALISTS - 1] for found in self._rank(entry)]
+        for _ in range(FINALISTS - 1):
+            larger = self._larger(scanned, best, ranked[-1].tokens_per_second)
+            found = self._rank(larger) if larger else []
+            ranked += found
+            if larger is None or not found or found[0].tokens_per_second <= ranked[-2].tokens_per_second:
+                break
+            best = larger
+        reached = max(found.tokens_per_second for found in ranked)
+        enough = [
+            entry
+            for entry in scanned
+            if entry.candidate.order <= best.candidate.order and entry.tokens_per_second >= ENOUGH * reached
+        ]
+        low, high = -1, len(enough) - 1
+        for step in range(FINALISTS):
+            if not enough or (high - low < 2 and step):  # none: a shortened model may be faster than every bound
+                break
+            middle = 0 if step == 0 else (low + high) // 2
+            if middle == high:
+                break
+            found = [each for each in ranked if each.candidate == enough[middle].candidate]
+            if not found:
+                found = self._rank(enough[middle])
+                ranked += found
+            if found and smallest_good_enough(ranked) is found[0]:
+                high = middle
+            else:
+                low = middle
+        return ranked
+
+    def look_beyond(
+        self, candidates: Sequence[Candidate], scanned: Sequence[Scanned], ranked: Sequence[Ranked]
+    ) -> list[Ranked]:
+        """Of the candidates for whose buffers the estimate left no room on host the largest that fit after all, where
+        they could be noticeably faster than what fits without doubt."""
+        reached = max((found.tokens_per_second for found in ranked), default=0.0)
+        seen = {entry.candidate for entry in scanned}
+        left = []
+        for candidate in candidates:
+            if candidate not in seen and self.fitter.has_room(candidate):
+                entry = self._scan(candidate, self.fitter.branches_at_most(candidate))
+                if entry is not None and ENOUGH * entry.tokens_per_second > reached:
+                    left.append(entry)
+        return self._largest_that_fit(sorted(left, key=lambda entry: (-entry.tokens_per_second, entry.candidate.order)))
+
+    def choose(self, ranked: Sequence[Ranked], smallest: Sequence[Candidate]) -> Simulated | None:
+        """The smallest batch that is good enough, fitted and simulated whole; where what was ranked does not fit after
+        all, the next, and at last the fastest of `smallest`. None when nothing fits."""
+        left = list(ranked)
+        while left:
+            best = smallest_good_enough(left)
+            found = self.simulate(best.candidate, best.scanned.branches)
+            if found is not None:
+                return found
+            left = [each for each in left if each is not best]
+        last = (self.simulate(candidate, self.fitter.branches(candidate)) for candidate in smallest)
+        return max((each for each in last if each), key=lambda each: each.tokens_per_second, default=None)
+
+    def _largest_that_fit(self, fastest: Sequence[Scanned]) -> list[Ranked]:
+        """Of each micro-batch size that could be the fastest about the most micro-batches that fit, and the fewer ones
+        that were tried on the way; the fastest last. What does not fit is taken not to with more of them."""
+        ranked: list[Ranked] = []
+        for size in dict.fromkeys(entry.candidate.micro_batch_size for entry in fastest):
+            mine = [entry for entry in fastest if entry.candidate.micro_batch_size == size]
+            if ranked and mine[0].tokens_per_second <= ranked[-1].tokens_per_second:
+                continue
+            mine.sort(key=lambda entry: entry.candidate.order)
+            found = self._rank(mine[0])
+            fits, too_many = 0, len(mine)
+            while found and too_many - fits > 1:
+                middle = (fits + too_many) // 2
+                more = self._rank(mine[middle])
+                found += more
+                fits, too_many = (middle, too_many) if more else (fits, middle)
+            ranked = sorted([*ranked, *found], key=lambda each: each.tokens_per_second)
+        return ranked
+
+    def _larger(self, scanned: list[Scanned], best: Scanned, reached: float) -> Scanned | None:
+        """The candidate with half as many micro-batches again as `best`, if it could be noticeably faster."""
+        mine = (
+            entry
+            for entry in sorted(scanned, key=lambda entry: entry.candidate.order)
+            if entry.candidate.micro_batch_size == best.candidate.micro_batch_size
+            and 2 * entry.candidate.micro_batches >= 3 * best.candidate.micro_batches
+        )
+        found = next(mine, None)
+        return found if found and ENOUGH * found.tokens_per_second > reached else None
+
+    def _rank(self, entry: Scanned) -> list[Ranked]:
+        """`entry` as shortened models run it; nothing when it does not fit."""
+        if entry.candidate not in self._ranked:
+            self._ranked[entry.candidate] = []
+            sketch = self.fitter.sketch(entry.candidate, entry.branches)
+            if sketch is not None:
+                seconds = step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule)
+                found = Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)
+                self._ranked[entry.candidate].append(found)
+        return list(self._ranked[entry.candidate])
+
+    def simulate(
+        self, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None = None
+    ) -> Simulated | None:
+        """The candidate's best decision, fitted and simulated; None when it does not fit. Where the simulated step
+        waits for chunks, the fastest of the paces that hide more, what their operations take counted in."""
+        solved = self.fitter.solve(candidate, branches)
+        if solved is None:
+            return None
+        best = self._paced(solved, candidate, branches)
+        if self.fitter.fixed.recompute == "auto" and rungs_by("all", self.model, candidate.micro_batch_size):
+            best = self._weighed(best, candidate, branches, plain)
+        return best
+
+    def _paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> Simulated:
+        """`solved`, or where its step waits for chunks the fastest of the paces that hide more."""
+        best = self._simulate(solved)
+        waits = best.timeline.seconds > WAITING * solved.program.seconds
+        if not waits or len(solved.fitted.schedule.steady.ops) > FEW_OPS:
+            return best
+        others = map(self._simulate, self.fitter.paced(candidate, branches))
+        return min((best, *others), key=self._with_operations)
+
+    def _weighed(
+        self, best: Simulated, candidate: Candidate, branches: Sequence[Branch], plain: Simulated | None
+    ) -> Simulated:
+        """The best of what the program found, of recomputing everything (`plain`, where that is known), and of PyAO's
+        rule: by the simulator's seconds and what each writes, as the program weighs it."""
+        everything = best
+        if best.solved.fitted.decision.saved:
+            everything = plain or self._recomputing("all", candidate, branches) or best
+        best = min(best, everything, key=lambda each: self._weight(each, everything))
+        if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
+            return best
+        most = self._weight(best, everything) * self._tokens(candidate)
+        by_rule = self._recomputing("paper", candidate, branches, most=most)
+        return min((best, *([by_rule] if by_rule else [])), key=lambda each: self._weight(each, everything))
+
+    def _recomputing(
+        self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch], most: float = inf
+    ) -> Simulated | None:
+        """The candidate where backward recomputes that; None where it does not fit, or where by the program's bound a
+        step clearly takes longer than `most` seconds."""
+        others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
+        entry = self._scan(candidate, others)
+        if entry is None or CLOSE * entry.bound.seconds > most:
+            return None
+        solved = self.fitter.solve(candidate, entry.branches)
+        return None if solved is None else self._paced(solved, candidate, entry.branches)
+
+    def _with_operations(self, simulated: Simulated) -> float:
+        """Seconds of a step, with what its operations take where compute wants the same cores."""
+        operations = len(simulated.timeline.graph.ops) if self.machine.compute_shares_cpu else 0
+        return simulated.timeline.seconds + OPERATION_CORE_SECONDS * operations / self.machine.cores
+
+    def _simulate(self, solved: Solved) -> Simulated:
+        candidate, steady = solved.fitted.candidate, solved.fitted.schedule.steady
+        timeline = simulate(steady, self.model, self.machine, candidate.micro_batch_size)
+        decision, seconds = solved.fitted.decision, timeline.seconds
+        if decision.zeroth_order and decision.zeroth_order.written_every > 1:
+            seconds = simulated_seconds(solved.fitted.schedule, self.model, self.machine, decision)
+        return Simulated(solved, timeline, self._tokens(candidate) / seconds, seconds)
+
+    def alternatives(
+        self, scanned: Sequence[Scanned], ranked: Sequence[Ranked], chosen: Simulated
+    ) -> tuple[Alternative, ...]:
+        """Every candidate, by batch: the simulator's figure where there is one, else the program's bound."""
+        bounds = {entry.candidate: entry.bound for entry in scanned}
+        branches = {entry.candidate: entry.branches[0] for entry in (*scanned, *(each.scanned for each in ranked))}
+        exact: dict[Candidate, float] = {}
+        for each in ranked:
+            exact[each.candidate] = each.tokens_per_second
+            bounds[each.candidate] = Bound(each.program.seconds, each.program.delay_ratio)
+        own, program = chosen.solved.fitted.candidate, chosen.solved.program
+        exact[own] = chosen.tokens_per_second
+        bounds[own] = Bound(program.seconds, program.delay_ratio)
+        branches[own] = chosen.solved.branch
+        without_compute = scaled_compute(self.model, 0.0)
+        rows = []
+        for candidate in sorted(bounds, key=lambda candidate: candidate.order):
+            bound, io = bounds[candidate], self._bound(without_compute, candidate, branches[candidate])
+            assert io is not None, "a candidate that fits only when it computes"
+            tokens = self._tokens(candidate)
+            rows.append(
+                Alternative(
+                    micro_batch_size=candidate.micro_batch_size,
+                    micro_batches=candidate.micro_batches,
+                    tokens_per_second=exact.get(candidate, tokens / bound.seconds),
+                    delay_ratio=bound.delay_ratio,
+                    program_seconds=bound.seconds,
+                    compute_tokens_per_second=tokens / self._compute_seconds(candidate),
+                    io_tokens_per_second=tokens / io.seconds,
+                    simulated=candidate in exact,
+                )
+            )
+        return tuple(rows)
+
+    def least(self, chosen: Simulated) -> tuple[Least, ...]:
+        """The budgets that would still do for the chosen batch."""
+        found = self.fitter.least_beside(chosen.solved)
+        tokens = self._tokens(chosen.solved.fitted.candidate)
+        own = chosen.solved.program.seconds  # by the same bound, which less of anything cannot beat
+        return tuple(
+            Least(budget=room, least_bytes=nbytes, tokens_per_second=tokens / max(seconds, own))
+            for room, (nbytes, seconds) in found.items()
+        )
+
+    def refusal(self, candidates: Sequence[Candidate]) -> InfeasibleError:
+        """Why none of `candidates` fits: the one budget to raise, and how far; or all, when one is not enough."""
+        budget = self.fitter.budget
+        constraints: tuple[Constraint, ...] = ("device memory", "ssd writes", "ssd space", "host memory")
+        for constraint in constraints:
+            least = [self.fitter.least(candidate, constraint) for candidate in candidates]
+            enough = min((nbytes for nbytes in least if nbytes is not None), default=None)
+            if enough is not None:
+                return InfeasibleError(
+                    f"no plan fits: {constraint} of {format_there(budget.of(constraint))} is too little; "
+                    f"the least that would do is {format_enough(enough)}"
+                )
+        lean = (solved.fitted.needs for candidate in candidates for solved in self.fitter.leanest(candidate))
+        needs = min(lean, key=lambda needs: needs.host)
+        each = ", ".join(
+            f"{constraint} {format_enough(needs.of(constraint))} instead of {format_there(budget.of(constraint))}"
+            for constraint in needs.over(budget)
+        )
+        return InfeasibleError(f"no plan fits: it would take at least {each}")
+
+    def _bound(self, model: Model, candidate: Candidate, branch: Branch) -> Bound | None:
+        return program_bound(
+            model,
+            self.machine,
+            micro_batch_size=candidate.micro_batch_size,
+            micro_batches=candidate.micro_batches,
+            limits=branch.limits,
+            fixed=branch.fixed,
+        )
+
+    def _tokens(self, candidate: Candidate) -> int:
+        return candidate.global_batch * self.model.sequence_length
+
+    def _compute_seconds(self, candidate: Candidate) -> float:
+        """All forwards and backwards of a step, one after the other."""
+        times, n = 1, candidate.micro_batches
+        if self.fitter.fixed.zeroth_order:
+            forwards = SIDES * self.fitter.fixed.zeroth_order.directions * n
+            return forward_seconds(self.model, candidate.micro_batch_size, forwards)
+        if self.fitter.fixed.schedule == "horizontal":
+            times, n = n, 1
+        saves = self.fitter.fixed.recompute != "all"
+        return times * compute_seconds(self.model, candidate.micro_batch_size, n, saves=saves)
