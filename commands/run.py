@@ -123,6 +123,9 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     steps, data, out = options.steps, options.data, kept.directory.path if kept else options.out
     assert plan and steps and data and out, "whoever calls this has looked for them"
     plan.refuse_estimates()
+    if plan.decision.zeroth_order:
+        _require_zeroth_order(options, said)
+    options = _settled(options, plan)
     if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
@@ -135,6 +138,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     from ssdplan.executor.optimizer.adamw import AdamW
     from ssdplan.executor.optimizer.learning_rate import DECAY_SHARE, LearningRate, steps_of
     from ssdplan.executor.optimizer.loss_scale import LossScale
+    from ssdplan.executor.optimizer.zeroth_order import MeZO
     from ssdplan.executor.recipe import Recipe, Watch
     from ssdplan.executor.snapshots.run_directory import on_planned_drives
     from ssdplan.executor.train import train
@@ -155,16 +159,26 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     decay = options.decay_steps
     if decay is None:
         decay = DECAY_SHARE if options.lr_schedule == "wsd" else 0
-    recipe = Recipe(
-        steps=steps,
-        optimizer=AdamW(
+    assert options.lr is not None and options.eps is not None and options.weight_decay is not None
+    optimizer: AdamW | MeZO = AdamW(
+        lr=options.lr,
+        beta1=options.beta1,
+        beta2=options.beta2,
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        decay_all=options.decay_all,
+    )
+    if plan.decision.zeroth_order:
+        optimizer = MeZO(
             lr=options.lr,
-            beta1=options.beta1,
-            beta2=options.beta2,
             eps=options.eps,
             weight_decay=options.weight_decay,
+            seed=options.seed,
             decay_all=options.decay_all,
-        ),
+        )
+    recipe = Recipe(
+        steps=steps,
+        optimizer=optimizer,
         learning_rate=LearningRate(
             options.lr_schedule,
             steps=0 if options.lr_schedule == "constant" else steps,
@@ -255,6 +269,37 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     print(report.read_text(encoding="utf-8") if options.json else describe_report(report))
     line.note(f"the model is in {result.model_directory}")
     return 0
+
+
+_OF_GRADIENTS = {
+    "beta1": "there are no moments",
+    "beta2": "there are no moments",
+    "loss_scale": "there are no gradients to scale",
+    "loss_scale_growth": "there are no gradients to scale",
+    "snapshot_every": "its log has every step, and with the first weights it is the state",
+    "snapshot_minutes": "its log has every step, and with the first weights it is the state",
+    "keep": "its log has every step, and with the first weights it is the state",
+    "replan": "no few of its steps say how the machine is",
+}
+"""Options that say nothing of a run without gradients, and why."""
+
+
+def _require_zeroth_order(options: Options, said: Collection[str]) -> None:
+    """Raise UsageError for what a run by a plan for mezo has no use for."""
+    for name, why in _OF_GRADIENTS.items():
+        if name in said and getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')}: the plan is for mezo, and {why}; leave it out")
+
+
+def _settled(options: Options, plan: Plan) -> Options:
+    """The options with the defaults that depend on the optimizer."""
+    lr, eps, decay = (1e-6, 1e-3, 0.0) if plan.decision.zeroth_order else (1e-5, 1e-8, 0.01)
+    return replace(
+        options,
+        lr=lr if options.lr is None else options.lr,
+        eps=eps if options.eps is None else options.eps,
+        weight_decay=decay if options.weight_decay is None else options.weight_decay,
+    )
 
 
 def _looked_for(options: Options, plan: Plan, out: Path, kept: "Kept | None", *, named: bool) -> Path:

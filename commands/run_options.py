@@ -45,15 +45,15 @@ class Options:
     append_eos: bool
     token_cache: Path | None
     seed: int
-    lr: float
+    lr: float | None
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"]
     warmup_steps: float
     decay_steps: float | None
     min_lr: float
     beta1: float
     beta2: float
-    eps: float
-    weight_decay: float
+    eps: float | None
+    weight_decay: float | None
     decay_all: bool
     loss_scale: float | None
     loss_scale_growth: int | None
@@ -149,7 +149,9 @@ def _read() -> tuple[click.Option, ...]:
 
 def _learning_rate() -> tuple[click.Option, ...]:
     return (
-        click.Option(["--lr"], type=POSITIVE, default=1e-5, metavar="X", help="the learning rate at its peak"),
+        click.Option(
+            ["--lr"], type=POSITIVE, metavar="X", help="the learning rate at its peak [1e-05; without gradients 1e-06]"
+        ),
         click.Option(
             ["--lr-schedule"],
             type=Choice(["constant", "linear", "cosine", "wsd"]),
@@ -178,9 +180,18 @@ def _optimizer() -> tuple[click.Option, ...]:
         click.Option(["--beta1"], type=BELOW_ONE, default=0.9, metavar="X", help="decay of AdamW's first moment"),
         click.Option(["--beta2"], type=BELOW_ONE, default=0.999, metavar="X", help="decay of AdamW's second moment"),
         click.Option(
-            ["--eps"], type=POSITIVE, default=1e-8, metavar="X", help="the number that AdamW adds to its divisor"
+            ["--eps"],
+            type=POSITIVE,
+            metavar="X",
+            help="the number that AdamW adds to its divisor [1e-08]; of a plan for mezo, how far along a direction the "
+            "two losses are taken [0.001]",
         ),
-        click.Option(["--weight-decay"], type=NONNEGATIVE, default=0.01, metavar="X", help="decoupled weight decay"),
+        click.Option(
+            ["--weight-decay"],
+            type=NONNEGATIVE,
+            metavar="X",
+            help="decoupled weight decay [0.01; without gradients 0]",
+        ),
         click.Option(
             ["--decay-all/--no-decay-all"],
             default=False,

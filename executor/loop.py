@@ -4,7 +4,6 @@ Owns the order of that: metrics, snapshots, evaluations, the move to another pla
 What a step does, the plan's graphs say; what a snapshot holds, the keeper.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from functools import partial
 from ssdplan.native import process
 from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 from ssdplan.plans.documents.plan import Plan
-from ssdplan.plans.errors import NumericalError, StoppedWithSnapshot
+from ssdplan.plans.errors import StoppedWithSnapshot
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.units import format_seconds
 
@@ -21,12 +20,12 @@ from .batches import Texts
 from .calibration import Calibrator
 from .data.text_data import Batch
 from .metrics.metrics import History, MetricsFile
-from .optimizer.loss_scale import LossScale
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
 from .runtime.session import Session
 from .sessions import Sessions
 from .snapshots.keeper import Keeper
+from .stepping import Stepping
 
 _ENDS_WITH_MODEL = "its steps are done: it ends with its model; a second signal stops it now"
 
@@ -48,8 +47,7 @@ class Loop:
     metrics_file: MetricsFile
     history: History
     """Losses of all steps of the run so far."""
-    scaling: LossScale | None
-    """Of the next step, in fp16."""
+    stepping: Stepping
     keeper: Keeper | None
     """None in a run without snapshots."""
     interruption: Interruption
@@ -73,19 +71,20 @@ class Loop:
         that is not finite, and StoppedWithSnapshot after a snapshot when the end was asked for."""
         recipe, begun = self.recipe, len(self.history.losses)
         if self.keeper:
-            self.keeper.scaling = self.scaling
+            self.keeper.scaling = self.stepping.scaling
         try:
             if not begun or self._evaluated_after(begun):
                 self._evaluate(begun)
             for step in range(begun, recipe.steps):
                 better = self._step(step, only=recipe.steps == begun + 1)
-                if step + 1 < recipe.steps or self.keeper:
+                if step + 1 < recipe.steps or self.keeper or self.stepping.resumable:
                     self._between(step + 1)
                 if better and step + 1 < recipe.steps:
                     self._move(better, step + 1)
             self.session.flush()
-            if self.keeper:
+            if self.keeper or self.stepping.resumable:
                 self._evaluate(recipe.steps)
+                self.stepping.sync()
                 self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))
                 self._stop_if_asked()
             else:
@@ -94,33 +93,33 @@ class Loop:
             if self.keeper and self.history.losses:
                 self.keeper.take(self.session, len(self.history.losses))
                 raise StoppedWithSnapshot from None
+            if self.stepping.resumable and self.history.losses:
+                self.metrics_file.sync()
+                self.stepping.sync()
+                raise StoppedWithSnapshot from None
             raise KeyboardInterrupt from None
         if self.keeper:
             self.keeper.take(self.session, recipe.steps)
 
     def _step(self, step: int, *, only: bool) -> Plan | None:
         """One step (from 0), and its metrics; `only`: there is no other. Returns a better plan, if there is one."""
-        session, scaling = self.session, self.scaling
+        session = self.session
         batches = self.texts.step(step)
         read, written = session.traffic()
         start, stolen = time.perf_counter(), process.stolen_seconds()
-        optimizer = self.recipe.optimizer_at(step - scaling.skipped if scaling else step)
-        loss, tokens, self.timeline = session.train_step(step, batches, optimizer, scaling)
-        seconds = time.perf_counter() - start
-        if step + 1 == self.recipe.steps and not self.keeper:  # its states are nowhere but here
+        done = self.stepping.step(session, step, batches)
+        seconds, self.timeline = time.perf_counter() - start, done.timeline
+        if step + 1 == self.recipe.steps and not (self.keeper or self.stepping.resumable):  # its states are but here
             self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))
             self.interruption.begin()
-        overflow = session.operations.overflow
-        if not (overflow or math.isfinite(loss)):
-            raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr, or train with --precision fp32")
         now_read, now_written = session.traffic()
         computed = sum(batch.input_ids.size for batch in batches)
         metrics = StepMetrics(
             step=step + 1,
-            loss=loss,
-            grad_norm=session.operations.gradient_norm(),
-            lr=optimizer.lr,
-            tokens=tokens,
+            loss=done.loss,
+            grad_norm=done.grad_norm,
+            lr=done.lr,
+            tokens=done.tokens,
             step_seconds=seconds,
             tokens_per_second=computed / seconds,
             ssd_read_bytes=now_read - read,
@@ -128,23 +127,21 @@ class Loop:
             host_peak_bytes=session.peak_bytes("host", self.plan),
             device_peak_bytes=session.peak_bytes("device", self.plan),
             process_peak_bytes=process.peak_resident_bytes(),
-            loss_scale=scaling.scale if scaling else 1.0,
-            skipped=bool(overflow),
+            loss_scale=done.loss_scale,
+            skipped=done.skipped,
             ssd_written_bytes=self.written_before + now_written,
             stolen_seconds=process.stolen_seconds() - stolen,
             computed_tokens=computed,
-            learnt_tokens_per_second=tokens / seconds,
+            learnt_tokens_per_second=done.tokens / seconds,
         )
-        self.history.losses.append(loss)
+        self.history.losses.append(done.loss)
         better = self.calibrator.take(self.timeline) if self.calibrator and not self._after_flush else None
         if not self._after_flush or only:
             self.measured.append(metrics)
-        self._after_flush = bool(overflow)
+        self._after_flush = done.skipped
         self.metrics_file.write(metrics)
-        if scaling:
-            self.scaling = scaling.after(step + 1, overflow)
-            if self.keeper:
-                self.keeper.scaling = self.scaling
+        if self.keeper:
+            self.keeper.scaling = self.stepping.scaling
         self.watch.step(metrics)
         self._tell_recomputed()
         return better

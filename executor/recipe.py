@@ -14,6 +14,7 @@ from .data.text_data import HoldOut
 from .optimizer.adamw import AdamW
 from .optimizer.learning_rate import LearningRate
 from .optimizer.loss_scale import LossScale
+from .optimizer.zeroth_order import MeZO
 from .store import MOST_KEPT
 
 Scalar = bool | int | float | str | None
@@ -40,7 +41,7 @@ class Recipe:
     """What the user decides about training itself."""
 
     steps: int
-    optimizer: AdamW
+    optimizer: AdamW | MeZO
     """Its `lr` is the peak of `learning_rate`."""
     learning_rate: LearningRate = field(default_factory=LearningRate)
     loss_scale: LossScale = field(default_factory=LossScale)
@@ -77,7 +78,7 @@ class Recipe:
         self.learning_rate.require_sense(self.optimizer.lr)
         self.loss_scale.require_sense()
 
-    def optimizer_at(self, updates: int) -> AdamW:
+    def optimizer_at(self, updates: int) -> AdamW | MeZO:
         """The optimizer for the update after `updates` others: with the rate of that one."""
         return replace(self.optimizer, lr=self.learning_rate.at(updates, peak=self.optimizer.lr))
 

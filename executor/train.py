@@ -36,6 +36,8 @@ from .metrics.reporting import Reports
 from .model.directory.export import export_model, require_copyable
 from .model.model import StreamedModel
 from .model.weights import Weights
+from .optimizer.loss_scale import LossScale
+from .optimizer.zeroth_order import MeZO
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
 from .sessions import Sessions, store_bytes_of
@@ -43,6 +45,8 @@ from .snapshots.keeper import Keeper
 from .snapshots.resume import Kept
 from .snapshots.run_directory import RunDirectory
 from .snapshots.snapshots import Origin
+from .stepping import FirstOrder, Stepping, ZerothOrder
+from .zeroth_order import opened_log, require_perturbed
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,15 @@ def train(
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read
         for note in weights.notes:
             watch.note(note)
-    if not recipe.snapshots:
+    logs = plan.decision.zeroth_order is not None
+    if logs:
+        require_perturbed(model, recipe)
+    elif not recipe.snapshots:
         watch.note(_unkept(schedule, recipe))
     rendered_at = (resume.directory.run.rendered_at if resume else None) or datetime.now()
     texts = Texts(plan, recipe, data, eval_data, Apart(model.path), model, watch, rendered_at)
-    origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if recipe.snapshots else None
+    keeps = recipe.snapshots or logs
+    origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if keeps else None
     if resume:
         assert origin, "a run that goes on keeps snapshots"
         resume.require_same(plan, origin, recipe, watch.note if anyway else None)
@@ -118,7 +126,7 @@ def train(
                 schema=SCHEMA,
                 options=dict(options or {}),
                 volumes=named,
-                snapshots=recipe.snapshots,
+                snapshots=keeps,
                 rendered_at=rendered_at,
             )
             run = stack.enter_context(RunDirectory.create(out, document, plan))
@@ -142,7 +150,10 @@ def train(
             )
         )
         sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
-        if resume and resume.snapshot:
+        if resume and resume.snapshot and logs:
+            sessions.begin(plan, schedule, records, again=True)
+            run.moved(plan)
+        elif resume and resume.snapshot:
             sessions.resume(resume, plan, schedule, records)
         elif resume:
             watch.note("the run was stopped before its first snapshot, so it begins again")
@@ -155,17 +166,27 @@ def train(
         metrics_file = stack.enter_context(MetricsFile(run.folder, reporting.write))
         if resume:
             metrics_file.write_resumed(resume.step, time.perf_counter() - began)
-        scaling = recipe.loss_scale if plan.decision.precision == "fp16" else None
-        if scaling and resume and resume.snapshot and resume.snapshot.scaling:
-            scaling = resume.snapshot.loss_scale(recipe.loss_scale)
-        keeper = Keeper(origin, plan, recipe, metrics_file, watch, resume.step if resume else 0) if origin else None
+        stepping: Stepping
+        if logs:
+            assert origin
+            log, moves = opened_log(run.folder, plan, origin, recipe, resume.step if resume else 0)
+            stack.enter_context(log)
+            assert isinstance(recipe.optimizer, MeZO)
+            sessions.current.move(recipe.optimizer, moves)
+            stepping = ZerothOrder(recipe, log, skips=plan.decision.precision == "fp16")
+        else:
+            stepping = FirstOrder(recipe, _scaling(plan, recipe, resume))
+        keeper = None
+        if origin and not logs:
+            keeper = Keeper(origin, plan, recipe, metrics_file, watch, resume.step if resume else 0)
         interruption = Interruption(
             lambda: watch.note("stops with a snapshot when this step ends; a second signal stops it now")
         )
         stack.enter_context(interruption)
-        if keeper:
+        if keeps:
             interruption.begin()
-        calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor else None
+        # Steps of a zeroth-order plan differ, so that no few of them say how the machine is.
+        calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor and not logs else None
         assert calibrator or not recipe.replan
         loading_peak = process.peak_resident_bytes()
         process.forget_peak()
@@ -177,7 +198,7 @@ def train(
             watch,
             metrics_file,
             history,
-            scaling,
+            stepping,
             keeper,
             interruption,
             calibrator,
@@ -187,9 +208,17 @@ def train(
             loop.run()
             return _finish(loop, run, model, loading_peak)
         except KeyboardInterrupt:
-            if not keeper:
+            if not keeps:
                 watch.note("nothing is kept of its steps, since the run took no snapshots (--snapshot-every N)")
             raise
+
+
+def _scaling(plan: Plan, recipe: Recipe, resume: Kept | None) -> LossScale | None:
+    """The loss scale of the first step to come, in fp16."""
+    if plan.decision.precision != "fp16":
+        return None
+    kept = resume.snapshot if resume else None
+    return kept.loss_scale(recipe.loss_scale) if kept and kept.scaling else recipe.loss_scale
 
 
 def _unkept(schedule: Schedule, recipe: Recipe) -> str:

@@ -37,13 +37,19 @@ class MeZO:
     eps: float = 1e-3
     weight_decay: float = 0.0
     seed: int = 0
+    decay_all: bool = False
+    """Biases and the weights of norms decay too."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.eps < float("inf"):
-            raise UsageError(f"eps = {self.eps:g}: must be positive")
+            raise UsageError(f"eps = {self.eps:g}: must be positive and finite")
 
     def projected(self, plus: float, minus: float) -> float:
         return (plus - minus) / (2.0 * self.eps)
+
+    def nothing(self, step: int, directions: int) -> tuple[Move, ...]:
+        """The updates of a step that is skipped, which leave every parameter as it is."""
+        return tuple(Move(step, number, 0.0) for number in range(directions))
 
     def moves(self, step: int, losses: Sequence[tuple[float, float]]) -> tuple[Move, ...]:
         """The updates that follow from the losses at plus and minus eps along each direction of a step."""

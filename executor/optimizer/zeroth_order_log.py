@@ -25,7 +25,7 @@ LOG = "zeroth-order.log"
 MAGIC = b"ssdpzo\x00\x01"
 CHECKSUM_BYTES = 16
 MOST_HEADER_BYTES = 1 << 16
-MOST_DIRECTIONS = 1 << 16
+MOST_DIRECTIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Header:
     seed: int
     directions: int
     precision: str
-    masters: str
+    origin: dict[str, Any]
+    """What decides the run's losses (`Origin` of `executor/snapshots/snapshots.py`), for whoever goes on with it."""
 
 
 class LogFile:
@@ -150,11 +151,14 @@ def _header(text: bytes, name: str) -> Header:
         header = Header(**content)
     except (ValueError, TypeError, RecursionError) as error:
         raise MismatchError(f"{name}: its header is not one of ours") from error
-    kinds = {field: int if field in ("seed", "directions") else str for field in content}
+    kinds = {field: _KINDS.get(field, str) for field in content}
     whole = all(type(content[field]) is kind for field, kind in kinds.items())
     if not whole or not 0 < header.directions <= MOST_DIRECTIONS:
         raise MismatchError(f"{name}: its header is not one of ours")
     return header
+
+
+_KINDS: dict[str, type] = {"seed": int, "directions": int, "origin": dict}
 
 
 def _difference(there: Header, wanted: Header) -> str:

@@ -17,10 +17,11 @@ from ssdplan.plans.errors import MismatchError, StoreError, UsageError
 from ssdplan.plans.files import Folder, require_one_name
 
 from ..metrics.metrics import lines, tells_of_snapshot
+from ..optimizer.zeroth_order_log import LOG, read_log
 from ..recipe import Recipe
 from ..store import SUFFIX, Lying, discard, survey, sweep
 from .run_directory import RunDirectory, lies_in
-from .snapshots import Origin, Snapshot
+from .snapshots import SCHEMA, Origin, Snapshot
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,9 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
                 f"{path}: kept no snapshots, so it cannot go on; start it again with --snapshot-every or "
                 "--snapshot-minutes"
             )
+        if directory.current_plan().decision.zeroth_order:
+            yield _logged(directory, volumes, adopt=adopt, reading=reading)
+            return
         found = stores_of(directory, volumes, confirm="" if reading else "--adopt")
         ours, places = found.stores, found.places
         if not directory.known and not reading:
@@ -229,6 +233,35 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
             )
         others = tuple(lying for lying in found.clearable if lying is not last)
         yield Kept(directory, plan, snapshots[last.store], last.paths, others, unseen, max(step, told))
+
+
+def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, reading: bool) -> Kept:
+    """A zeroth-order run: its log and the first weights are its state, so of its stores nothing is needed."""
+    found = stores_of(directory, volumes, confirm="" if reading else "--adopt")
+    if adopt and not directory.known and not reading:
+        directory.adopt()
+    plan, path = directory.current_plan(), directory.path
+    unseen = tuple(place for place in directory.left if _is_empty(place))
+    steps = _steps_logged(directory.folder)
+    if not steps:
+        return Kept(directory, plan, None, (), found.clearable, unseen, 0)
+    header, _ = read_log(directory.folder)
+    rows = plan.decision.micro_batches * plan.decision.micro_batch_size
+    document = {"schema": SCHEMA, "step": steps, "samples": steps * rows, "origin": header.origin, "made": ()}
+    snapshot = Snapshot.read(document, str(path / LOG))
+    return Kept(directory, plan, snapshot, (), found.clearable, unseen, steps)
+
+
+def _steps_logged(folder: Folder) -> int:
+    """How many steps both the log and metrics.jsonl have: a kill may have come between two lines."""
+    if not (folder.has_file(LOG) and folder.has_file(METRICS)):
+        return 0
+    _, moves = read_log(folder)
+    told = 0
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        for line in lines(folder):
+            told = operator.index(line["step"]) if "loss" in line else told
+    return min(len(moves), told)
 
 
 def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequence[Path]) -> None:

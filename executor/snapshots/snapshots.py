@@ -68,6 +68,8 @@ class Origin(Part):
             "device": plan.machine.device,
             "compute_threads": plan.machine.compute_threads,
         }
+        if decision.zeroth_order:
+            batch["directions"] = decision.zeroth_order.directions
         return cls(
             model=model.fingerprint,
             weights=weights_fingerprint(model.path),

@@ -4,6 +4,7 @@ Owns which quantities are compared, and over which steps.
 """
 
 import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..documents.metrics import StepMetrics
@@ -27,12 +28,16 @@ class Compared:
 
 
 def compare(plan: Plan, steady: list[StepMetrics], arenas: dict[str, int], *, full_rows: bool) -> list[Compared]:
-    """Each predicted figure beside the median of the steady steps; `arenas` are the bytes in use, by tier. What the
-    plan predicts of the process is for rows of any length; where all are full (`full_rows`), it is less."""
+    """Each predicted figure beside the median of the steady steps, or their mean where some write and others do not;
+    `arenas` are the bytes in use, by tier. What the plan predicts of the process is for rows of any length; where all
+    are full (`full_rows`), it is less."""
     prediction = plan.prediction
     if not steady:
         return []
-    seconds = statistics.median(metrics.step_seconds for metrics in steady)
+    middle: Callable[[Iterable[float]], float] = statistics.median
+    if plan.decision.zeroth_order and plan.decision.zeroth_order.written_every > 1:
+        middle = statistics.fmean  # some steps write and others do not
+    seconds = middle(metrics.step_seconds for metrics in steady)
     process = max(m.process_peak_bytes for m in steady)
     in_process = prediction.peak_process_bytes
     if in_process is not None and full_rows:
@@ -44,17 +49,15 @@ def compare(plan: Plan, steady: list[StepMetrics], arenas: dict[str, int], *, fu
             "tokens_per_second",
             "tokens/s",
             prediction.tokens_per_second,
-            statistics.median(metrics.tokens_per_second for metrics in steady),
+            middle(metrics.tokens_per_second for metrics in steady),
         ),
         Compared("host_arena_bytes", "B", prediction.host_arena_bytes, arenas["host"]),
         Compared("device_arena_bytes", "B", prediction.device_arena_bytes, arenas["device"]),
         Compared("peak_host_bytes", "B", prediction.peak_host_bytes, max(m.host_peak_bytes for m in steady)),
         Compared("peak_device_bytes", "B", prediction.peak_device_bytes, max(m.device_peak_bytes for m in steady)),
         *([Compared("peak_process_bytes", "B", in_process, process)] if in_process is not None else []),
-        Compared("ssd_read_bytes", "B", prediction.ssd_read_bytes, statistics.median(m.ssd_read_bytes for m in steady)),
-        Compared(
-            "ssd_write_bytes", "B", prediction.ssd_write_bytes, statistics.median(m.ssd_write_bytes for m in steady)
-        ),
+        Compared("ssd_read_bytes", "B", prediction.ssd_read_bytes, middle(m.ssd_read_bytes for m in steady)),
+        Compared("ssd_write_bytes", "B", prediction.ssd_write_bytes, middle(m.ssd_write_bytes for m in steady)),
     ]
 
 

@@ -1,0 +1,66 @@
+"""Zeroth-order runs: what a run without gradients needs before its first step.
+
+Owns the log that a run begins or goes on with, and the refusal of perturbations that the weights' precision loses.
+"""
+
+import torch
+
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.files import Folder
+
+from .model.model import StreamedModel
+from .model.weights import Weights
+from .optimizer.zeroth_order import MeZO, Move, require_distinct_keys
+from .optimizer.zeroth_order_log import Header, LogFile
+from .recipe import Recipe
+from .snapshots.snapshots import Origin
+
+SAMPLED = 1 << 20
+"""Parameters that are looked at, of the largest state."""
+MOST_LOST = 0.5
+"""Of these, the share that may be no other number when they are perturbed."""
+
+
+def opened_log(
+    folder: Folder, plan: Plan, origin: Origin, recipe: Recipe, steps: int
+) -> tuple[LogFile, tuple[Move, ...]]:
+    """The log of a run that has `steps` behind it, and the updates of these. Raises MismatchError for another's log."""
+    zeroth_order = plan.decision.zeroth_order
+    assert zeroth_order is not None
+    header = Header(
+        model=origin.model,
+        weights=origin.weights,
+        seed=recipe.seed,
+        directions=zeroth_order.directions,
+        precision=plan.decision.precision,
+        origin=origin.model_dump(mode="json"),
+    )
+    if not steps:
+        return LogFile.create(folder, header), ()
+    log, moves = LogFile.go_on(folder, header, steps)
+    return log, tuple(move for step in moves for move in step)
+
+
+def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:
+    """Raise UsageError where eps is too small for the weights: in their precision most of them would stay as they are
+    at plus and at minus eps, so the losses there would say nothing. And where two tensors share a direction."""
+    optimizer = recipe.optimizer
+    assert isinstance(optimizer, MeZO)
+    require_distinct_keys(model.states)
+    index = max(
+        (number for number in range(len(model.states)) if not model.states[number].frozen),
+        key=lambda number: model.states[number].elements,
+    )
+    sample = torch.empty(min(SAMPLED, model.states[index].elements), dtype=model.dtype)
+    weights = Weights(model)
+    try:
+        weights.read(index, sample, 0)
+    finally:
+        weights.close()
+    lost = float((sample + optimizer.eps == sample).float().mean())
+    if lost > MOST_LOST:
+        raise UsageError(
+            f"--eps {optimizer.eps:g}: {lost:.0%} of the weights would not change by it, in {model.dtype}; take a "
+            "larger --eps, or profile with --precision fp32"
+        )
