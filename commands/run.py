@@ -286,8 +286,9 @@ _OF_GRADIENTS = {
 
 def _require_zeroth_order(options: Options, said: Collection[str]) -> None:
     """Raise UsageError for what a run by a plan for mezo has no use for."""
+    usual = {"beta1": 0.9, "beta2": 0.999, "keep": 2}  # which the configuration of a run has too
     for name, why in _OF_GRADIENTS.items():
-        if name in said and getattr(options, name):
+        if name in said and getattr(options, name) not in (None, False, usual.get(name)):
             raise UsageError(f"--{name.replace('_', '-')}: the plan is for mezo, and {why}; leave it out")
 
 
