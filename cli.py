@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "show": "print what a plan decides and predicts, what a profile measured, or how a run goes",
     "data": "look at the samples that a run would train on",
     "run": "train by a plan, and write a Hugging Face model directory",
+    "replay": "write the model of any step of a run without gradients, from its log",
     "export": "write the model of a run: that of its last snapshot, or the finished one",
     "volume": "make, describe or verify the volumes that hold the store of a run",
     "bench": "compare the parts of ssdplan with their rivals on this machine",

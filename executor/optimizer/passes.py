@@ -34,21 +34,30 @@ def perturb(
     eps: float,
     pending: Sequence[Pending] = (),
     threads: int = 1,
+    first: int = 0,
 ) -> None:
     """Make the updates that are pending, one after the other, in `parameters`; then `plus` and `minus`, as far as they
     are wanted, from these: p + eps z and p - eps z along a direction of the step.
 
-    All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at the tensor's first element.
+    All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at element `first` of the tensor
+    (elsewhere than on host a multiple of 64).
     `tensor`: 32 bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
     """
     if parameters.device.type != "cpu":
-        _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending)
+        _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first)
         return
     form, elements = FORMATS[parameters.dtype], parameters.numel()
     if plus is None and minus is None:
         if pending:
             native.zeroth_order_update(
-                parameters.data_ptr(), form, elements, seed=seed, tensor=tensor, pending=list(pending), threads=threads
+                parameters.data_ptr(),
+                form,
+                elements,
+                seed=seed,
+                tensor=tensor,
+                pending=list(pending),
+                first=first,
+                threads=threads,
             )
         return
     native.zeroth_order(
@@ -63,6 +72,7 @@ def perturb(
         eps=eps,
         direction=direction,
         pending=list(pending),
+        first=first,
         threads=threads,
     )
 
@@ -77,10 +87,11 @@ def _perturb(
     direction: int,
     eps: float,
     pending: Sequence[Pending],
+    begin: int = 0,
 ) -> None:
     """`perturb` by torch alone, on any device, piece by piece."""
-    for first in range(0, parameters.numel(), PIECE):
-        piece = slice(first, first + PIECE)
+    for start in range(0, parameters.numel(), PIECE):
+        piece, first = slice(start, start + PIECE), begin + start
         p = parameters[piece]
         count = p.numel()
         for of_step, number, scale, keep in pending:

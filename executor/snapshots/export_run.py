@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ssdplan.plans.documents.run import MODEL, RUN, Exported
+from ssdplan.plans.documents.run import MODEL, Exported
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
 from ssdplan.plans.schedule.build import build_schedule
 
@@ -21,6 +21,7 @@ from ..memory.store_records import Records
 from ..model.directory.export import copy_model, export_model
 from ..model.model import open_model
 from ..store import Store
+from .replay import replayed, source_of
 from .resume import Kept, reopened
 from .run_directory import RunDirectory
 from .snapshots import weights_fingerprint
@@ -58,20 +59,14 @@ def export_run(
     with reopened(run, volumes, reading=True) as kept:
         if kept.snapshot is None:
             raise UsageError(f"{run}: was stopped before its first snapshot, so there is nothing to export")
-        _stream(kept, to, model or _source(kept), progress)
+        source = model or source_of(kept)
+        if kept.plan.decision.zeroth_order:
+            replayed(kept, to, None, source, progress)
+        else:
+            _stream(kept, to, source, progress)
         with contextlib.suppress(UsageError, DiskFullError):  # on a full disk or one to read only, a drop asks again
             kept.directory.change(exported=Exported(step=kept.snapshot.step, to=str(to.absolute())))
         return kept.snapshot.step
-
-
-def _source(kept: Kept) -> Path:
-    """The directory of the model that was trained: as the run was told, or as its plan has it."""
-    told = kept.directory.run.options.get("model", kept.plan.model.path)
-    if not isinstance(told, str) or not Path(told).is_dir():
-        raise UsageError(
-            f"{kept.directory.path / RUN}: the model that was trained is not at {told}; name it by --model"
-        )
-    return Path(told)
 
 
 def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
