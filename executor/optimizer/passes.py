@@ -39,8 +39,8 @@ def perturb(
     """Make the updates that are pending, one after the other, in `parameters`; then `plus` and `minus`, as far as they
     are wanted, from these: p + eps z and p - eps z along a direction of the step.
 
-    All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at element `first` of the tensor
-    (elsewhere than on host a multiple of 64).
+    All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at element `first` of the
+    tensor (elsewhere than on host a multiple of 64).
     `tensor`: 32 bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
     """
     if parameters.device.type != "cpu":

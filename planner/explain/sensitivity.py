@@ -30,6 +30,10 @@ class _Change:
     seconds: Callable[[], float]
 
 
+OF_UPDATES = ("update rate",)
+"""What is of no use without gradients."""
+
+
 def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
     """One row for each thing that one could buy, for the candidate of `solved`; negative seconds are saved ones."""
     model, machine, branch, candidate = fitter.model, fitter.machine, solved.branch, solved.fitted.candidate
@@ -78,7 +82,7 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
             lambda: seconds(machine=_faster_updates(machine, 2.0)),
         ),
     ]
-    if branch.fixed.optimizer_states == "fp32":
+    if branch.fixed.optimizer_states == "fp32" and not branch.fixed.zeroth_order:
         halved = replace(branch, fixed=replace(branch.fixed, optimizer_states="bf16"))
         changes.append(
             _Change(
@@ -88,6 +92,8 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
                 lambda: seconds(branch=halved),
             )
         )
+    if branch.fixed.zeroth_order:
+        changes = [change for change in changes if change.resource not in OF_UPDATES]
     if branch.fixed.unified_memory:
         changes = [change for change in changes if change.resource not in ("device memory", "link")]
     rows = []

@@ -23,7 +23,6 @@ from ..documents.plan import (
     Prediction,
     Reason,
     Sensitivity,
-    needs_all_gradients,
 )
 from ..documents.profile import Machine, Model
 from ..documents.stripe_shares import room
@@ -31,8 +30,8 @@ from ..graph.contents import Role
 from ..graph.ops import RESOURCES, Buffer, Region, Schedule, Tier
 from ..schedule.homes import device_tier
 from ..units import format_bytes, format_enough
-from . import saved_text
-from .quantities import amount, bar, count, decimal, duration, estimated, exact_percent, number, percent, signed, times
+from . import decision_text, saved_text
+from .quantities import amount, bar, count, decimal, duration, estimated, number, percent, signed, times
 from .tables import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 
 LIVES: tuple[Tier, Tier] = ("host", "ssd")
@@ -61,7 +60,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         title,
         [*wrapped(bound), *wrapped(f"What bounds it: {clean(prediction.bound_by)}."), *estimated(plan.machine, model)],
         ("Why", _reasons(plan.reasons)),
-        ("What it decides", [*_decision(plan, schedule), *_frozen(model)]),
+        ("What it decides", [*decision_text.decided(plan, schedule), *_frozen(model)]),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan, schedule)),
         (f"The least budgets that {_split_of(plan.decision)} would still fit, each alone", _least(plan)),
@@ -97,30 +96,6 @@ def _labelled(name: str, body: Sequence[str], columns: int) -> list[str]:
     return [f"  {set_cell_size(name if row == 0 else '', columns)}  {line}" for row, line in enumerate(body)]
 
 
-def _decision(plan: Plan, schedule: Schedule) -> list[str]:
-    decision = plan.decision
-    n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
-    alpha = exact_percent(decision.delay_ratio)
-    delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
-    reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
-    return facts(
-        ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
-        *saved_text.decided(plan, schedule),
-        ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
-        *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
-        ("precision", decision.precision),
-        ("batch", f"{times(n, 'micro-batch', 'micro-batches')} of {times(size, 'sequence')} of {length:,} tokens"),
-        ("", f"{n * size * length:,} tokens a step"),
-        ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
-        *([("", reason)] if reason else []),
-        ("checkpoints on host", exact_percent(decision.checkpoint_host)),
-        *([("memory", "unified: compute works on host memory itself")] if decision.unified_memory else []),
-        *_kept(f"parameters on {device_tier(decision)}", decision, "parameters_device", "for the whole run"),
-        *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
-        ("update", f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"),
-    )
-
-
 def _frozen(model: Model) -> list[str]:
     """What of the model is not trained, if anything."""
     frozen = sum(state.elements for state in model.states if state.frozen)
@@ -133,13 +108,6 @@ def _frozen(model: Model) -> list[str]:
         ("frozen", short(f"{share} of all elements{patterns}", COLUMNS - 24)),
         *([("", below)] if model.first_trained else []),
     )
-
-
-def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:
-    """A line on what of each class's parameters the device keeps, if it keeps any."""
-    shares = [(name, getattr(placement, field)) for name, placement in decision.placement.items()]
-    kept = ", ".join(f"{short(name, 14)} {exact_percent(share)}" for name, share in shares if share)
-    return [(words, f"{kept} of the states, {when}")] if kept else []
 
 
 def _residency(plan: Plan, schedule: Schedule) -> list[str]:
@@ -164,7 +132,8 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
             kept[buffer.tier] += buffer.nbytes
     on_host = plan.decision.checkpoint_host
     shares = (on_host, 1.0 - on_host, 0.0, 0.0) if kept else (0.0,) * 4
-    rows.append(("all blocks", "checkpoints", *map(percent, shares), *(amount(kept[tier]) for tier in LIVES)))
+    if not plan.decision.zeroth_order:
+        rows.append(("all blocks", "checkpoints", *map(percent, shares), *(amount(kept[tier]) for tier in LIVES)))
     activations = saved_text.kept_bytes(schedule)
     if activations:
         rows.append(saved_text.residency(activations))
@@ -252,7 +221,8 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
         ],
         least=20,
     )
-    return [*figures, *bars, *facts(("with snapshots", kept))]
+    last = ("to go on", decision_text.resuming(plan)) if d.zeroth_order else ("with snapshots", kept)
+    return [*figures, *bars, *facts(last)]
 
 
 def _wear(machine: Machine, found: Wear) -> str:

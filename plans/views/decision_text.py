@@ -1,0 +1,75 @@
+"""What a plan decides, in words: schedule, optimizer, batch, and what the device keeps (`plan_text.py`).
+
+Owns those rows and nothing else.
+"""
+
+from ..documents.plan import Decision, Plan, needs_all_gradients
+from ..graph.ops import Schedule
+from ..schedule.homes import device_tier
+from . import saved_text
+from .quantities import exact_percent, times
+from .tables import facts, short
+
+RECORD_BYTES, DIRECTION_BYTES = 32, 8
+"""Of a step in the log: its number, its decay and a checksum; and the number along each direction."""
+
+
+def decided(plan: Plan, schedule: Schedule) -> list[str]:
+    """A row each."""
+    decision = plan.decision
+    n, size, length = decision.micro_batches, decision.micro_batch_size, decision.sequence_length
+    alpha = exact_percent(decision.delay_ratio)
+    delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
+    reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
+    numbers = [
+        ("precision", decision.precision),
+        ("batch", f"{times(n, 'micro-batch', 'micro-batches')} of {times(size, 'sequence')} of {length:,} tokens"),
+        ("", f"{n * size * length:,} tokens a step"),
+    ]
+    by_gradients = [
+        ("schedule", f"{decision.schedule}, backward recomputes {decision.recompute} of a layer's forward"),
+        *saved_text.decided(plan, schedule),
+        ("optimizer", f"{decision.optimizer}, states in {decision.optimizer_states}"),
+        *([("clipping", f"the gradients' norm to {decision.clip_grad_norm:.10g}")] if decision.clip_grad_norm else []),
+        *numbers,
+        ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
+        *([("", reason)] if reason else []),
+        ("checkpoints on host", exact_percent(decision.checkpoint_host)),
+    ]
+    chunks = f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"
+    without = decision.zeroth_order is not None
+    return facts(
+        *([*_without_gradients(plan), *numbers] if without else by_gradients),
+        *([("memory", "unified: compute works on host memory itself")] if decision.unified_memory else []),
+        *_kept(f"parameters on {device_tier(decision)}", decision, "parameters_device", "for the whole run"),
+        *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
+        *([] if without else [("update", chunks)]),
+    )
+
+
+def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:
+    """A line on what of each class's parameters the device keeps, if it keeps any."""
+    shares = [(name, getattr(placement, field)) for name, placement in decision.placement.items()]
+    kept = ", ".join(f"{short(name, 14)} {exact_percent(share)}" for name, share in shares if share)
+    return [(words, f"{kept} of the states, {when}")] if kept else []
+
+
+def _without_gradients(plan: Plan) -> list[tuple[str, str]]:
+    """The rows on schedule and optimizer, in place of those of training by gradients."""
+    zeroth_order = plan.decision.zeroth_order
+    assert zeroth_order is not None
+    every, directions = zeroth_order.written_every, zeroth_order.directions
+    copies = "take turns in one place: less memory, and each direction is drawn twice"
+    return [
+        ("schedule", "zeroth-order: forwards alone, two along each direction, layer by layer"),
+        ("optimizer", f"mezo, {times(directions, 'random direction')} a step; no gradients, no states"),
+        ("perturbed copies", copies if zeroth_order.in_turns else "both are there at once, made in one pass"),
+        ("parameters", f"go back to where they live every {every} steps" if every > 1 else "go back in each step"),
+    ]
+
+
+def resuming(plan: Plan) -> str:
+    """What a run keeps so that it can go on."""
+    assert plan.decision.zeroth_order is not None
+    nbytes = RECORD_BYTES + DIRECTION_BYTES * plan.decision.zeroth_order.directions
+    return f"a log of {nbytes} bytes a step, which with the first weights is the state"
