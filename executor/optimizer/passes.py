@@ -96,14 +96,14 @@ def _perturb(
         count = p.numel()
         for of_step, number, scale, keep in pending:
             moved = normals(count, first, seed, tensor, of_step, number, p.device).mul_(_fp32(scale))
-            p.copy_(p.float().mul_(_fp32(keep)).sub_(moved))
+            p.copy_((p.float() * _fp32(keep)).sub_(moved))
         if plus is None and minus is None:
             continue
         difference = normals(count, first, seed, tensor, step, direction, p.device).mul_(_fp32(eps))
         if plus is not None:
-            plus[piece].copy_(p.float().add_(difference))
+            plus[piece].copy_(p.float() + difference)
         if minus is not None:
-            minus[piece].copy_(p.float().sub_(difference))
+            minus[piece].copy_(p.float() - difference)
 
 
 def normals(

@@ -1,0 +1,229 @@
+"""Runs without gradients, whole: their weights against the estimator in memory, going on after an end at any place,
+replay of any step, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.loop import Loop
+from ssdplan.executor.optimizer.zeroth_order import MeZO
+from ssdplan.executor.optimizer.zeroth_order_log import LOG
+from ssdplan.executor.recipe import Recipe, Watch
+from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.executor.snapshots.replay import replay
+from ssdplan.executor.snapshots.resume import reopened
+from ssdplan.executor.stepping import ZerothOrder as Stepping
+from ssdplan.executor.train import train
+from ssdplan.plans.documents.metrics import METRICS
+from ssdplan.plans.documents.plan import ZerothOrder
+from ssdplan.plans.errors import MismatchError, NumericalError, StoppedWithSnapshot, UsageError
+from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
+from tests.executor.test_zeroth_order import InMemory
+from tests.made.plans import make_plan
+
+STEPS = 6
+OPTIMIZER = MeZO(lr=1e-2, eps=1e-2, weight_decay=0.1, decay_all=True)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("models"))
+
+
+def run(
+    directory: Path,
+    out: Path,
+    *,
+    steps: int = STEPS,
+    eval_every: int = 0,
+    resume: bool = False,
+    optimizer: MeZO = OPTIMIZER,
+    precision: torch.dtype = torch.float32,
+    every: int = 1,
+    directions: int = 2,
+    watch: Watch | None = None,
+    **choices: Any,
+) -> list[float]:
+    """The losses of all its steps."""
+    model = opened(directory / "llama", precision)
+    zeroth_order = ZerothOrder(directions=directions, written_every=every)
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+    plan = make_plan(
+        model,
+        sequence_length=LENGTH,
+        micro_batches=2,
+        zeroth_order=zeroth_order,
+        precision=names[precision],
+        **{"parameters": 0.4, "on_device": 0.3, **choices},
+    )
+    recipe = Recipe(steps=steps, optimizer=optimizer, eval_every=eval_every)
+    arguments: dict[str, Any] = {"data": directory / "text.txt", "eval_data": directory / "held-out.txt"}
+    arguments |= {"recipe": recipe, "watch": watch, "options": {"model": str(directory / "llama")}}
+    if not resume:
+        return train(plan, model, EmulatedDevice(), out=out, **arguments).losses
+    with reopened(out) as kept:
+        return train(plan, model, EmulatedDevice(), out=out, resume=kept, **arguments).losses
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def whole(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    run(directory, out)
+    return out
+
+
+def losses_of(out: Path) -> list[float]:
+    lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_a_run_has_the_weights_of_the_estimator_in_memory(directory: Path, whole: Path) -> None:
+    oracle = InMemory(directory / "llama", OPTIMIZER, 2)
+    expected = [oracle.step(step, micro_batches_of(directory, step, micro_batches=2)) for step in range(STEPS)]
+    assert losses_of(whole) == [sum(map(sum, step)) / 4 for step in expected]
+    for name, tensor in weights(whole / "model").items():
+        assert torch.equal(tensor, oracle.parameters[name].detach()), name
+    assert not same(weights(whole / "model"), load_file(directory / "llama" / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "choices", [{"every": 4}, {"eval_every": 1}, {"unified": True, "parameters": 0.0}, {"every": 3, "eval_every": 2}]
+)
+def test_writes_evaluations_and_places_change_no_bit(
+    directory: Path, whole: Path, tmp_path: Path, choices: dict[str, Any]
+) -> None:
+    assert run(directory, tmp_path / "run", **choices) == losses_of(whole)
+    assert same(weights(tmp_path / "run" / "model"), weights(whole / "model"))
+
+
+class _Killed(BaseException):
+    """As if the process ended there."""
+
+
+@pytest.mark.parametrize("place", ["in a step", "between log and metrics", "in a record", "before the first step"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_run_goes_on_to_the_bit_after_a_kill_anywhere(
+    directory: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, every: int
+) -> None:
+    out, steps = tmp_path / "run", []
+    step = Stepping.step
+
+    def killed(self: Any, session: Any, number: int, batches: Any) -> Any:
+        if place == "before the first step" or (place == "in a step" and number == 3):
+            raise _Killed
+        found = step(self, session, number, batches)
+        if place == "between log and metrics" and number == 3:
+            raise _Killed
+        return found
+
+    def metrics(_: Any) -> None:
+        steps.append(None)
+        if place == "in a record" and len(steps) == 4:
+            raise _Killed
+
+    monkeypatch.setattr(Stepping, "step", killed)
+    with pytest.raises(_Killed):
+        run(directory, out, every=every, watch=Watch(step=metrics))
+    monkeypatch.setattr(Stepping, "step", step)
+    if place == "in a record":
+        log = out / LOG
+        log.write_bytes(log.read_bytes()[:-5])
+    assert run(directory, out, every=every, resume=True) == losses_of(whole) == losses_of(out)
+    assert same(weights(out / "model"), weights(whole / "model"))
+    assert (out / LOG).read_bytes() == (whole / LOG).read_bytes()
+
+
+def test_a_run_that_is_asked_to_stop_goes_on_by_another_plan(
+    directory: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    between = Loop._between
+
+    def asked(self: Loop, steps: int) -> None:
+        self.interruption.asked = steps == 3
+        between(self, steps)
+
+    monkeypatch.setattr(Loop, "_between", asked)
+    with pytest.raises(StoppedWithSnapshot):
+        run(directory, out)
+    monkeypatch.setattr(Loop, "_between", between)
+    assert run(directory, out, resume=True, unified=True, parameters=0.0, every=2) == losses_of(whole)
+    assert same(weights(out / "model"), weights(whole / "model"))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_replay_rebuilds_the_weights_of_any_step(directory: Path, tmp_path: Path, precision: torch.dtype) -> None:
+    out = tmp_path / "run"
+    run(directory, out, precision=precision, every=2)
+    assert replay(out, tmp_path / "last") == STEPS
+    assert same(weights(tmp_path / "last"), weights(out / "model"))
+    run(directory, tmp_path / "shorter", steps=4, precision=precision)
+    assert replay(out, tmp_path / "fourth", step=4) == 4
+    assert same(weights(tmp_path / "fourth"), weights(tmp_path / "shorter" / "model"))
+    export_run(out, tmp_path / "exported")
+    assert same(weights(tmp_path / "exported"), weights(out / "model"))
+    with pytest.raises(UsageError, match="the log of .* has 6 steps"):
+        replay(out, tmp_path / "seventh", step=7)
+    assert not (tmp_path / "seventh").exists()
+
+
+def test_a_log_of_other_weights_or_that_was_changed_is_refused(directory: Path, whole: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(whole, out)
+    prepare(other, layers=2)
+    with pytest.raises(MismatchError, match="is not the model that the log begins with"):
+        replay(out, tmp_path / "to", model=other / "llama")
+    log = bytearray((out / LOG).read_bytes())
+    log[-60] ^= 1
+    (out / LOG).write_bytes(log)
+    with pytest.raises(MismatchError, match="is not what was written there"):
+        replay(out, tmp_path / "to")
+    with pytest.raises(MismatchError, match="is not what was written there"):
+        run(directory, out, steps=STEPS + 1, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"optimizer": replace(OPTIMIZER, lr=2e-2)}, "optimizer.lr was 0.01 and is 0.02"),
+        ({"optimizer": replace(OPTIMIZER, eps=1e-3)}, "optimizer.eps was 0.01 and is 0.001"),
+        ({"directions": 3}, "directions was 2 and is 3"),
+    ],
+)
+def test_going_on_otherwise_is_refused(
+    directory: Path, whole: Path, tmp_path: Path, changes: dict[str, Any], difference: str
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    with pytest.raises(MismatchError, match=difference):
+        run(directory, tmp_path / "run", steps=STEPS + 1, resume=True, **changes)
+
+
+def test_eps_that_the_weights_lose_is_refused(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--eps 1e-06: \d+% of the weights would not change by it"):
+        run(directory, tmp_path / "run", precision=torch.bfloat16, optimizer=MeZO(eps=1e-6))
+    for eps in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="must be positive and finite"):
+            MeZO(eps=eps)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_direction(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(NumericalError, match=r"step 1: the losses along direction 0 are .* lower --lr or --eps"):
+        run(directory, tmp_path / "run", optimizer=MeZO(eps=1e30))
