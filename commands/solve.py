@@ -19,6 +19,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Argument, Command, Section
+from .parsing.replaced import require_replaceable, save_plan
 from .parsing.types import (
     COUNT,
     COUNTS,
@@ -34,7 +35,6 @@ from .parsing.types import (
     SIZE_OR_ZERO,
     Choice,
 )
-from .replaced import require_replaceable, save_plan
 
 if TYPE_CHECKING:
     from ssdplan.planner.catalogue.whatif import WhatIf

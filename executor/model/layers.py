@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -40,7 +39,7 @@ HERE: Along = (0, "")
 
 
 class _StopForwardError(Exception):
-    """Ends the model's own forward once all that was asked of it is known."""
+    """Ends the model's own forward: all that was asked of it is known."""
 
 
 class Layers:
@@ -162,15 +161,14 @@ class Layers:
         return loss
 
     def end_zeroth_order_step(self) -> list[tuple[Along, float]]:
-        """The mean loss for each direction and side, in order, as `end_step`; forgets the step."""
-        every = sorted({along for _, along in self._losses}) or [HERE]
-        numbers = range(len(self._micro_batches))
-        missing = [(number, *along) for along in every for number in numbers if (number, along) not in self._losses]
+        """As `end_step`, for each direction and side, in order."""
+        every, numbers = sorted({along for _, along in self._losses}) or [HERE], range(len(self._micro_batches))
+        losses = self._losses
+        missing = [number for number in numbers if not all((number, along) in losses for along in every)]
         assert not missing, f"the head has not run for micro-batches {missing}"
-        found = [(along, sum(float(self._losses[number, along]) for number in numbers)) for along in every]
         self._forget()
         process.keep_large(False)
-        return found
+        return [(along, sum(float(losses[each, along]) for each in numbers)) for along in every]
 
     @property
     def step(self) -> int:
@@ -183,8 +181,8 @@ class Layers:
         """
         if found := self._finiteness.first("forward"):
             return f"the output of {self._model.layers[found[0]].name} for micro-batch {found[1]}"
-        for (micro_batch, _), loss in sorted(self._losses.items(), key=itemgetter(0)):
-            if not loss.isfinite():
+        for micro_batch, along in sorted(self._losses):
+            if not self._losses[micro_batch, along].isfinite():
                 return f"the loss of micro-batch {micro_batch}"
         if (found := self._finiteness.first("backward")) and found[0] >= above:
             return f"the gradient that {self._model.layers[found[0]].name} hands down for micro-batch {found[1]}"
@@ -192,12 +190,9 @@ class Layers:
 
     def context_bytes(self) -> int:
         """Bytes held for the step by the recorded arguments of the layers: masks, rotary tables and the like."""
-        storages = {}
-        for calls in self._calls.values():
-            for leaf in tree_leaves([(call.args, call.kwargs) for call in calls]):
-                if isinstance(leaf, torch.Tensor):
-                    storages[leaf.untyped_storage().data_ptr()] = leaf.untyped_storage().nbytes()
-        return sum(storages.values())
+        recorded = [(call.args, call.kwargs) for calls in self._calls.values() for call in calls]
+        stored = (leaf.untyped_storage() for leaf in tree_leaves(recorded) if isinstance(leaf, torch.Tensor))
+        return sum({each.data_ptr(): each.nbytes() for each in stored}.values())
 
     def forward(
         self,

@@ -77,3 +77,8 @@ def reduced(limits: Limits, over: dict[Constraint, int]) -> Limits:
         ssd_write_bytes=smaller(limits.ssd_write_bytes, over.get("ssd writes", 0)),
         device_bytes=smaller(limits.device_bytes, over.get("device memory", 0)),
     )
+
+
+def in_memory(over: dict[Constraint, int]) -> bool:
+    """Whether what is too much is memory, which no other placement would change."""
+    return "host memory" in over or "device memory" in over

@@ -21,7 +21,7 @@ from ..predict.shortened import ENDS
 from ..program.choices import Aim, FixedChoices, Limits
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
-from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, reduced
+from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .estimate import Builder, Fitted
 from .transit import MEASURED, Pipelines
 
@@ -177,7 +177,7 @@ class Fitter:
         """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""
         budget = self.budget.without(constraint)
         leanest = [solved.fitted.needs for solved in self.leanest(candidate)]
-        if all(_in_memory(needs.over(budget)) for needs in leanest):
+        if all(in_memory(needs.over(budget)) for needs in leanest):
             return None
         found = [needs for needs in leanest if not needs.over(budget)]
         if constraint in ("ssd space", "ssd writes"):
@@ -343,7 +343,7 @@ class Fitter:
 
     def _hopeless(self, candidate: Candidate) -> bool:
         """Whether by the estimate even the leanest takes too much memory."""
-        return all(_in_memory(sketch.needs.over(self.budget)) for sketch in self._lean_sketches(candidate))
+        return all(in_memory(sketch.needs.over(self.budget)) for sketch in self._lean_sketches(candidate))
 
     def _lean_sketches(self, candidate: Candidate) -> list[Sketch]:
         """About what `leanest` finds, which takes long to build: everything on ssd and prompt. Where there are so few
@@ -489,11 +489,6 @@ class Fitter:
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"
         return self._decision(candidate, program, self.usual)
-
-
-def _in_memory(over: dict[Constraint, int]) -> bool:
-    """Whether what is too much is memory, which no other placement would change."""
-    return "host memory" in over or "device memory" in over
 
 
 def _keeps(program: ProgramResult) -> bool:

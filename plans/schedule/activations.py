@@ -6,7 +6,7 @@ back. Where memory is unified, a layer's output is written where the next layer 
 checkpoint is whole on host or whole on ssd.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..documents.state_layout import checkpoint_bytes
 from ..graph.contents import CONTENTS, Content, Role
@@ -20,11 +20,12 @@ class Activations:
     """A hidden state is a layer's output for one micro-batch; one that is kept for backward is an activation
     checkpoint."""
 
-    def __init__(self, emission: Emission, *, kept: int, checkpoints: bool) -> None:
+    def __init__(self, emission: Emission, *, kept: int, checkpoints: bool, whose: Callable[[int], int] = int) -> None:
         """`kept`: the number of micro-batches whose activation checkpoints are kept at once, those of the last ones;
         `checkpoints`: whether there are any, that is, whether there will be a backward. Layers below the lowest that
-        is trained have no backward, so their inputs are not kept."""
-        self._emission, self._kept = emission, kept
+        is trained have no backward, so their inputs are not kept. `whose`: where a micro-batch runs forward several
+        times, what counts as one here is one of these forwards, and this says of which micro-batch it is."""
+        self._emission, self._kept, self._whose = emission, kept, whose
         model, decision = emission.model, emission.decision
         self._bytes = checkpoint_bytes(model, decision.micro_batch_size)
         self._host_bytes = min(round(decision.checkpoint_host * self._bytes / PAGE) * PAGE, self._bytes)
@@ -62,7 +63,9 @@ class Activations:
         begin = 0
         for source in sources:
             piece = Region(target.buffer, begin, begin + source.nbytes)
-            self._emission.move_activation("h2d", source, piece, content, layer=layer, micro_batch=micro_batch)
+            self._emission.move_activation(
+                "h2d", source, piece, content, layer=layer, micro_batch=self._whose(micro_batch)
+            )
             begin += source.nbytes
         return target
 
@@ -85,12 +88,19 @@ class Activations:
         begin = 0
         for target in self.passing(stage, micro_batch, to_layer):
             piece = cut(source, (begin, begin + target.nbytes))
-            move("d2h", piece, target, Content.HIDDEN_STATE, layer=to_layer, micro_batch=micro_batch)
+            move("d2h", piece, target, Content.HIDDEN_STATE, layer=to_layer, micro_batch=self._whose(micro_batch))
             begin += target.nbytes
         on_ssd = self._on_ssd(to_layer, micro_batch)
         if on_ssd:
             rest = self.passing(stage, micro_batch, to_layer)[-1]
-            move("write", rest, on_ssd, Content.ACTIVATION_CHECKPOINT, layer=to_layer, micro_batch=micro_batch)
+            move(
+                "write",
+                rest,
+                on_ssd,
+                Content.ACTIVATION_CHECKPOINT,
+                layer=to_layer,
+                micro_batch=self._whose(micro_batch),
+            )
 
     def restore(self, layer: int, micro_batches: Iterable[int]) -> None:
         """Read what ssd holds of the layer's inputs, in this order."""
@@ -98,7 +108,9 @@ class Activations:
             on_ssd = self._on_ssd(layer, micro_batch)
             if on_ssd:
                 target, content = self.restored(layer, micro_batch)[-1], Content.ACTIVATION_CHECKPOINT
-                self._emission.move_activation("read", on_ssd, target, content, layer=layer, micro_batch=micro_batch)
+                self._emission.move_activation(
+                    "read", on_ssd, target, content, layer=layer, micro_batch=self._whose(micro_batch)
+                )
 
     def restored(self, layer: int, micro_batch: int) -> list[Region]:
         """Where on host a layer's input lies for its backward."""

@@ -58,7 +58,12 @@ class _ZerothOrder:
         made = [(direction, side, micro_batch) for direction, side in sides for micro_batch in range(self.n)]
         self.passes = [_Pass(number, *each) for number, each in enumerate(made)]
         self.parameters = Parameters(emission, pieces=transfers)
-        self.activations = Activations(emission, kept=len(self.passes), checkpoints=False)
+        self.activations = Activations(
+            emission,
+            kept=len(self.passes),
+            checkpoints=False,
+            whose=lambda number: self.passes[number].micro_batch,
+        )
         self.compute = Compute(emission, self.parameters, None)
         self.out: dict[tuple[int, int], Region] = {}
         """(stage, number of a pass) -> a forward's output, on device."""

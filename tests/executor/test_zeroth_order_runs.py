@@ -180,7 +180,7 @@ def test_replay_rebuilds_the_weights_of_any_step(directory: Path, tmp_path: Path
     assert same(weights(tmp_path / "fourth"), weights(tmp_path / "shorter" / "model"))
     export_run(out, tmp_path / "exported")
     assert same(weights(tmp_path / "exported"), weights(out / "model"))
-    with pytest.raises(UsageError, match="the log of .* has 6 steps"):
+    with pytest.raises(UsageError, match=r"the log of .* has 6 steps"):
         replay(out, tmp_path / "seventh", step=7)
     assert not (tmp_path / "seventh").exists()
 

@@ -33,6 +33,7 @@ from ssdplan.plans.documents.profile import PAPER, Machine, Model, Profile
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 from ssdplan.plans.schedule.build import build_schedule
 from tests.made.decisions import decide
+from tests.made.works import work_of
 
 GIB, GB = 1 << 30, 10**9
 LENGTH = 2048
@@ -193,7 +194,7 @@ def vertical_parts(micro_batches: int, size: int = 1) -> tuple[float, float]:
     model, _ = gpt_65b()
     to, back = [], []
     for rows in (size, 2 * size):
-        found = stages(model, layer_groups(model), rows, micro_batches, "fp32")
+        found = stages(model, layer_groups(model), work_of(rows, micro_batches))
         to.append(sum(stage.count * stage.h2d_bytes[CONSTANT] for stage in found))
         back.append(sum(stage.count * stage.d2h_bytes[CONSTANT] for stage in found))
     return 2 * to[0] - to[1], 2 * back[0] - back[1]

@@ -25,6 +25,7 @@ from ssdplan.plans.views.plan_text import describe_plan
 from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, with_frozen
+from tests.made.works import work_of
 from tests.planner.machines import machines, models
 from tests.planner.program.test_program import at, decision_of
 from tests.planner.test_solve import check, least_named
@@ -112,12 +113,12 @@ def test_counts_what_the_graph_moves(
         assert traffic["h2d"] == 0
         assert traffic["d2h"] == pytest.approx(4 * result.delay_ratio * trained, abs=grain)
     else:
-        forms = stages(model, layer_groups(model), 1, n, "fp32")
+        forms = stages(model, layer_groups(model), work_of(1, n))
         for link in ("h2d", "d2h"):
             form = sum(stage.count * value(getattr(stage, f"{link}_bytes"), at_(decision, model)) for stage in forms)
             assert traffic[link] == pytest.approx(form, abs=2 * grain)
     backwards = sum(isinstance(op, Backward) for op in schedule.steady.ops)
-    forms = stages(model, layer_groups(model), 1, n, "fp32")
+    forms = stages(model, layer_groups(model), work_of(1, n))
     assert backwards == n * sum(stage.count for stage in forms if stage.phase == "backward")
 
 
@@ -142,7 +143,7 @@ def test_counts_what_the_horizontal_graph_moves_to_the_byte(
         checkpoints=float(checkpoints),
     )
     schedule = build_schedule(model, decision)
-    forms = horizontal.stages(model, layer_groups(model), b, n, "fp32")
+    forms = horizontal.stages(model, layer_groups(model), work_of(b, n, "horizontal"))
     values = {CHECKPOINTS_ON_HOST: float(checkpoints)}
     frozen = {state.state_class for state in model.states if state.frozen}
     for name in decision.placement:

@@ -18,6 +18,7 @@ from ssdplan.planner.program.variables import CONSTANT
 from ssdplan.plans.analysis.allocators import Pool, by_class, one_size, powers_of_two
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 from ssdplan.plans.graph.contents import Role
+from tests.made.works import work_of
 from tests.planner.paper_figures import (
     CHECKPOINT_SECONDS,
     COMPUTE_SECONDS,
@@ -123,7 +124,7 @@ def test_the_time_credit_of_one_more_micro_batch() -> None:
     """
     model, machine = gpt_65b()
     form = [
-        total_bytes(stages(model, layer_groups(model), SMALL_ROWS, n, "fp32"), kind)[CONSTANT]
+        total_bytes(stages(model, layer_groups(model), work_of(SMALL_ROWS, n)), kind)[CONSTANT]
         for kind in ("read", "write")
         for n in (1, 2)
     ]  # fmt: skip

@@ -24,6 +24,7 @@ from ssdplan.plans.schedule.build import ORDERS, build_schedule
 from tests.extent import examples
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile, made_volume, planned
+from tests.made.works import work_of
 from tests.planner.machines import machines, models
 from tests.planner.predict.test_drive import seconds_by_turns
 
@@ -48,7 +49,7 @@ def test_counts_what_the_graph_moves_to_the_byte(
     )
     schedule = build_schedule(model, decision)
     groups = layer_groups(model)
-    stages = horizontal.stages(model, groups, b, n, "fp32")
+    stages = horizontal.stages(model, groups, work_of(b, n, "horizontal"))
     at = {CHECKPOINTS_ON_HOST: float(checkpoints)}
     for name in decision.placement:
         names = variables_of(name)

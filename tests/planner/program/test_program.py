@@ -22,6 +22,7 @@ from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.schedule.build import build_schedule
 from tests.extent import examples
 from tests.made.profiles import GIB, made_machine, made_model, made_volume
+from tests.made.works import work_of
 from tests.planner.machines import machines, models
 from tests.planner.predict.test_drive import seconds_by_turns
 from tests.planner.program.pulp_solver import solve_by
@@ -353,7 +354,7 @@ def test_whole_states_on_the_device_are_never_better_than_the_programs_fractions
 def _stages_of(model: Model, b: int, n: int):
     from ssdplan.planner.program.traffic import layer_groups, stages
 
-    return stages(model, layer_groups(model), b, n, "fp32")
+    return stages(model, layer_groups(model), work_of(b, n))
 
 
 @RELAXED

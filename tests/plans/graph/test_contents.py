@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.plans.analysis.work import ROLE_COLOURS, WORK_COLOURS
-from ssdplan.plans.documents.plan import ScheduleName
+from ssdplan.plans.documents.plan import ScheduleName, ZerothOrder
 from ssdplan.plans.graph.contents import CONTENTS, ROLES, Content, Role, title_of
 from ssdplan.plans.graph.ops import Backward, Forward, Op, Schedule, Transfer, Update
 from ssdplan.plans.schedule.build import ORDERS, build_schedule
@@ -102,7 +102,8 @@ def test_a_transfer_says_of_what_it_is(
             model,
             schedule=schedule,
             unified=unified,
-            alpha=0.0 if schedule == "horizontal" else alpha,
+            alpha=alpha if schedule == "vertical" else 0.0,
+            zeroth_order=ZerothOrder(directions=2, written_every=2) if schedule == "zeroth-order" else None,
             optimizer=optimizer,
             parameters=0.0 if unified else parameters,
             checkpoints=checkpoints,
@@ -116,7 +117,9 @@ def test_a_transfer_says_of_what_it_is(
                 assert roles_of(built, op) <= HELD[op.content], op
                 if op.content in OF_LAYERS:
                     assert (op.state, op.state_name) == (None, "") and not op.final_gradient
-                    assert op.layer in range(1, len(model.layers)) and op.micro_batch in range(n)
+                    assert op.layer in range(1, len(model.layers)) and op.micro_batch in range(
+                        4 * n if schedule == "zeroth-order" else n
+                    )
                 else:
                     assert (op.layer, op.micro_batch) == (None, None)
                     assert op.state is not None and model.states[op.state].name == op.state_name

@@ -103,7 +103,7 @@ def test_timeline_shows_every_resource_and_kind() -> None:
     labels = [entry.get_text() for entry in whole.get_yticklabels()]
     busy = timeline.busy()
     assert labels[0].split() == ["ssd", "read", f"{busy['read'] / timeline.seconds:.0%}"]
-    assert _legend(whole) == list(plots.WORK_COLOURS)
+    assert _legend(whole) == [work for work in plots.WORK_COLOURS if work != "perturb"]
     backward = min(s for op, s in zip(timeline.graph.ops, timeline.starts, strict=True) if "backward" in str(op))
     assert part.get_xlim()[0] < backward < part.get_xlim()[1]
     assert {note.get_text() for note in part.texts} == {"forward", "backward"}

@@ -1,0 +1,147 @@
+"""Zeroth-order plans: the forms against the graph's own bytes, passes in the simulator, and what solve decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdplan.planner.predict.peaks import predict_peaks
+from ssdplan.planner.predict.simulator import simulate
+from ssdplan.planner.program import zeroth_order
+from ssdplan.planner.program.placement import footprint
+from ssdplan.planner.program.stages import Work
+from ssdplan.planner.program.traffic import layer_groups, total_bytes
+from ssdplan.planner.program.variables import value, variables_of
+from ssdplan.planner.request import SolveRequest
+from ssdplan.planner.solve import solve, solve_and_build
+from ssdplan.planner.solve_again import request_of
+from ssdplan.plans.documents.plan import ZerothOrder
+from ssdplan.plans.documents.profile import Model, Profile
+from ssdplan.plans.errors import InfeasibleError, UsageError
+from ssdplan.plans.graph.ops import Forward, Perturb
+from ssdplan.plans.graph.verify import verify
+from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
+from tests.made.profiles import GIB, MIB, made_profile
+from tests.planner.machines import models
+
+PASSES = {"perturb_rate": 2e9, "pending_rate": 3e9}
+
+
+def profile_of(**choices: Any) -> Profile:
+    made = made_profile(**choices)
+    return made.model_copy(update={"machine": made.machine.model_copy(update=PASSES)})
+
+
+@settings(deadline=None, max_examples=40, print_blob=True)
+@given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
+def test_counts_what_the_graph_moves_to_the_byte(
+    model: Model, n: int, directions: int, every: int, on_host: bool, in_turns: bool
+) -> None:
+    """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps."""
+    zeroth = ZerothOrder(directions=directions, written_every=every, in_turns=in_turns)
+    decision = decide(model, micro_batches=n, parameters=float(on_host), zeroth_order=zeroth)
+    schedule = build_schedule(model, decision)
+    work = Work(micro_batch_size=1, micro_batches=n, schedule="zeroth-order", optimizer_states="fp32",
+                zeroth_order=zeroth)  # fmt: skip
+    stages = zeroth_order.stages(model, layer_groups(model), work)
+    at = {}
+    for name in decision.placement:
+        names = variables_of(name)
+        at |= {names.parameters.prompt_host: float(on_host), names.parameters.prompt_ssd: float(not on_host)}
+        at |= {names.device: 0.0}
+    written, unwritten = schedule.traffic("steady"), schedule.traffic("unwritten")
+    mean = {kind: (written[kind] + (every - 1) * unwritten[kind]) / every for kind in written}
+    assert mean["read"] == pytest.approx(value(total_bytes(stages, "read"), at))
+    assert mean["write"] == pytest.approx(value(total_bytes(stages, "write"), at))
+    assert mean["h2d"] == pytest.approx(sum(stage.count * value(stage.h2d_bytes, at) for stage in stages))
+    assert mean["d2h"] == pytest.approx(sum(stage.count * value(stage.d2h_bytes, at) for stage in stages))
+    passes = [op for op in schedule.emitted("steady") if isinstance(op, Perturb)]
+    drawn = sum(model.states[op.state].elements for op in passes if op.copies)
+    assert sum(stage.count * stage.perturbed for stage in stages) == drawn
+    forwards = [op for op in schedule.emitted("steady") if isinstance(op, Forward)]
+    assert len(forwards) == 2 * directions * n * len(model.layers)
+    found = footprint(model, decision)
+    assert found.ssd_bytes == schedule.arenas["ssd"]
+    assert found.host_bytes == predict_peaks(schedule, model, decision).residents
+    verify(schedule)
+
+
+def test_a_pass_takes_its_copies_and_what_is_pending() -> None:
+    profile = profile_of(blocks=4)
+    zeroth = ZerothOrder(directions=2, written_every=3)
+    decision = decide(profile.model, zeroth_order=zeroth, parameters=1.0)
+    graph = build_schedule(profile.model, decision).steady
+    timeline = simulate(graph, profile.model, profile.machine, 1)
+    for op, start, end in zip(graph.ops, timeline.starts, timeline.ends, strict=True):
+        if isinstance(op, Perturb):
+            elements = profile.model.states[op.state].elements
+            pending = 2 * (3 + 1) / 2 if op.updates else 0  # of two directions, after 1, 2 or 3 steps
+            alone = elements * (1 / PASSES["perturb_rate"] + pending / PASSES["pending_rate"])
+            assert end - start >= 0.999 * alone
+
+
+def test_solve_fits_its_budgets_and_beats_first_order_memory() -> None:
+    profile = profile_of(blocks=12)
+    least = 0
+    with pytest.raises(InfeasibleError, match="the least that would do is"):
+        solve(profile, SolveRequest(host_memory_bytes=MIB // 4, zeroth_order=ZerothOrder()))
+    for host in (8 * GIB, 1 * GIB):
+        plan, schedule = solve_and_build(profile, SolveRequest(host_memory_bytes=host, zeroth_order=ZerothOrder()))
+        decision = plan.decision
+        assert decision.schedule == "zeroth-order" and decision.optimizer == "mezo" and decision.zeroth_order
+        assert plan.prediction.peak_host_bytes <= host
+        assert plan.prediction.ssd_bytes == schedule.arenas["ssd"]
+        rows = {row.name: row for row in plan.comparison}
+        assert set(rows) == {"zeroth-order (this plan)", "first-order training (adamw)"}
+        least = max(least, plan.prediction.peak_host_bytes)
+        assert {reason.topic for reason in plan.reasons} >= {"bound", "batch", "writes", "first-order training"}
+
+
+def test_slow_writes_are_made_seldom_and_a_step_is_predicted_on_average() -> None:
+    profile = profile_of(blocks=12)
+    slow = profile.machine.volumes[0].model_copy(
+        update={"frontier": tuple(p.model_copy(update={"write": p.write / 50}) for p in
+                                  profile.machine.volumes[0].frontier)})  # fmt: skip
+    machine = profile.machine.model_copy(update={"volumes": (slow,)})
+    request = SolveRequest(
+        host_memory_bytes=GIB, zeroth_order=ZerothOrder(), residency={"parameters": 0.0}, micro_batches=2
+    )
+    plan, schedule = solve_and_build(profile.model_copy(update={"machine": machine}), request)
+    assert plan.decision.zeroth_order and (every := plan.decision.zeroth_order.written_every) > 1
+    written, unwritten = schedule.traffic("steady"), schedule.traffic("unwritten")
+    assert unwritten["write"] == 0 < written["write"]
+    assert plan.prediction.ssd_write_bytes == written["write"] // every
+    size = plan.decision.micro_batch_size
+    seconds = [simulate(graph, plan.model, plan.machine, size).seconds for graph in
+               (schedule.steady, schedule.unwritten)]  # fmt: skip
+    assert plan.prediction.step_seconds == pytest.approx((seconds[0] + (every - 1) * seconds[1]) / every)
+    again = request_of(plan)
+    assert again.zeroth_order == ZerothOrder() and again.residency == {"parameters": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"clip_grad_norm": 1.0}, "clip grad norm"),
+        ({"delay_ratio": 0.5}, "delay ratio"),
+        ({"optimizer_states": "bf16"}, "optimizer states"),
+        ({"recompute": "all"}, "recompute"),
+        ({"schedule": "horizontal"}, "schedule horizontal"),
+        ({"residency": {"optimizer": 0.5}}, "residency optimizer"),
+        ({"residency": {"turn": 0.5}}, "residency turn"),
+    ],
+)
+def test_what_gradients_alone_give_a_meaning_is_refused(changes: dict[str, Any], named: str) -> None:
+    request = SolveRequest(host_memory_bytes=GIB, zeroth_order=ZerothOrder())
+    with pytest.raises(UsageError, match=f"{named}: optimizer mezo has no gradients"):
+        solve(profile_of(blocks=4), replace(request, **changes))
+
+
+def test_a_profile_that_never_measured_passes_is_refused() -> None:
+    with pytest.raises(UsageError, match="optimizer mezo: the profile says nothing of zeroth-order passes"):
+        solve(made_profile(blocks=4), SolveRequest(host_memory_bytes=GIB, zeroth_order=ZerothOrder()))

@@ -1,0 +1,111 @@
+"""ZO-Offloading's table 1 beside what the exact model of a plan without gradients takes, row by row, and its table 2.
+
+`python -m tests.planner.zeroth_order_table` prints what docs/papers.md has; test_papers.py holds both to the bounds.
+Memory is the peak of the device for one row of 2048 tokens, all parameters in host memory; the throughput that of the
+simulator for an A100 of 80 GB by the catalogue. MiB here, "MB" of nvidia-smi, which are MiB, in the paper.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.predict.peaks import predict_peaks
+from ssdplan.planner.predict.simulator import simulated_seconds
+from ssdplan.plans.documents.plan import Decision, ZerothOrder
+from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.schedule.build import build_schedule
+from tests.made.decisions import decide
+
+MIB, GB = 1 << 20, 10**9
+LENGTH = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of the paper's table 1: MB and tokens a second, in fp32 and fp16; and GB that the public implementation takes in
+    fp16, where it says so."""
+
+    model: str
+    fp32: tuple[float, float]
+    fp16: tuple[float, float]
+    public: float | None = None
+
+
+ROWS = (
+    Row("opt-125m", (2941, 13074), (1661, 31058)),
+    Row("opt-1.3b", (4413, 1954), (2651, 6788)),
+    Row("opt-2.7b", (5261, 1087), (3111, 4227)),
+    Row("opt-6.7b", (8329, 499), (4539, 2455)),
+    Row("opt-13b", (12113, 270), (6445, 1340), 6.2),
+    Row("opt-30b", (18879, 122), (10369, 597), 8.9),
+    Row("opt-66b", (29937, 40), (14143, 273), 12.1),
+    Row("opt-175b", (49203, 14), (24667, 37), 18.0),
+)
+
+
+@cache
+def profile_of(model: str, precision: Precision) -> Profile:
+    """The model on an A100, by the catalogue."""
+    return estimate(
+        WhatIf(
+            model=model,
+            gpu="a100-80gb",
+            ssds=("samsung-990-pro:4TB",),
+            host_memory_bytes=1 << 40,
+            precision=precision,
+            sequence_length=LENGTH,
+            micro_batch_sizes=(1,),
+        )
+    )
+
+
+def decision_of(profile: Profile, *, in_turns: bool, on_host: float = 1.0) -> Decision:
+    """One row, one direction, nothing kept on the device between its uses."""
+    return decide(
+        profile.model, micro_batches=1, parameters=on_host, zeroth_order=ZerothOrder(in_turns=in_turns), checkpoints=1.0
+    )
+
+
+def device_mib(model: str, precision: Precision, *, in_turns: bool) -> float:
+    """The peak of the device."""
+    profile = profile_of(model, precision)
+    decision = decision_of(profile, in_turns=in_turns)
+    return predict_peaks(build_schedule(profile.model, decision), profile.model, decision).device / MIB
+
+
+def host_gib(model: str, precision: Precision) -> float:
+    """The peak of host memory where all parameters live on SSD."""
+    profile = profile_of(model, precision)
+    decision = decision_of(profile, in_turns=True, on_host=0.0)
+    peaks = predict_peaks(build_schedule(profile.model, decision), profile.model, decision)
+    return (peaks.host + peaks.bookkeeping) / (1 << 30)
+
+
+def tokens_per_second(model: str, precision: Precision) -> float:
+    """Of the simulator, with both copies at once."""
+    profile = profile_of(model, precision)
+    decision = decision_of(profile, in_turns=False)
+    schedule = build_schedule(profile.model, decision)
+    return LENGTH / simulated_seconds(schedule, profile.model, profile.machine, decision)
+
+
+def main() -> None:
+    print("| | fp32: paper | both copies | in turns | fp16: paper | public | both copies | in turns | tokens/s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in ROWS:
+        cells = [f"`{row.model}`"]
+        for precision, (mib, _) in (("fp32", row.fp32), ("fp16", row.fp16)):
+            cells.append(f"{mib:,.0f}")
+            if precision == "fp16":
+                cells.append(f"{row.public * GB / MIB:,.0f}" if row.public else "-")
+            cells += [f"{device_mib(row.model, precision, in_turns=turns):,.0f}" for turns in (False, True)]
+        rates = [f"{tokens_per_second(row.model, precision):,.0f} ({paper:,.0f})"
+                 for precision, (_, paper) in (("fp32", row.fp32), ("fp16", row.fp16))]  # fmt: skip
+        cells.append(", ".join(rates))
+        print(f"| {' | '.join(cells)} |")
+    print(f"opt-175b in fp16 from ssd: {host_gib('opt-175b', 'fp16'):.1f} GiB of host memory")
+
+
+if __name__ == "__main__":
+    main()
