@@ -17,6 +17,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model("llama", path / "model", layers=4, vocab=320, hidden=64, tied=True)
     make_tokenizer(path / "model")
     (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    (path / "held-out.txt").write_text("over the lazy dog jumps the quick brown fox. " * 8)
     ssdplan(
         "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", 1, "--precision", "fp32",
         *QUICK, cwd=path,
@@ -34,7 +35,9 @@ def test_a_plan_without_gradients_is_shown_trained_and_replayed(home: Path, tmp_
     assert "a log of 48 bytes a step, which with the first weights is the state" in shown
     assert "first-order" in shown
     out = tmp_path / "run"
-    ssdplan("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--eval-split", 0.1, cwd=home)
+    ssdplan(
+        "run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--eval-data", "held-out.txt", cwd=home
+    )
     report = json.loads((out / "report.json").read_text())
     measured = {row["quantity"]: (row["predicted"], row["measured"]) for row in report["predictions"]}
     assert measured["ssd_read_bytes"][0] == measured["ssd_read_bytes"][1] > 0

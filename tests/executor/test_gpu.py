@@ -7,15 +7,17 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from ssdplan.executor.device.device import CudaDevice
+from ssdplan.executor.device.device import CudaDevice, EmulatedDevice
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.packed import pack, packed_bytes, unpack
 from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.snapshots.replay import replay
 from ssdplan.executor.train import train
-from ssdplan.plans.documents.plan import Saved
+from ssdplan.plans.documents.plan import Saved, ZerothOrder
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
 from tests.made.models import FAMILIES, make_model
@@ -239,3 +241,22 @@ def test_a_gradients_copy_says_what_is_in_it():
     for bad in (float("inf"), float("nan")):
         gradient[4097] = bad
         assert not device.copy_d2h_gradient(host, gradient[:2048], gradient)[0]
+
+
+def test_a_run_without_gradients_has_the_updates_of_one_on_the_cpu(directory, tmp_path):
+    """Losses round otherwise there; the directions do not, nor what is made of the same numbers."""
+    found = {}
+    for device, kind in ((CudaDevice(), "cuda"), (EmulatedDevice(), "cpu")):
+        model = open_model(directory / "llama", torch.float32)
+        plan = make_plan(
+            model, sequence_length=LENGTH, precision="fp32", device=kind, parameters=0.5, micro_batches=2,
+            zeroth_order=ZerothOrder(directions=2, written_every=2),
+        )  # fmt: skip
+        recipe = Recipe(steps=4, optimizer=MeZO(lr=1e-4, eps=1e-2))
+        out = tmp_path / kind
+        found[kind] = train(plan, model, device, data=directory / "text.txt", out=out, recipe=recipe,
+                            options={"model": str(directory / "llama")}).losses  # fmt: skip
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-4)
+    replay(tmp_path / "cuda", tmp_path / "replayed")
+    one, other = (path / "model.safetensors" for path in (tmp_path / "replayed", tmp_path / "cuda" / "model"))
+    assert one.read_bytes() == other.read_bytes()

@@ -28,6 +28,7 @@ from ssdplan.plans.schedule.build import build_schedule
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_profile
 from tests.planner.machines import models
+from tests.planner.zeroth_order_table import ROWS, device_mib, host_gib
 
 PASSES = {"perturb_rate": 2e9, "pending_rate": 3e9}
 
@@ -145,3 +146,15 @@ def test_what_gradients_alone_give_a_meaning_is_refused(changes: dict[str, Any],
 def test_a_profile_that_never_measured_passes_is_refused() -> None:
     with pytest.raises(UsageError, match="optimizer mezo: the profile says nothing of zeroth-order passes"):
         solve(made_profile(blocks=4), SolveRequest(host_memory_bytes=GIB, zeroth_order=ZerothOrder()))
+
+
+@pytest.mark.parametrize("model", ["opt-2.7b", "opt-13b", "opt-175b"])
+def test_the_device_takes_less_than_in_the_paper_and_in_its_public_implementation(model: str) -> None:
+    """docs/papers.md has all rows of ZO-Offloading's table 1."""
+    row = next(row for row in ROWS if row.model == model)
+    ours = device_mib(model, "fp16", in_turns=True)
+    assert ours < row.fp16[0]
+    if row.public is not None:
+        assert ours * MIB < row.public * 1e9
+    if model == "opt-175b":
+        assert host_gib(model, "fp16") < 32, "the public implementation takes 600 GB"
