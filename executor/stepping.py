@@ -112,6 +112,7 @@ class ZerothOrder:
             )
         moves = optimizer.moves(step, losses) if finite else optimizer.nothing(step, len(losses))
         self._log.append(moves)
+        self._log.sync()
         session.move(optimizer, moves)
         projected = [optimizer.projected(*both) for both in losses]
         return Stepped(

@@ -26,12 +26,12 @@ def opened_log(
     folder: Folder, plan: Plan, origin: Origin, recipe: Recipe, steps: int
 ) -> tuple[LogFile, tuple[Move, ...]]:
     """The log of a run that has `steps` behind it, and the updates of these. Raises MismatchError for another's log."""
-    zeroth_order = plan.decision.zeroth_order
-    assert zeroth_order is not None
+    zeroth_order, optimizer = plan.decision.zeroth_order, recipe.optimizer
+    assert zeroth_order is not None and isinstance(optimizer, MeZO)
     header = Header(
         model=origin.model,
         weights=origin.weights,
-        seed=recipe.seed,
+        seed=optimizer.seed,
         directions=zeroth_order.directions,
         precision=plan.decision.precision,
         origin=origin.model_dump(mode="json"),

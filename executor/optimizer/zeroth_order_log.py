@@ -140,8 +140,9 @@ def _read(file: BinaryIO, name: str) -> tuple[Header, list[tuple[Move, ...]], li
 
 
 def _records(file: BinaryIO, length: int) -> Iterator[bytes]:
-    """Whole records; one that is cut off ends them."""
-    while len(record := file.read(length)) == length:
+    """Whole records. One that is cut off ends them, and so does one of zeros: where power fails, a file may have been
+    made longer without its bytes."""
+    while len(record := file.read(length)) == length and any(record):
         yield record
 
 

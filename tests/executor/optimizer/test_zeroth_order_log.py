@@ -12,7 +12,7 @@ from ssdplan.executor.optimizer.zeroth_order_log import LOG, Header, LogFile, re
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.files import Folder
 
-HEADER = Header(model="a" * 64, weights="b" * 64, seed=2**63 + 5, directions=3, precision="bf16", masters="none")
+HEADER = Header(model="a" * 64, weights="b" * 64, seed=2**63 + 5, directions=3, precision="bf16", origin={"data": {}})
 
 
 def moves_of(steps: int, directions: int = 3) -> list[tuple[Move, ...]]:
@@ -71,6 +71,14 @@ def test_every_changed_byte_is_found(tmp_path: Path) -> None:
         (tmp_path / LOG).write_bytes(changed)
         with Folder(tmp_path) as folder, pytest.raises(MismatchError):
             read_log(folder)
+
+
+def test_a_record_of_zeros_that_a_power_failure_left_ends_the_log(tmp_path: Path) -> None:
+    moves = written(tmp_path, 3)
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(bytes(5 * (16 + 8 * 3 + 16)))
+    with Folder(tmp_path) as folder:
+        assert read_log(folder) == (HEADER, moves)
 
 
 def test_reordered_and_repeated_records_are_found(tmp_path: Path) -> None:
