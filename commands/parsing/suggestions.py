@@ -44,6 +44,7 @@ SAME: dict[str, tuple[str, str]] = {
     "batch-size": ("solve", "global-batch"),
     "train-batch-size": ("solve", "global-batch"),
     "max-grad-norm": ("solve", "clip-grad-norm"),
+    "optim": ("solve", "optimizer"),
     "model-name-or-path": ("profile", "model"),
     "model-name": ("profile", "model"),
     "base-model": ("profile", "model"),
@@ -70,8 +71,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     "report-to": "--tensorboard and --wandb of ssdplan run send what metrics.jsonl gets",
     "logging-steps": "metrics.jsonl in the run's directory has a line for every step",
-    "gradient-checkpointing": "backward always recomputes each layer",
-    **dict.fromkeys(("optim", "optimizer"), "AdamW is the only optimizer"),
+    "gradient-checkpointing": "the plan decides what backward recomputes: --recompute of ssdplan solve",
 }
 """What others call what no option here is, and what there is instead."""
 

@@ -36,8 +36,8 @@ PROFILE = "that is an option of ssdplan profile"
         ("profile --max-seq-length 4 --model m", "did you mean --sequence-length?"),
         ("export r --to d --output-dir out", "that is --out of ssdplan run (see"),
         ("run --micro-batch 4", "that is --micro-batch-size of ssdplan solve (see"),
-        ("run --optimizer adamw", "--optimizer; AdamW is the only optimizer (see"),
-        ("solve --optimizer adamw", "--optimizer; AdamW is the only optimizer (see"),
+        ("run --optimizer adamw", "--optimizer; that is an option of ssdplan solve (see"),
+        ("solve --optim adamw", "--optim; did you mean --optimizer? (see"),
         # Slips.
         ("run --decay 0.1", "did you mean --decay-steps, --decay-all or --weight-decay?"),
         ("run --sed 3", "did you mean --seed?"),
