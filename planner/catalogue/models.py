@@ -128,6 +128,7 @@ _INDEX = "total_size of its model.safetensors.index.json, over 2 bytes"
 _CARD = "its model card"
 _GPT3 = "Brown et al. 2020 (arXiv:2005.14165), table 2.1; vocabulary and learned positions as in GPT-2"
 _OPT = "Zhang et al. 2022 (arXiv:2205.01068), table 1; vocabulary and positions by config.json of facebook/"
+_HALVES = "; parameters: the size of its pytorch_model.bin, over 2 bytes"
 _SNAKE = (
     "GreedySnake, table 2 and section 6.2 (Megatron-LM's GPT, 2048 tokens); vocabulary of 51,200 by Narayanan et al. "
     "2021 (arXiv:2104.04473, section 5.1)"
@@ -174,9 +175,9 @@ MODELS = (
     _plain("gpt-175b", "gpt2", 12288, 96, 96, 50257, 2048, 175e9, _GPT3),
     _plain("opt-125m", "opt", 768, 12, 12, 50272, 2048, 125e6, _OPT + "opt-125m"),
     _plain("opt-1.3b", "opt", 2048, 24, 32, 50272, 2048, 1_315_758_080, _OPT + "opt-1.3b"),
-    _plain("opt-2.7b", "opt", 2560, 32, 32, 50272, 2048, 2.7e9, _OPT + "opt-2.7b"),
-    _plain("opt-6.7b", "opt", 4096, 32, 32, 50272, 2048, 6.7e9, _OPT + "opt-6.7b"),
-    _plain("opt-13b", "opt", 5120, 40, 40, 50272, 2048, 13e9, _OPT + "opt-13b"),
+    _plain("opt-2.7b", "opt", 2560, 32, 32, 50272, 2048, 2.65e9, _OPT + "opt-2.7b" + _HALVES),
+    _plain("opt-6.7b", "opt", 4096, 32, 32, 50272, 2048, 6.66e9, _OPT + "opt-6.7b" + _HALVES),
+    _plain("opt-13b", "opt", 5120, 40, 40, 50272, 2048, 12.85e9, _OPT + "opt-13b" + _HALVES),
     _plain("opt-30b", "opt", 7168, 48, 56, 50272, 2048, 30e9, _OPT + "opt-30b"),
     _plain("opt-66b", "opt", 9216, 64, 72, 50272, 2048, 66e9, _OPT + "opt-66b"),
     _plain("opt-175b", "opt", 12288, 96, 96, 50272, 2048, 175e9, _OPT + "opt-66b"),
