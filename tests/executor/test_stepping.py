@@ -39,7 +39,7 @@ def test_one_loss_that_is_not_finite_is_skipped_and_logged_or_ends_the_run(tmp_p
         assert [move.scale for move in moved[1]] == [0.5, -1.0]
         assert found.grad_norm == pytest.approx(((2.0**2 + 4.0**2) / 2) ** 0.5)
         ending = ZerothOrder(recipe, log, skips=False)
-        with pytest.raises(NumericalError, match="step 3: the losses along direction 1 are 1.0 and"):
+        with pytest.raises(NumericalError, match=r"step 3: the losses along direction 1 are 1\.0 and"):
             ending.step(session([(2.0, 1.0), (1.0, bad)], moved), 2, [])
         assert len(moved) == 2
         assert read_log(folder) == (HEADER, moved)
