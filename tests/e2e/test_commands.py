@@ -79,13 +79,13 @@ def _make_home(path: Path) -> None:
     )  # fmt: skip
     least = refused("solve", "profile.json", "--host-memory", "64KiB", "--global-batch", 4, cwd=path, code=3)
     budget = least.rsplit("would do is ", 1)[1]
-    ssdplan("solve", "profile.json", "--host-memory", budget, "--global-batch", 4, cwd=path, start=anew)
+    ssdplan("solve", "profile.json", "--host-memory", budget, "--global-batch", 4, cwd=path)
 
 
 def test_all_four_commands_work_together(home, tmp_path):
     shown = ssdplan(
         "show", "plan.json", "--plots", tmp_path / "plots", "--trace", tmp_path / "trace.json",
-        "--html", tmp_path / "plan.html", cwd=home, start=anew,
+        "--html", tmp_path / "plan.html", cwd=home,
     )  # fmt: skip
     plan = json.loads((home / "plan.json").read_text())
     assert plan["prediction"]["ssd_write_bytes"] > 0, "the budget does not hold the training state"

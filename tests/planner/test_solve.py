@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -291,9 +292,10 @@ def refused(profile: Profile, request: SolveRequest) -> tuple[str, int]:
     ],
 )
 def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
-    """Any two of the three choices meet in a case. The first is searched for among all batches; in full, all are."""
-    if fixed and not FULL:
-        fixed = {**fixed, "micro_batch_size": 1, "micro_batches": 2}
+    """Any two of the three choices meet in a case. The first is searched for among all numbers of
+    micro-batches; in full, each is among all batches."""
+    if not FULL:
+        fixed = {**fixed, "micro_batch_size": 1} | ({"micro_batches": 2} if fixed else {})
     profile = made_profile(model=made_model(blocks=blocks, hidden=128, vocab=1024, sequence=64, tied=tied))
     constraint, least = refused(profile, SolveRequest(1 << 16, **fixed))
     assert constraint == "host memory"
@@ -305,12 +307,15 @@ def test_too_little_host_memory(tied: bool, blocks: int, fixed: dict) -> None:
     )
 
 
+FOUR: dict[str, Any] = short_or_full({"micro_batch_size": 1, "micro_batches": 4}, {"global_batch": 4})
+
+
 def test_too_little_device_memory() -> None:
-    constraint, least = refused(small(), SolveRequest(GIB, device_memory_bytes=MIB, global_batch=4))
+    constraint, least = refused(small(), SolveRequest(GIB, device_memory_bytes=MIB, **FOUR))
     assert constraint == "device memory"
-    request = SolveRequest(GIB, device_memory_bytes=least, global_batch=4)
+    request = SolveRequest(GIB, device_memory_bytes=least, **FOUR)
     check(small(), request, planned(small(), request))
-    assert refused(small(), SolveRequest(GIB, device_memory_bytes=printed_before(least), global_batch=4)) == (
+    assert refused(small(), SolveRequest(GIB, device_memory_bytes=printed_before(least), **FOUR)) == (
         constraint,
         least,
     )
@@ -332,19 +337,19 @@ def test_the_least_device_memory_is_as_fast_as_a_little_more(blocks: int) -> Non
 
 @pytest.mark.parametrize("memory", short_or_full([8], [8, 16]))
 def test_too_few_writes_allowed(memory: int) -> None:
-    constraint, least = refused(small(), SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=100_000))
+    constraint, least = refused(small(), SolveRequest(memory * MIB, **FOUR, max_ssd_write_bytes=100_000))
     assert constraint == "ssd writes"
-    request = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=least)
+    request = SolveRequest(memory * MIB, **FOUR, max_ssd_write_bytes=least)
     check(small(), request, planned(small(), request))
-    less = SolveRequest(memory * MIB, global_batch=4, max_ssd_write_bytes=printed_before(least))
+    less = SolveRequest(memory * MIB, **FOUR, max_ssd_write_bytes=printed_before(least))
     assert refused(small(), less) == (constraint, least)
 
 
 def test_a_bound_on_writes_is_kept_and_costs_time() -> None:
-    free = planned(small(), SolveRequest(16 * MIB, global_batch=8))
-    _, least = refused(small(), SolveRequest(16 * MIB, global_batch=8, max_ssd_write_bytes=100_000))
+    free = planned(small(), SolveRequest(16 * MIB, **FOUR))
+    _, least = refused(small(), SolveRequest(16 * MIB, **FOUR, max_ssd_write_bytes=100_000))
     limit = (least + free.prediction.ssd_write_bytes) // 2
-    request = SolveRequest(16 * MIB, global_batch=8, max_ssd_write_bytes=limit)
+    request = SolveRequest(16 * MIB, **FOUR, max_ssd_write_bytes=limit)
     check(small(), request, planned(small(), request))
 
 
@@ -352,9 +357,9 @@ def test_too_little_space_on_the_drives() -> None:
     def on(free_bytes: int) -> Profile:
         return made_profile(machine=made_machine(volumes=(made_volume(free_bytes=free_bytes),)), model=small().model)
 
-    constraint, least = refused(on(MIB), SolveRequest(8 * MIB, global_batch=4))
+    constraint, least = refused(on(MIB), SolveRequest(8 * MIB, **FOUR))
     assert constraint == "ssd space"
-    request = SolveRequest(8 * MIB, global_batch=4)
+    request = SolveRequest(8 * MIB, **FOUR)
     plan = planned(on(least), request)
     check(on(least), request, plan)
     assert plan.prediction.ssd_bytes <= least

@@ -107,12 +107,10 @@ CASES = [
     # which model, its --freeze, choices of the plan
     ("tied", ("model.layers.[01].*",), {"alpha": 0.4}),
     ("untied", ("model.embed_tokens.weight", "model.layers.0.*"), {"alpha": 1.0, "clip_grad_norm": True}),
-    ("tied", ("model.layers.2.*",), {"alpha": 0.0, "across_turn": 0.5}),
     ("untied", ("model.layers.[13].*",), {"schedule": "horizontal"}),
     ("tied", ("model.embed_tokens.weight", "model.norm.weight"), {"alpha": 0.4, "on_device": 0.5}),
     ("untied", ("lm_head.weight", "model.norm.*"), {"alpha": 0.4, "unified": True, "parameters": 0.0}),
     ("tied", ("model.embed_tokens.*", "model.layers.*"), {"schedule": "horizontal"}),
-    ("untied", ("*norm*", "model.embed_tokens.*"), {"alpha": 0.4, "unified": True, "parameters": 0.0}),
     (
         "untied",
         ("*.self_attn.?_proj.*", "model.layers.0.*", "model.embed*"),
@@ -127,6 +125,8 @@ if FULL:
         ("tied", ("lm_head.*",), {"alpha": 1.0, "clip_grad_norm": True}),
         ("untied", ("model.embed_tokens.*", "model.layers.*"), {"alpha": 0.4}),
         ("tied", ("*.mlp.*",), {"alpha": 0.4}),
+        ("tied", ("model.layers.2.*",), {"alpha": 0.0, "across_turn": 0.5}),
+        ("untied", ("*norm*", "model.embed_tokens.*"), {"alpha": 0.4, "unified": True, "parameters": 0.0}),
     ]
 
 

@@ -26,7 +26,7 @@ import torch
 from ssdplan import native
 from ssdplan.executor.device.device import EmulatedDevice
 from ssdplan.executor.memory.store_records import Records
-from ssdplan.executor.model.model import StreamedModel, open_model
+from ssdplan.executor.model.model import StreamedModel
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.runtime.operations import Operations
@@ -42,7 +42,7 @@ from ssdplan.plans.files import Folder
 from ssdplan.plans.graph.ops import Graph
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
-from tests.executor.runs import LENGTH, prepare
+from tests.executor.runs import LENGTH, opened, prepare
 from tests.made.plans import make_plan
 
 STEPS, FEW_STEPS = 12, 3
@@ -64,7 +64,7 @@ def recipe_of(directory: Path, *, steps: int, serial: bool) -> Recipe:
 
 
 def training(directory: Path, out: Path, *, steps: int = STEPS, serial: bool = False) -> None:
-    model = open_model(directory / "llama", torch.float32, freeze=FREEZE)
+    model = opened(directory / "llama", torch.float32, FREEZE)
     recipe = recipe_of(directory, steps=steps, serial=serial)
     train(plan_of(model, FIRST), model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=recipe)
 
@@ -73,7 +73,7 @@ def going_on(
     directory: Path, out: Path, choices: dict[str, Any] | None, *, steps: int = STEPS, serial: bool = False
 ) -> None:
     """Resume; under the plan that the run has, unless `choices`."""
-    model = open_model(directory / "llama", torch.float32, freeze=FREEZE)
+    model = opened(directory / "llama", torch.float32, FREEZE)
     recipe = recipe_of(directory, steps=steps, serial=serial)
     with reopened(out) as kept:
         train(
@@ -169,7 +169,7 @@ def found_at(out: Path, first: Plan, steps: dict[int, Contents]) -> int:
 def campaign(directory: Path, kills: int, seed: int) -> dict[str, Any]:
     steps, seconds = uninterrupted(directory)
     expected = outcome(directory / "reference")
-    first = plan_of(open_model(directory / "llama", torch.float32, freeze=FREEZE), FIRST)
+    first = plan_of(opened(directory / "llama", torch.float32, FREEZE), FIRST)
     rng = random.Random(seed)
     reached: dict[int, int] = {}
     signals = dict.fromkeys(("SIGKILL", "SIGTERM", "SIGTERM twice"), 0)
@@ -351,7 +351,7 @@ def moments(total: int, stride: int) -> Iterator[int]:
 
 def main(directory: Path, kills: int, stride: int, seed: int) -> None:
     torch.set_num_threads(1)
-    prepare(directory, layers=2)
+    opened(prepare(directory, layers=2) / "llama", torch.float32, FREEZE)  # once for all children
     print(json.dumps({**campaign(directory, kills, seed), "boundaries": boundaries(directory, stride)}))
 
 
