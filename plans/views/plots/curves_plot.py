@@ -14,6 +14,8 @@ from ...files import writing
 from ..quantities import number
 
 POINTS = 600
+MOST = 1e150
+"""What is larger is drawn there: matplotlib has no ticks for a range that is no number of its own."""
 _TRAINING, _HELD_OUT, _FAINT = "#332288", "#CC6677", "#666666"
 
 
@@ -36,7 +38,15 @@ def draw_curves(curves: Curves, plan: Plan) -> Figure:
     figure.suptitle(f"{curves.last:,} steps of {name}", x=0.01, ha="left", fontweight="bold", parse_math=False)
     _line(loss, thinned(curves.steps, curves.of("loss"), POINTS), "training")
     if len(held_out := curves.held_out.sort_index()):
-        loss.plot(held_out.index, held_out, marker="o", markersize=5, color=_HELD_OUT, linewidth=1.2, label="held-out")
+        loss.plot(
+            held_out.index,
+            np.clip(held_out, -MOST, MOST),
+            marker="o",
+            markersize=5,
+            color=_HELD_OUT,
+            linewidth=1.2,
+            label="held-out",
+        )
     loss.set_ylabel("loss")
     _line(speed, thinned(curves.steps, curves.of("tokens_per_second"), POINTS), "measured")
     predicted = plan.prediction.tokens_per_second
@@ -66,7 +76,8 @@ def draw_curves(curves: Curves, plan: Plan) -> Figure:
 
 
 def _line(axes: Axes, curve: Thinned, words: str) -> None:
-    if np.any(curve.high > curve.low):
-        axes.fill_between(curve.step, curve.low, curve.high, color=_TRAINING, alpha=0.18, linewidth=0)
+    low, mean, high = (np.clip(values, -MOST, MOST) for values in (curve.low, curve.mean, curve.high))
+    if np.any(high > low):
+        axes.fill_between(curve.step, low, high, color=_TRAINING, alpha=0.18, linewidth=0)
     marker = "o" if len(curve.step) == 1 else None
-    axes.plot(curve.step, curve.mean, color=_TRAINING, linewidth=1.2, marker=marker, markersize=4, label=words)
+    axes.plot(curve.step, mean, color=_TRAINING, linewidth=1.2, marker=marker, markersize=4, label=words)

@@ -297,6 +297,14 @@ def test_any_losses_are_shown_and_drawn(tmp_path, losses):
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("most", [1e308, -1e308])
+def test_a_number_that_is_about_the_largest_is_drawn(tmp_path, most):
+    lines = [step_line(step, 2.0, grad_norm=most if step == 2 else 1.0) for step in range(1, 6)]
+    lines += [{"step": 3, "eval_loss": most}]
+    write_curves_plot(read_curves(written(tmp_path / "m", lines)), PLAN, tmp_path)
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_picture_has_the_figures(tmp_path):
     lines = [*_noisy(50), {"step": 25, "eval_loss": 3.0}, {"step": 50, "eval_loss": 2.5}]
     curves = read_curves(written(tmp_path / "m", lines))
