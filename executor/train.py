@@ -179,9 +179,8 @@ def train(
         keeper = None
         if origin and not logs:
             keeper = Keeper(origin, plan, recipe, metrics_file, watch, resume.step if resume else 0)
-        interruption = Interruption(
-            lambda: watch.note("stops with a snapshot when this step ends; a second signal stops it now")
-        )
+        how = "" if logs else "with a snapshot "
+        interruption = Interruption(lambda: watch.note(f"stops {how}when this step ends; a second signal stops it now"))
         stack.enter_context(interruption)
         if keeps:
             interruption.begin()
@@ -208,7 +207,10 @@ def train(
             loop.run()
             return _finish(loop, run, model, loading_peak)
         except KeyboardInterrupt:
-            if not keeps:
+            if logs:
+                done = len(history.losses)
+                watch.note(f"its log has {done:,} step(s); go on with ssdplan run --resume {run.path}")
+            elif not keeps:
                 watch.note("nothing is kept of its steps, since the run took no snapshots (--snapshot-every N)")
             raise
 

@@ -3,6 +3,8 @@
 Owns the log that a run begins or goes on with, and the refusal of perturbations that the weights' precision loses.
 """
 
+import contextlib
+
 import torch
 
 from ssdplan.plans.documents.plan import Plan
@@ -53,11 +55,8 @@ def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:
         key=lambda number: model.states[number].elements,
     )
     sample = torch.empty(min(SAMPLED, model.states[index].elements), dtype=model.dtype)
-    weights = Weights(model)
-    try:
+    with contextlib.closing(Weights(model)) as weights:
         weights.read(index, sample, 0)
-    finally:
-        weights.close()
     lost = float((sample + optimizer.eps == sample).float().mean())
     if lost > MOST_LOST:
         raise UsageError(

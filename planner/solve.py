@@ -147,7 +147,7 @@ def _compared(
     """The plan's batch trained in other ways; a zeroth-order plan beside the best one by gradients."""
     if not request.zeroth_order:
         return compare(search.fitter, chosen.solved, prediction)
-    by_gradients = replace(request, zeroth_order=None, residency={}, recompute="all")
+    by_gradients = replace(request, zeroth_order=None, residency={})
     first_order, why_not = None, ""
     try:
         _, found, _ = _searched(model, machine, by_gradients, budget, fixed_choices(model, by_gradients))

@@ -5,15 +5,13 @@ It measures with the executor's pass on the executor's device and knows nothing 
 
 from functools import partial
 
-import torch
-
 from ssdplan.plans.documents.state_layout import Precision
 
 from .clock import REAL, Clock
 from .measure import Limits, Progress, repeat
 from .parts import Device, Perturb
+from .products import FORMATS
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PERTURBED_ELEMENTS = 12 << 20
 """Three arrays of them are several times most last-level caches."""
 PENDING = 4
@@ -32,7 +30,7 @@ def measure_passes(
 ) -> tuple[float, float, list[str]]:
     """Elements a second of a zeroth-order pass that makes both copies and no update, and by how much each pending
     update slows it: elements a second of that alone; and notes for people."""
-    dtype = _DTYPES[precision]
+    dtype = FORMATS[precision]
     parameters, plus, minus = (
         device.allocate(PERTURBED_ELEMENTS * dtype.itemsize).view(dtype).fill_(0.01) for _ in range(3)
     )

@@ -11,7 +11,8 @@ import torch
 
 from ssdplan import native
 
-FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+from ..device.tensors import DTYPE_NAMES
+
 Pending = tuple[int, int, float, float]
 """Of one update: its step, the number of its direction, scale and keep: p = keep p - scale z."""
 GROUP, LANES = 64, 16
@@ -46,7 +47,7 @@ def perturb(
     if parameters.device.type != "cpu":
         _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first)
         return
-    form, elements = FORMATS[parameters.dtype], parameters.numel()
+    form, elements = DTYPE_NAMES[parameters.dtype], parameters.numel()
     if plus is None and minus is None:
         if pending:
             native.zeroth_order_update(

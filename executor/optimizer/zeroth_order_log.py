@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from ssdplan.plans.documents.plan import MOST_DIRECTIONS
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.files import Folder
 
@@ -25,7 +26,6 @@ LOG = "zeroth-order.log"
 MAGIC = b"ssdpzo\x00\x01"
 CHECKSUM_BYTES = 16
 MOST_HEADER_BYTES = 1 << 16
-MOST_DIRECTIONS = 256
 
 
 @dataclass(frozen=True, slots=True)

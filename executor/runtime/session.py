@@ -80,9 +80,7 @@ class Session:
         tokens, when each op ran. What follows from the losses, `move` is told."""
         with self.device.lane("compute"):
             tokens = self.layers.begin_step(step, _on_torch(batches))
-        self.operations.begin_zeroth_order(
-            Pass(optimizer, step, self.pending_here, self.threads, lagging=self.pending_away)
-        )
+        self._begin_passes(optimizer, step)
         writes = (step + 1) % self.written_every == 0
         timeline = self.run(self.schedule.steady if writes else self.schedule.unwritten)
         found = dict(self.layers.end_zeroth_order_step())
@@ -91,6 +89,11 @@ class Session:
             self.pending_away = ()
         self.pending_here = ()
         return losses, tokens, timeline
+
+    def _begin_passes(self, optimizer: MeZO, step: int) -> None:
+        """What passes do from here on: all that is pending, and the copies of a step."""
+        passes = Pass(optimizer, step, self.pending_here, self.threads, lagging=self.pending_away)
+        self.operations.begin_zeroth_order(passes)
 
     def move(self, optimizer: MeZO, moves: tuple[Move, ...]) -> None:
         """From here on these updates are pending too, those of a later step after those of an earlier one."""
@@ -102,9 +105,7 @@ class Session:
         """Finish the delayed updates, so that all parameters are those of the last step."""
         if self.pending_away or self.pending_here:
             assert self.optimizer is not None
-            self.operations.begin_zeroth_order(
-                Pass(self.optimizer, 0, self.pending_here, self.threads, lagging=self.pending_away)
-            )
+            self._begin_passes(self.optimizer, 0)
             self.run(self.schedule.flush)
             self.pending_here = self.pending_away = ()
         if self.pending:

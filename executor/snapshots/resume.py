@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
@@ -237,31 +238,31 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
 
 def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, reading: bool) -> Kept:
     """A zeroth-order run: its log and the first weights are its state, so of its stores nothing is needed."""
-    found = stores_of(directory, volumes, confirm="" if reading else "--adopt")
+    clearable = () if reading else stores_of(directory, volumes, confirm="--adopt").clearable
     if adopt and not directory.known and not reading:
         directory.adopt()
     plan, path = directory.current_plan(), directory.path
     unseen = tuple(place for place in directory.left if _is_empty(place))
-    steps = _steps_logged(directory.folder)
+    steps, origin = _steps_logged(directory.folder)
     if not steps:
-        return Kept(directory, plan, None, (), found.clearable, unseen, 0)
-    header, _ = read_log(directory.folder)
+        return Kept(directory, plan, None, (), clearable, unseen, 0)
     rows = plan.decision.micro_batches * plan.decision.micro_batch_size
-    document = {"schema": SCHEMA, "step": steps, "samples": steps * rows, "origin": header.origin, "made": ()}
+    document = {"schema": SCHEMA, "step": steps, "samples": steps * rows, "origin": origin, "made": ()}
     snapshot = Snapshot.read(document, str(path / LOG))
-    return Kept(directory, plan, snapshot, (), found.clearable, unseen, steps)
+    return Kept(directory, plan, snapshot, (), clearable, unseen, steps)
 
 
-def _steps_logged(folder: Folder) -> int:
-    """How many steps both the log and metrics.jsonl have: a kill may have come between two lines."""
+def _steps_logged(folder: Folder) -> tuple[int, dict[str, Any]]:
+    """How many steps both the log and metrics.jsonl have, for a kill may have come between two lines; and the origin
+    that the log names."""
     if not (folder.has_file(LOG) and folder.has_file(METRICS)):
-        return 0
-    _, moves = read_log(folder)
+        return 0, {}
+    header, moves = read_log(folder)
     told = 0
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         for line in lines(folder):
             told = operator.index(line["step"]) if "loss" in line else told
-    return min(len(moves), told)
+    return min(len(moves), told), header.origin
 
 
 def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequence[Path]) -> None:

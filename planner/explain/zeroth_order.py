@@ -14,9 +14,16 @@ FIRST_ORDER = "first-order training (adamw)"
 
 def rows(decision: Decision, prediction: Prediction, first_order: Prediction | None, why_not: str) -> list[Compared]:
     """The plan, and the best plan that trains by gradients within the same budgets: its prediction, or `why_not`."""
-    own = Compared(
+    own = _row(f"{decision.schedule} (this plan)", prediction, "two forwards a direction, no gradients")
+    if first_order is None:
+        return [own, Compared(kind="schedule", name=FIRST_ORDER, fits=False, note=why_not)]
+    return [own, _row(FIRST_ORDER, first_order, "the best plan by gradients within the same budgets")]
+
+
+def _row(name: str, prediction: Prediction, note: str) -> Compared:
+    return Compared(
         kind="schedule",
-        name=f"{decision.schedule} (this plan)",
+        name=name,
         host_bytes=prediction.peak_host_bytes,
         device_bytes=prediction.peak_device_bytes,
         ssd_read_bytes=prediction.ssd_read_bytes,
@@ -24,23 +31,8 @@ def rows(decision: Decision, prediction: Prediction, first_order: Prediction | N
         step_seconds=prediction.step_seconds,
         tokens_per_second=prediction.tokens_per_second,
         fits=True,
-        note="two forwards a direction, no gradients",
+        note=note,
     )
-    if first_order is None:
-        return [own, Compared(kind="schedule", name=FIRST_ORDER, fits=False, note=why_not)]
-    other = Compared(
-        kind="schedule",
-        name=FIRST_ORDER,
-        host_bytes=first_order.peak_host_bytes,
-        device_bytes=first_order.peak_device_bytes,
-        ssd_read_bytes=first_order.ssd_read_bytes,
-        ssd_write_bytes=first_order.ssd_write_bytes,
-        step_seconds=first_order.step_seconds,
-        tokens_per_second=first_order.tokens_per_second,
-        fits=True,
-        note="the best plan by gradients within the same budgets, with a batch of its own",
-    )
-    return [own, other]
 
 
 def why_this_optimizer(plan: Plan) -> str:
@@ -70,12 +62,9 @@ def how_often_it_writes(plan: Plan, tried: Sequence[tuple[int, float]]) -> str:
     waits = "each pass over a block first makes the updates that are pending, from their numbers in the log"
     if not plan.prediction.d2h_bytes and not plan.prediction.ssd_write_bytes:
         return "All parameters are updated where they live, so nothing is written."
-    text = (
-        f"Updated parameters go back to where they live every {every} steps"
-        if every > 1
-        else ("Updated parameters go back to where they live in each step")
-    )
-    text += f"; {waits}." if every > 1 else "."
+    text = "Updated parameters go back to where they live in each step."
+    if every > 1:
+        text = f"Updated parameters go back to where they live every {every} steps; {waits}."
     others = [f"every {k}, {seconds:.3g} s a step" for k, seconds in tried if k != every]
     if others:
         text += f" Tried beside it: {'; '.join(others[:3])}."

@@ -16,7 +16,7 @@ from ssdplan.plans.documents.state_layout import (
     checkpoint_bytes,
     optimizer_bytes,
 )
-from ssdplan.plans.graph.ops import GraphName, Perturb, Schedule
+from ssdplan.plans.graph.ops import GraphName, Schedule
 from ssdplan.plans.units import whole_pages
 
 OP_BYTES = 1536
@@ -90,7 +90,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         device=0 if decision.unified_memory else arena + beside,
         ssd=schedule.arenas["ssd"],
         holes=_holes_bytes(model, size, workspace, decision.saved),
-        kept=kept_bytes(schedule),
+        kept=kept_bytes(schedule, unwritten=bool(decision.zeroth_order and decision.zeroth_order.written_every > 1)),
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
             + home.parameters.nbytes
@@ -160,12 +160,10 @@ def checkpoint_layers(model: Model) -> int:
     return max(len(model.layers) - 1 - max(model.first_trained, 1), 0)
 
 
-def kept_bytes(schedule: Schedule) -> int:
-    """What a run keeps of the operations of a schedule's four graphs."""
+def kept_bytes(schedule: Schedule, *, unwritten: bool = False) -> int:
+    """What a run keeps of the operations of a schedule's graphs; `unwritten`: it has steps that write no parameters."""
     names: tuple[GraphName, ...] = ("first", "steady", "flush", "evaluate")
-    if any(isinstance(op, Perturb) for op in schedule.emitted("flush")):
-        names = ("first", "steady", "unwritten", "flush", "evaluate")
-    return OP_BYTES * sum(len(schedule.emitted(name)) for name in names)
+    return OP_BYTES * sum(len(schedule.emitted(name)) for name in (*names, *(("unwritten",) if unwritten else ())))
 
 
 def process_peak_bytes(peaks: Peaks, model: Model, machine: Machine, decision: Decision) -> int:

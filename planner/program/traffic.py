@@ -108,21 +108,21 @@ def _kept_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_
                 x = variables_of(use.state_class)
                 size = group.count * use.elements
                 for variable in x.parameters.on_host if on_host else x.parameters.on_ssd:
-                    _add(total, variable, element * size)
+                    add(total, variable, element * size)
                 if use.frozen:
                     continue
                 for variable in x.optimizer.on_host if on_host else x.optimizer.on_ssd:
-                    _add(total, variable, OPTIMIZER_BYTES[optimizer_states] * size)
-                _add(total, x.gradient_host if on_host else x.gradient_ssd, GRADIENT_BYTES * size)
+                    add(total, variable, OPTIMIZER_BYTES[optimizer_states] * size)
+                add(total, x.gradient_host if on_host else x.gradient_ssd, GRADIENT_BYTES * size)
         if group.role == "block" and group.backward:
             checkpoints = group.count * n * checkpoint_bytes(model, micro_batch_size)
             if on_host:
-                _add(total, CHECKPOINTS_ON_HOST, checkpoints)
+                add(total, CHECKPOINTS_ON_HOST, checkpoints)
             else:
                 _add_checkpoints_on_ssd(total, checkpoints)
             timing = model.timing(group.layer_class, micro_batch_size)
             for variable, nbytes in saved.kept_bytes(group, timing, "host" if on_host else "ssd").items():
-                _add(total, variable, group.count * n * nbytes)
+                add(total, variable, group.count * n * nbytes)
     return total
 
 
@@ -151,10 +151,10 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size:
             if use.own:
                 fractions = variables_of(use.state_class)
                 for variable in (fractions.device, fractions.turn):
-                    _add(total, variable, element * group.count * use.elements)
+                    add(total, variable, element * group.count * use.elements)
         timing = model.timing(group.layer_class, micro_batch_size)
         for variable, nbytes in saved.kept_bytes(group, timing, "device").items():
-            _add(total, variable, group.count * kept * nbytes)
+            add(total, variable, group.count * kept * nbytes)
     return total
 
 
@@ -169,7 +169,7 @@ def total_bytes(stages: Iterable[Stage], kind: str) -> Linear:
     total: dict[Variable, float] = {}
     for stage in stages:
         for variable, factor in (stage.read_bytes if kind == "read" else stage.write_bytes).items():
-            _add(total, variable, stage.count * factor)
+            add(total, variable, stage.count * factor)
     return total
 
 
@@ -190,20 +190,20 @@ def _forward(
     h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     for use in group.uses:
         fractions, size = variables_of(use.state_class), float(use.elements)
-        _add(read, fractions.parameters.prompt_ssd, element * size)
-        _add(h2d, CONSTANT, element * size)
-        _add(h2d, fractions.device, -element * size)
+        add(read, fractions.parameters.prompt_ssd, element * size)
+        add(h2d, CONSTANT, element * size)
+        add(h2d, fractions.device, -element * size)
     delayed = [(use, 1.0) for use in group.uses if use.updated]
     if group.head_share:
         delayed += [(use, group.head_share) for use in head.uses if use.updated]
     for use, share in delayed:
         fractions, size = variables_of(use.state_class), share * use.elements
-        _add(read, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
-        _add(read, fractions.gradient_ssd, GRADIENT_BYTES * size)
-        _add(write, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
-        _add(write, fractions.parameters.delayed_ssd, element * size)
-        _add(h2d, fractions.device_delayed, element * size)
-        _add(updates, DELAY_RATIO, size)
+        add(read, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
+        add(read, fractions.gradient_ssd, GRADIENT_BYTES * size)
+        add(write, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
+        add(write, fractions.parameters.delayed_ssd, element * size)
+        add(h2d, fractions.device_delayed, element * size)
+        add(updates, DELAY_RATIO, size)
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
     return Stage(
@@ -232,30 +232,30 @@ def _backward(
     d2h: dict[Variable, float] = {CONSTANT: 0.0 if group.lowest else float((n - 1) * checkpoint)}
     for use in group.uses:
         fractions, size = variables_of(use.state_class), use.elements
-        _add(read, fractions.parameters.prompt_ssd, element * size)
+        add(read, fractions.parameters.prompt_ssd, element * size)
         if group.role != "head" or not use.own:  # the head's own delayed part comes from its update, not from ssd
-            _add(read, fractions.parameters.delayed_ssd, element * size)
-        _add(read, fractions.turn_ssd, -element * size)
-        _add(h2d, CONSTANT, element * size)
+            add(read, fractions.parameters.delayed_ssd, element * size)
+        add(read, fractions.turn_ssd, -element * size)
+        add(h2d, CONSTANT, element * size)
         for variable in (fractions.device, fractions.turn):
-            _add(h2d, variable, -element * size)
+            add(h2d, variable, -element * size)
         if use.frozen:
             continue
-        _add(d2h, CONSTANT, GRADIENT_BYTES * size)
+        add(d2h, CONSTANT, GRADIENT_BYTES * size)
         if use.own:
-            _add(read, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
-            _add(write, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
-            _add(write, fractions.parameters.prompt_ssd, element * size)
-            _add(write, fractions.gradient_ssd, GRADIENT_BYTES * size)
-            _add(updates, CONSTANT, size)
-            _add(updates, DELAY_RATIO, -size)
-            _add(h2d, fractions.device, element * size)  # what a prompt update makes
-            _add(h2d, fractions.device_delayed, -element * size)
+            add(read, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
+            add(write, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
+            add(write, fractions.parameters.prompt_ssd, element * size)
+            add(write, fractions.gradient_ssd, GRADIENT_BYTES * size)
+            add(updates, CONSTANT, size)
+            add(updates, DELAY_RATIO, -size)
+            add(h2d, fractions.device, element * size)  # what a prompt update makes
+            add(h2d, fractions.device_delayed, -element * size)
             if use.shared:
-                _add(h2d, CONSTANT, GRADIENT_BYTES * size)  # what the head has added to the gradient
+                add(h2d, CONSTANT, GRADIENT_BYTES * size)  # what the head has added to the gradient
     if group.role == "block":
         _add_checkpoints_on_ssd(read, n * checkpoint)
-        _add(h2d, CONSTANT, n * checkpoint)
+        add(h2d, CONSTANT, n * checkpoint)
     return Stage(
         layer_class=group.layer_class,
         phase="backward",
@@ -269,10 +269,11 @@ def _backward(
     )
 
 
-def _add(total: dict[Variable, float], variable: Variable, factor: float) -> None:
+def add(total: dict[Variable, float], variable: Variable, factor: float) -> None:
+    """Add a term to a linear form that is being made."""
     total[variable] = total.get(variable, 0.0) + factor
 
 
 def _add_checkpoints_on_ssd(total: dict[Variable, float], nbytes: float) -> None:
-    _add(total, CONSTANT, nbytes)
-    _add(total, CHECKPOINTS_ON_HOST, -nbytes)
+    add(total, CONSTANT, nbytes)
+    add(total, CHECKPOINTS_ON_HOST, -nbytes)

@@ -10,7 +10,7 @@ from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
 
 from .stages import LayerGroup, Stage, Work
-from .traffic import Traffic
+from .traffic import Traffic, add
 from .variables import CONSTANT, Linear, Variable, variables_of
 
 SIDES = 2
@@ -40,7 +40,7 @@ def _parameters(model: Model, groups: tuple[LayerGroup, ...], *, on_host: bool) 
                 lives = variables_of(use.state_class).parameters
                 variable = lives.prompt_host if on_host else lives.prompt_ssd
                 nbytes = ELEMENT_BYTES[model.precision] * group.count * use.elements
-                total[variable] = total.get(variable, 0.0) + nbytes
+                add(total, variable, nbytes)
     return total
 
 
@@ -59,22 +59,22 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     perturbed = 0.0
     for use in group.uses:
         fractions, nbytes = variables_of(use.state_class), float(element * use.elements)
-        _add(read, fractions.parameters.prompt_ssd, nbytes)
-        _add(h2d, CONSTANT, nbytes)
-        _add(h2d, fractions.device, -nbytes)
+        add(read, fractions.parameters.prompt_ssd, nbytes)
+        add(h2d, CONSTANT, nbytes)
+        add(h2d, fractions.device, -nbytes)
         if use.frozen:
             continue
         perturbed += draws * use.elements
         lagging, here = zeroth_order.waiting(lags=True), zeroth_order.waiting(lags=False)
         if use.own:
-            _add(write, fractions.parameters.prompt_ssd, nbytes / every)
-            _add(d2h, CONSTANT, nbytes / every)
-            _add(d2h, fractions.device, -nbytes / every)
-            _add(pending, CONSTANT, use.elements * lagging)
-            _add(pending, fractions.device, use.elements * (here - lagging))
+            add(write, fractions.parameters.prompt_ssd, nbytes / every)
+            add(d2h, CONSTANT, nbytes / every)
+            add(d2h, fractions.device, -nbytes / every)
+            add(pending, CONSTANT, use.elements * lagging)
+            add(pending, fractions.device, use.elements * (here - lagging))
         elif every > 1:  # an earlier layer has updated the state, and has written that in some steps only
-            _add(pending, CONSTANT, use.elements * lagging * (1 - 1 / every))
-            _add(pending, fractions.device, -use.elements * lagging * (1 - 1 / every))
+            add(pending, CONSTANT, use.elements * lagging * (1 - 1 / every))
+            add(pending, fractions.device, -use.elements * lagging * (1 - 1 / every))
     seconds = model.timing(group.layer_class, work.micro_batch_size).forward_stage_seconds(forwards)
     return Stage(
         layer_class=group.layer_class,
@@ -89,10 +89,6 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
         perturbed=perturbed,
         pending=pending,
     )
-
-
-def _add(total: dict[Variable, float], variable: Variable, factor: float) -> None:
-    total[variable] = total.get(variable, 0.0) + factor
 
 
 ZEROTH_ORDER = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)

@@ -162,8 +162,10 @@ def test_a_run_that_is_asked_to_stop_goes_on_by_another_plan(
         between(self, steps)
 
     monkeypatch.setattr(Loop, "_between", asked)
+    notes: list[str] = []
     with pytest.raises(StoppedWithSnapshot):
-        run(directory, out)
+        run(directory, out, watch=Watch(note=notes.append))
+    assert f"its log has 3 step(s); go on with ssdplan run --resume {out}" in notes
     monkeypatch.setattr(Loop, "_between", between)
     assert run(directory, out, resume=True, unified=True, parameters=0.0, every=2) == losses_of(whole)
     assert same(weights(out / "model"), weights(whole / "model"))
@@ -214,6 +216,18 @@ def test_going_on_otherwise_is_refused(
     shutil.copytree(whole, tmp_path / "run")
     with pytest.raises(MismatchError, match=difference):
         run(directory, tmp_path / "run", steps=STEPS + 1, resume=True, **changes)
+
+
+def test_a_run_that_was_shared_is_replayed_though_its_store_lay_elsewhere(
+    directory: Path, whole: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shutil.copytree(whole, shared, ignore=shutil.ignore_patterns("model", "*.ssdplan"))
+    document = json.loads((shared / "run.json").read_text())
+    document |= {"volumes": ["/no/such/drive"], "identity": "0" * len(document.get("identity") or "0" * 32)}
+    (shared / "run.json").write_text(json.dumps(document))
+    assert replay(shared, tmp_path / "replayed", model=directory / "llama") == STEPS
+    assert same(weights(tmp_path / "replayed"), weights(whole / "model"))
 
 
 def test_eps_that_the_weights_lose_is_refused(directory: Path, tmp_path: Path) -> None:
