@@ -100,7 +100,7 @@ def command() -> Command:
             type=POSITIVE,
             metavar="N",
             help="how long measurements are repeated, at most, in all; with fewer seconds they are less sure, and each "
-            "is made once [80, and 38 for each further volume]",
+            "is made once [82, and 38 for each further volume]",
         ),
     )
     output = (

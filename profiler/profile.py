@@ -48,7 +48,7 @@ class ProfileLimits:
     """Of each volume; so is `contention_seconds`."""
     link_seconds: float = 1.0
     update_seconds: float = 3.0
-    passes_seconds: float = 1.5
+    passes_seconds: float = 2.0
     model_seconds: float = 18.0
     activation_seconds: float = 12.0
     """For times; what rungs take of memory is looked at besides, for about as long."""

@@ -382,17 +382,38 @@ def _output_to_errors() -> Iterator[None]:
 
 def peak_bytes(work: Callable[[], object]) -> int | None:
     """The most resident memory that `work` took beyond what was there before; None where the kernel does not tell."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)  # what the C library keeps of earlier work would not count as taken
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return None
-    before = _status("VmRSS")
-    work()
-    peak = _status("VmHWM")
+    with _nothing_kept():
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return None
+        before = _status("VmRSS")
+        work()
+        peak = _status("VmHWM")
     return max(peak - before, 0) if peak is not None and before is not None else None
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""glibc's names for `mallopt`, of malloc.h."""
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """The C library holds no memory that was freed: what it keeps of earlier work would not count as taken, and an array
+    that it keeps of this work, because the next does not fit where it lay, would count twice. Afterwards it keeps as
+    much as it learns to in a process that has freed large arrays: glibc's greatest thresholds, which learn no more."""
+    library = ctypes.CDLL(None)
+    trim, mallopt = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
+    if trim is not None:
+        trim(0)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, MIB)
+    try:
+        yield
+    finally:
+        if mallopt is not None:
+            mallopt(_MMAP_THRESHOLD, 32 * MIB)
+            mallopt(_TRIM_THRESHOLD, 64 * MIB)
 
 
 def _status(field: str) -> int | None:
