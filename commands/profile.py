@@ -132,6 +132,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.directory.hub import find_model
     from ssdplan.executor.model.layers import Layers, MicroBatch
     from ssdplan.executor.model.model import open_model
+    from ssdplan.executor.model.packed import require_kernels
     from ssdplan.executor.model.weights import Weights
     from ssdplan.executor.optimizer.passes import perturb
     from ssdplan.executor.store.volumes import held_blank
@@ -141,6 +142,8 @@ def call(options: Options) -> int:
 
     of.require_writable(options.output)
     device = open_device(options.device)
+    if options.compression_error:
+        require_kernels(device.torch_device)
     model = open_model(
         find_model(options.model),
         DTYPES[options.precision],

@@ -35,6 +35,7 @@ from .metrics.metrics import History, MetricsFile, cut_back, write_report
 from .metrics.reporting import Reports
 from .model.directory.export import export_model, require_copyable
 from .model.model import StreamedModel
+from .model.packed import require_kernels
 from .model.weights import Weights
 from .optimizer.loss_scale import LossScale
 from .optimizer.zeroth_order import MeZO
@@ -96,6 +97,7 @@ def train(
     torch.set_num_threads(plan.machine.compute_threads)
     schedule = check(plan, model, device)
     if not plan.exact:
+        require_kernels(device.torch_device)
         watch.note("the plan saves activations in int8: training is not exact (solve without --activations int8 is)")
     require_copyable(model.path)
     with contextlib.closing(Weights(model)) as weights:  # what is wrong with the files is said before data are read

@@ -5,11 +5,13 @@ reads that: the native kernels in DRAM, one Triton kernel on a GPU, which give t
 int8, and where, it does not know.
 """
 
+import importlib.util
 from collections.abc import Sequence
 
 import torch
 
 from ssdplan import native
+from ssdplan.plans.errors import UsageError
 
 from ..device.tensors import DTYPES
 
@@ -17,6 +19,15 @@ GROUP = 64
 """8.5 bits an element; one outlier spoils at most 63 others."""
 SCALE_BYTES = 4
 FORMATS = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def require_kernels(device: torch.device) -> None:
+    """Raise UsageError where nothing here can write and read values in int8 on a device."""
+    if device.type != "cpu" and importlib.util.find_spec("triton") is None:
+        raise UsageError(
+            "activations in int8 on a GPU need the package triton, which is not installed; install it, or profile and "
+            "solve without --compression-error and --activations int8"
+        )
 
 
 def packed_bytes(elements: int) -> int:

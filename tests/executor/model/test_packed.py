@@ -14,6 +14,7 @@ import torch
 
 from ssdplan.executor.model import packed
 from ssdplan.executor.model.traced import LEAST_PACKED, trace
+from ssdplan.plans.errors import UsageError
 from tests.made.models import make_model
 
 from .test_traced import PRICES, Called
@@ -166,3 +167,12 @@ print("the same bits")
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert found.returncode == 0 and "the same bits" in found.stdout, found.stderr
+
+
+def test_a_gpu_without_triton_is_said_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: None)
+    packed.require_kernels(torch.device("cpu"))
+    with pytest.raises(UsageError, match="need the package triton, which is not installed"):
+        packed.require_kernels(torch.device("cuda", 0))
+    monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: "there")
+    packed.require_kernels(torch.device("cuda", 0))
