@@ -399,8 +399,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 @contextmanager
 def _nothing_kept() -> Iterator[None]:
-    """The C library holds no memory that was freed: what it keeps of earlier work would not count as taken, and an array
-    that it keeps of this work, because the next does not fit where it lay, would count twice. Afterwards it keeps as
+    """The C library holds no memory that was freed: what it keeps of earlier work would not count as taken, and what it
+    keeps of this work, because the next array does not fit where one lay, would count twice. Afterwards it keeps as
     much as it learns to in a process that has freed large arrays: glibc's greatest thresholds, which learn no more."""
     library = ctypes.CDLL(None)
     trim, mallopt = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
