@@ -50,6 +50,7 @@ class Options:
     global_batch: int | None
     optimizer: Literal["adamw", "mezo"]
     directions: int
+    masters: Literal["fp32", "none"]
     optimizer_states: OptimizerStates
     clip_grad_norm: float | None
     schedule: Literal["vertical", "horizontal", "single"]
@@ -139,6 +140,13 @@ def _numbers() -> tuple[click.Option, ...]:
             default="adamw",
             help="mezo trains without gradients: it estimates one along random directions from two forwards each, in a "
             "few blocks' memory",
+        ),
+        click.Option(
+            ["--masters"],
+            type=click.Choice(("fp32", "none")),
+            default="fp32",
+            help="with mezo, in half precision: keep and update weights in fp32, and compute with rounded copies; "
+            "without, updates smaller than a weight's last digit are lost",
         ),
         click.Option(
             ["--directions"], type=COUNT, default=1, metavar="K", help="with mezo, random directions of a step"
@@ -291,6 +299,8 @@ def call(options: Options) -> int:
     zeroth_order = _zeroth_order(options)
     source = _what_if(options)
     measured = estimate(source) if isinstance(source, WhatIf) else source
+    if zeroth_order and options.masters == "fp32" and measured.model.precision != "fp32":
+        zeroth_order = zeroth_order.model_copy(update={"masters": True})
     request = SolveRequest(
         host_memory_bytes=options.host_memory or measured.machine.host_available_bytes // 2,
         device_memory_bytes=options.device_memory,
@@ -332,6 +342,8 @@ def _zeroth_order(options: Options) -> ZerothOrder | None:
     if options.optimizer != "mezo":
         if "directions" in options.given:
             raise UsageError("--directions: only --optimizer mezo draws random directions; give that too")
+        if "masters" in options.given:
+            raise UsageError("--masters: only --optimizer mezo has the choice; by gradients, masters are always fp32")
         return None
     for name in _OF_GRADIENTS:
         if name in options.given:

@@ -254,6 +254,7 @@ def _session(
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
     the states are in the store, but for what is frozen, which the model's own files have."""
     dtype = DTYPES[plan.decision.precision]
+    dtypes = [DTYPES[plan.decision.parameters_of(state).name] for state in model.states]
     with contextlib.ExitStack() as stack:
         device.keep_to(plan.decision.device_budget_bytes)
         memory = Memory(schedule, device)
@@ -267,7 +268,7 @@ def _session(
                 f"store of {format_bytes(store_bytes_of(records, recipe))}, engine {store.engine}"
                 + (f" (without registered memory: {refused})" if refused else "")
             )
-        states = States(model, schedule, memory, store, dtype)
+        states = States(model, schedule, memory, store, dtypes)
         if held:
             words = "moving states to where the plan keeps them"
             settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
@@ -298,6 +299,7 @@ def _session(
             model,
             clip_grad_norm=plan.decision.clip_grad_norm,
             decay_all=recipe.optimizer.decay_all or not recipe.optimizer.weight_decay,
+            dtypes=dtypes,
         )
         zeroth_order = plan.decision.zeroth_order
         written_every = zeroth_order.written_every if zeroth_order else 1

@@ -37,6 +37,7 @@ def opened_log(
         directions=zeroth_order.directions,
         precision=plan.decision.precision,
         origin=origin.model_dump(mode="json"),
+        masters=zeroth_order.masters,
     )
     if not steps:
         return LogFile.create(folder, header), ()

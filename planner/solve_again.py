@@ -37,8 +37,13 @@ def request_of(plan: Plan) -> SolveRequest:
         recompute=asked.recompute or "auto",
         wear_price=WEAR_PRICE if asked.wear_price is None else asked.wear_price,
         activations=asked.activations,
-        zeroth_order=decision.zeroth_order and ZerothOrder(directions=decision.zeroth_order.directions),
+        zeroth_order=decision.zeroth_order and _asked_of(decision.zeroth_order),
     )
+
+
+def _asked_of(zeroth_order: ZerothOrder) -> ZerothOrder:
+    """Of what a decision says, what a user decides."""
+    return ZerothOrder(directions=zeroth_order.directions, masters=zeroth_order.masters)
 
 
 def main() -> int:

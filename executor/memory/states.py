@@ -5,7 +5,7 @@ is all that a frozen home has. Where each lies within a home is `plans/documents
 at a time, which is no longer than one update takes, and never holds a whole state.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,9 +52,15 @@ class States:
     """The homes of a run's states, in its memory and its store."""
 
     def __init__(
-        self, model: StreamedModel, schedule: Schedule, memory: Memory, store: Store | None, dtype: torch.dtype
+        self,
+        model: StreamedModel,
+        schedule: Schedule,
+        memory: Memory,
+        store: Store | None,
+        dtypes: Sequence[torch.dtype],
     ) -> None:
-        self._model, self._dtype = model, dtype
+        """`dtypes`: of each state's parameters."""
+        self._model, self._dtypes = model, dtypes
         self._holding = Holding(schedule, memory, store)
         self._homes: dict[int, list[Home]] = {}
         for home in schedule.homes:
@@ -70,14 +76,14 @@ class States:
             for home in self._homes[index]:
                 parameters = scratch[optimizer_bytes_of(home) :][: home.parameters.nbytes]
                 if home.optimizer is None:
-                    weights.read(index, parameters.view(self._dtype), home.start)
+                    weights.read(index, parameters.view(self._dtypes[index]), home.start)
                 else:
                     states = scratch[: home.optimizer.nbytes]
                     masters = masters_of(home, states)
                     weights.read(index, masters, home.start)
                     states[masters.nbytes :].zero_()  # moments: zero in every format
                     self._holding.put(home.optimizer, states)
-                    parameters.view(self._dtype).copy_(masters)
+                    parameters.view(self._dtypes[index]).copy_(masters)
                 self._holding.put(home.parameters, parameters)
                 done += home.elements
                 progress(done / total, f"loading {self._model.states[index].name}")
@@ -88,12 +94,13 @@ class States:
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
             for home in self._homes[index]:
-                yield from pieces(state, home, self._holding.get(home.parameters, scratch).view(self._dtype))
+                parameters = self._holding.get(home.parameters, scratch).view(self._dtypes[index])
+                yield from pieces(state, home, parameters.to(self._model.dtype))
         yield from self._model.persistent_buffers.items()
 
     def entries(self) -> list[TensorEntry]:
         """What `tensors` yields, for the exporter."""
-        return saved_entries(self._model, self._dtype)
+        return saved_entries(self._model, self._model.dtype)
 
     def _scratch(self) -> torch.Tensor:
         """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""

@@ -41,14 +41,16 @@ def perturb(
     are wanted, from these: p + eps z and p - eps z along a direction of the step.
 
     All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at element `first` of the
-    tensor (elsewhere than on host a multiple of 64).
+    tensor (elsewhere than on host a multiple of 64). Parameters may also be fp32 masters: what is perturbed is each
+    rounded to the dtype of `plus` and `minus`.
     `tensor`: 32 bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
     """
     if parameters.device.type != "cpu":
         _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first)
         return
     form, elements = DTYPE_NAMES[parameters.dtype], parameters.numel()
-    if plus is None and minus is None:
+    made = minus if plus is None else plus
+    if made is None:
         if pending:
             native.zeroth_order_update(
                 parameters.data_ptr(),
@@ -65,7 +67,7 @@ def perturb(
         parameters.data_ptr(),
         0 if plus is None else plus.data_ptr(),
         0 if minus is None else minus.data_ptr(),
-        form,
+        DTYPE_NAMES[made.dtype],
         elements,
         seed=seed,
         tensor=tensor,
@@ -73,6 +75,7 @@ def perturb(
         eps=eps,
         direction=direction,
         pending=list(pending),
+        masters=None if made.dtype == parameters.dtype else form,
         first=first,
         threads=threads,
     )
@@ -98,13 +101,15 @@ def _perturb(
         for of_step, number, scale, keep in pending:
             moved = normals(count, first, seed, tensor, of_step, number, p.device).mul_(_fp32(scale))
             p.copy_((p.float() * _fp32(keep)).sub_(moved))
-        if plus is None and minus is None:
+        made = minus if plus is None else plus
+        if made is None:
             continue
+        rounded = p.to(made.dtype).float()
         difference = normals(count, first, seed, tensor, step, direction, p.device).mul_(_fp32(eps))
         if plus is not None:
-            plus[piece].copy_(p.float() + difference)
+            plus[piece].copy_(rounded + difference)
         if minus is not None:
-            minus[piece].copy_(p.float() - difference)
+            minus[piece].copy_(rounded - difference)
 
 
 def normals(

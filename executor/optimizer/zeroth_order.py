@@ -84,8 +84,8 @@ class Pass:
         updates: bool,
         lags: bool = False,
     ) -> None:
-        """Update a state's parameters, if it is to be, and make its copies, if they are wanted: flat tensors of one
-        dtype, on one device. Tensors of the names `spared` do not decay."""
+        """Update a state's parameters, if it is to be, and make its copies, if they are wanted: flat tensors on one
+        device, of dtypes as `perturb` takes them. Tensors of the names `spared` do not decay."""
         for tensor in state.tensors:
             part = slice(tensor.offset, tensor.offset + tensor.elements)
             perturb(

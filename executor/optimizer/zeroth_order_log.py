@@ -41,6 +41,8 @@ class Header:
     precision: str
     origin: dict[str, Any]
     """What decides the run's losses (`Origin` of `executor/snapshots/snapshots.py`), for whoever goes on with it."""
+    masters: bool = False
+    """Weights are fp32 where they are updated, and precision is what their copies are rounded to."""
 
 
 class LogFile:
@@ -159,7 +161,7 @@ def _header(text: bytes, name: str) -> Header:
     return header
 
 
-_KINDS: dict[str, type] = {"seed": int, "directions": int, "origin": dict}
+_KINDS: dict[str, type] = {"seed": int, "directions": int, "origin": dict, "masters": bool}
 
 
 def _difference(there: Header, wanted: Header) -> str:

@@ -5,7 +5,7 @@ allocates nothing and computes no addresses. It decides no order; the runners do
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -46,6 +46,10 @@ def _whole_gradients(graph: Graph) -> dict[int, Region]:
     return found
 
 
+def _round(masters: torch.Tensor, copy: torch.Tensor) -> None:
+    copy.copy_(masters)
+
+
 @dataclass(frozen=True, slots=True)
 class _Settings:
     """What the updates of one step use."""
@@ -82,15 +86,18 @@ class Operations:
         *,
         clip_grad_norm: float | None,
         decay_all: bool,
+        dtypes: Sequence[torch.dtype] = (),
     ) -> None:
         """`clip_grad_norm`: the most that the norm of a step's gradients may be; a plan delays every update then, and
-        in fp16, where a step whose gradients overflow is skipped. `decay_all`: whether biases and norms decay too."""
+        in fp16, where a step whose gradients overflow is skipped. `decay_all`: whether biases and norms decay too.
+        `dtypes`: of each state's parameters where they live, if they are not all the model's."""
         self._memory, self._device, self._store, self._layers = memory, device, store, layers
         self._threads = machine.update_threads
         self._model, self._dtype = model, model.dtype
         self._spared: tuple[tuple[Span, ...], ...] = ((),) * len(model.states) if decay_all else spared_spans(model)
         self._lasting = frozenset[str]() if decay_all else spared_parameters(model.module)
         """The names of the tensors that do not decay."""
+        self._dtypes = tuple(dtypes) or (model.dtype,) * len(model.states)
         self._pass: Pass | None = None
         self._clip_grad_norm = clip_grad_norm
         self._prompt: _Settings | None = None
@@ -259,7 +266,9 @@ class Operations:
             )
 
     def _bind_perturb(self, op: Perturb) -> Action:
-        parameters = self._memory.view(op.parameters, self._dtype)
+        parameters = self._memory.view(op.parameters, self._dtypes[op.state])
+        if op.rounded:
+            return partial(_round, parameters, self._memory.view(op.rounded, self._dtype))
         return partial(self._perturb, op, parameters, self._optional(op.plus), self._optional(op.minus))
 
     def _perturb(

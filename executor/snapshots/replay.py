@@ -72,7 +72,8 @@ def replayed(kept: Kept, to: Path, step: int | None, source: Path, progress: Pro
     decaying = [(move.step, move.direction, move.scale, move.keep) for move in moves]
     lasting = [(*move[:3], 1.0) for move in decaying]
     threads = kept.plan.machine.update_threads
-    tensors = _tensors(model, dtype, header.seed, decaying, lasting, spared, threads, progress)
+    lives = torch.float32 if header.masters else dtype
+    tensors = _tensors(model, lives, header.seed, decaying, lasting, spared, threads, progress)
     export_model(to, source=source, entries=saved_entries(model, dtype), tensors=tensors)
     return steps
 
@@ -89,7 +90,7 @@ def source_of(kept: Kept) -> Path:
 
 def _tensors(
     model: StreamedModel,
-    dtype: torch.dtype,
+    lives: torch.dtype,
     seed: int,
     decaying: list[Pending],
     lasting: list[Pending],
@@ -97,11 +98,13 @@ def _tensors(
     threads: int,
     progress: Progress,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """As `States.tensors`: (name, piece), a piece of a tensor at a time, which is gone when the next is asked for."""
+    """As `States.tensors`: (name, piece), a piece of a tensor at a time, which is gone when the next is asked for.
+    `lives`: what trained weights are updated in."""
     done, total = 0, sum(state.elements for state in model.states)
     with contextlib.closing(Weights(model)) as weights:
         for index, state in enumerate(model.states):
             for start in range(0, state.elements, PIECE):
+                dtype = model.dtype if state.frozen else lives
                 values = torch.empty(min(PIECE, state.elements - start), dtype=dtype)
                 weights.read(index, values, start)
                 for tensor in state.tensors:
@@ -124,7 +127,7 @@ def _tensors(
                             threads=threads,
                             first=first,
                         )
-                    yield tensor.name, piece
+                    yield tensor.name, piece.to(model.dtype)
                 done += values.numel()
                 progress(done / total, f"replaying {state.name}")
     yield from model.persistent_buffers.items()

@@ -70,6 +70,7 @@ class Origin(Part):
         }
         if decision.zeroth_order:
             batch["directions"] = decision.zeroth_order.directions
+            batch["masters"] = "fp32" if decision.zeroth_order.masters else "none"
         return cls(
             model=model.fingerprint,
             weights=weights_fingerprint(model.path),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from ssdplan.plans.analysis.wear import TB, drive_words, lifetime, wear
 from ssdplan.plans.documents.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
 from ssdplan.plans.documents.state_layout import (
-    ELEMENT_BYTES,
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
     checkpoint_bytes,
@@ -314,7 +313,7 @@ def _on_host_bytes(plan: Plan) -> float:
     for state in plan.model.states:
         place = decision.placement[state.state_class]
         there = (1.0 - place.parameters_device) * (place.parameters_prompt_host + place.parameters_delayed_host)
-        each = ELEMENT_BYTES[decision.precision] * (there + place.parameters_device * decision.unified_memory)
+        each = decision.parameters_of(state).element_bytes * (there + place.parameters_device * decision.unified_memory)
         if not state.frozen:
             on_host = place.optimizer_prompt_host + place.optimizer_delayed_host
             each += OPTIMIZER_BYTES[decision.optimizer_states] * on_host + GRADIENT_BYTES * place.delayed_gradient_host
@@ -409,7 +408,7 @@ def _wear(plan: Plan) -> str:
 
 
 def _state_bytes(plan: Plan) -> int:
-    parameters = ELEMENT_BYTES[plan.decision.precision] * sum(state.elements for state in plan.model.states)
+    parameters = sum(plan.decision.parameters_of(state).bytes_of(state.elements) for state in plan.model.states)
     return parameters + optimizer_bytes(trained_elements(plan.model), plan.decision.optimizer_states)
 
 

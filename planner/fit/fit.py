@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import inf
 
-from ssdplan.plans.documents.plan import Decision, Recompute
+from ssdplan.plans.documents.plan import Decision, Recompute, parameter_format
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.units import PAGE
@@ -368,13 +369,12 @@ class Fitter:
         if self._spare_on_device(0.0) is None:
             return []
         counts = Counter(state.state_class for state in self.model.states)
-        size = {state.state_class: state.elements * ELEMENT_BYTES[self.model.precision] for state in self.model.states}
+        format_of = partial(parameter_format, self.model.precision, self.fixed.zeroth_order)
+        size = {each.state_class: format_of(frozen=each.frozen).bytes_of(each.elements) for each in self.model.states}
         blocks = {self.model.states[index].state_class for layer in self.model.layers[1:-1] for index in layer.states}
         ends = {name: (0.0 if name in blocks else 1.0, 0.0) for name in counts}
-        spare = (
-            self.budget.device
-            - self._sketched(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight).needs.device
-        )
+        least = self._sketched(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight)
+        spare = self.budget.device - least.needs.device
         most = dict(ends)
         for name in sorted(blocks):
             kept = min(max(spare // size[name], 0), counts[name])

@@ -89,8 +89,7 @@ class Forms:
         if not work.keeps:
             absent |= {variable for name in self.classes for variable in variables_of(name).on_device}
         self.stages = tuple(_without(stage, absent) for stage in every) if absent else every
-        kept = n if work.schedule == "vertical" else 1
-        self.device_bytes = _less(device_bytes(model, groups, size, kept), absent - on_device)
+        self.device_bytes = _less(device_bytes(model, groups, work), absent - on_device)
         self.host_bytes = of.host_bytes(model, groups, work)
         if work.unified_memory:
             self.host_bytes = _sum(self.host_bytes, self.device_bytes)

@@ -170,7 +170,7 @@ def footprint(model: Model, decision: Decision) -> Footprint:
          for rung in rungs_of(group, model.timing(group.layer_class, size))), 0.0
     )  # fmt: skip
     at |= _saved_values(decision.saved)
-    kept = value(device_bytes(model, groups, size, n if decision.schedule == "vertical" else 1), at)
+    kept = value(device_bytes(model, groups, work), at)
     checkpoints = n * checkpoint_bytes(model, size) * decision.checkpoint_host
     reclaimed = 0.0
     for group in groups:

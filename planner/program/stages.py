@@ -5,8 +5,8 @@ Owns these records. `traffic.py`, `horizontal.py` and `saved.py` fill them.
 
 from dataclasses import dataclass, field
 
-from ssdplan.plans.documents.plan import SavedTier, ScheduleName, ZerothOrder
-from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.plan import SavedTier, ScheduleName, ZerothOrder, parameter_format
+from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 
 from .variables import Linear
 
@@ -26,6 +26,10 @@ class Work:
     """Where activations may be saved."""
     zeroth_order: ZerothOrder | None = None
     """Of the zeroth-order schedule."""
+
+    def parameter_bytes(self, precision: Precision, *, frozen: bool) -> int:
+        """An element of a state's parameters, wherever they live, move and are updated."""
+        return parameter_format(precision, self.zeroth_order, frozen=frozen).element_bytes
 
 
 @dataclass(frozen=True, slots=True)

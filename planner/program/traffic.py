@@ -141,18 +141,19 @@ class Traffic:
 VERTICAL = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)
 
 
-def device_bytes(model: Model, groups: tuple[LayerGroup, ...], micro_batch_size: int, kept: int) -> Linear:
+def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
     """What the device keeps between uses: parameters, the most of them at the turn, where both kinds are there, and
-    what is saved of the activations of `kept` micro-batches."""
-    element = ELEMENT_BYTES[model.precision]
+    what is saved of the activations of all micro-batches that are under way at once."""
+    kept = work.micro_batches if work.schedule == "vertical" else 1
     total: dict[Variable, float] = {}
     for group in groups:
         for use in group.uses:
             if use.own:
                 fractions = variables_of(use.state_class)
+                element = work.parameter_bytes(model.precision, frozen=use.frozen)
                 for variable in (fractions.device, fractions.turn):
                     add(total, variable, element * group.count * use.elements)
-        timing = model.timing(group.layer_class, micro_batch_size)
+        timing = model.timing(group.layer_class, work.micro_batch_size)
         for variable, nbytes in saved.kept_bytes(group, timing, "device").items():
             add(total, variable, group.count * kept * nbytes)
     return total

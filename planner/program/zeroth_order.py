@@ -7,7 +7,7 @@ step's share of it is on average.
 """
 
 from ssdplan.plans.documents.profile import Model
-from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes
+from ssdplan.plans.documents.state_layout import checkpoint_bytes
 
 from .stages import LayerGroup, Stage, Work
 from .traffic import Traffic, add
@@ -24,30 +24,30 @@ def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[St
 
 def host_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
     """Parameters that live on host."""
-    return _parameters(model, groups, on_host=True)
+    return _parameters(model, groups, work, on_host=True)
 
 
 def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
     """Parameters that live on ssd."""
-    return _parameters(model, groups, on_host=False)
+    return _parameters(model, groups, work, on_host=False)
 
 
-def _parameters(model: Model, groups: tuple[LayerGroup, ...], *, on_host: bool) -> Linear:
+def _parameters(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_host: bool) -> Linear:
     total: dict[Variable, float] = {}
     for group in groups:
         for use in group.uses:
             if use.own:
                 lives = variables_of(use.state_class).parameters
                 variable = lives.prompt_host if on_host else lives.prompt_ssd
-                nbytes = ELEMENT_BYTES[model.precision] * group.count * use.elements
-                add(total, variable, nbytes)
+                each = work.parameter_bytes(model.precision, frozen=use.frozen)
+                add(total, variable, each * group.count * use.elements)
     return total
 
 
 def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     zeroth_order = work.zeroth_order
     assert zeroth_order is not None
-    element, every = ELEMENT_BYTES[model.precision], zeroth_order.written_every
+    every = zeroth_order.written_every
     forwards = SIDES * zeroth_order.directions * work.micro_batches
     passing = float((forwards - 1) * checkpoint_bytes(model, work.micro_batch_size))
     draws = zeroth_order.directions * (SIDES if zeroth_order.in_turns else 1)
@@ -58,7 +58,8 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     pending: dict[Variable, float] = {}
     perturbed = 0.0
     for use in group.uses:
-        fractions, nbytes = variables_of(use.state_class), float(element * use.elements)
+        each = work.parameter_bytes(model.precision, frozen=use.frozen)
+        fractions, nbytes = variables_of(use.state_class), float(each * use.elements)
         add(read, fractions.parameters.prompt_ssd, nbytes)
         add(h2d, CONSTANT, nbytes)
         add(h2d, fractions.device, -nbytes)

@@ -58,7 +58,7 @@ def work_of(op: Op) -> str:
     if isinstance(op, Update):
         return "delayed update" if op.delayed else "update"
     if isinstance(op, Perturb):
-        return "perturb" if op.copies else "update"
+        return "perturb" if op.copies or op.rounded else "update"
     if isinstance(op, Transfer):
         return CONTENTS[op.content].work
     return type(op).__name__.lower()

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from ..errors import MismatchError
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
 from .profile import Machine, Model, Rung
-from .state_layout import GRAIN, OptimizerStates, Precision
+from .state_layout import FP32, GRAIN, PARAMETERS, Elements, Format, OptimizerStates, Precision
 
 ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
 """The orders of operations (`ORDERS` of `schedule/build.py`)."""
@@ -85,11 +85,21 @@ class ZerothOrder(Part):
     written_every: int = Field(default=1, ge=1, le=MOST_STEPS_BETWEEN)
     """Steps from one in which updated parameters go back to where they live to the next. In between each pass makes
     anew the updates that are pending, and parameters that the device keeps are updated where they are."""
+    masters: bool = False
+    """Trained parameters are fp32 wherever they live, move and are updated; compute takes copies, of which each number
+    is rounded to the plan's precision before it is perturbed."""
 
     def waiting(self, *, lags: bool) -> float:
         """The updates that wait for a pass over a state, on average over steps: of one that goes back to where it lives
         or (`lags` False) of one that stays where it is."""
         return self.directions * ((self.written_every + 1) / 2 if lags else 1.0)
+
+
+def parameter_format(precision: Precision, zeroth_order: ZerothOrder | None, *, frozen: bool) -> Format:
+    """Of parameters wherever they live, move and are updated: of masters that have no other copy, or what compute
+    takes."""
+    masters = zeroth_order is not None and zeroth_order.masters and not frozen
+    return FP32 if masters else PARAMETERS[precision]
 
 
 class Decision(Sparing):
@@ -137,6 +147,8 @@ class Decision(Sparing):
             raise ValueError("a zeroth-order step has no gradients: delay_ratio, clip_grad_norm and saved stay empty")
         if all(zeroth) and any(placement.parameters_turn for placement in self.placement.values()):
             raise ValueError("a zeroth-order step has no turn: parameters_turn stays 0")
+        if self.zeroth_order and self.zeroth_order.masters and self.precision == "fp32":
+            raise ValueError("zeroth_order.masters: parameters in fp32 are their own masters; set it to false")
         for name, p in self.placement.items():
             alpha, states = (0.0, 0.0) if p.frozen else (self.delay_ratio, 1.0)
             rows = {
@@ -180,6 +192,10 @@ class Decision(Sparing):
         if self.update_chunk_elements % GRAIN:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of {GRAIN}")
         return self
+
+    def parameters_of(self, state: Elements) -> Format:
+        """The format of a state's parameters wherever they live, move and are updated."""
+        return parameter_format(self.precision, self.zeroth_order, frozen=state.frozen)
 
 
 def most_micro_batches(model: Model) -> int:

@@ -226,8 +226,8 @@ class Backward(Op):
 @operation
 class Perturb(Op):
     """The zeroth-order pass over a state's parameters where compute finds them (MeZO; ZO-Offloading section 2.3): with
-    `updates` the updates that are pending, in place, then the copies at plus and at minus eps along a direction, as far
-    as they are wanted."""
+    `updates` the updates that are pending, in place, then the copies that are wanted: at plus and at minus eps along a
+    direction, or of the parameters as they are, which are masters then."""
 
     state: int
     state_name: str
@@ -241,6 +241,8 @@ class Perturb(Op):
     parameters: Region
     plus: Region | None
     minus: Region | None
+    rounded: Region | None = None
+    """The copy of masters as they are, in the format that compute takes."""
 
     @property
     def resource(self) -> Resource:
@@ -248,6 +250,7 @@ class Perturb(Op):
 
     @property
     def copies(self) -> int:
+        """How many perturbed ones it makes."""
         return (self.plus is not None) + (self.minus is not None)
 
     @property
@@ -256,10 +259,12 @@ class Perturb(Op):
 
     @property
     def writes(self) -> tuple[Region, ...]:
-        copies = tuple(region for region in (self.plus, self.minus) if region)
+        copies = tuple(region for region in (self.plus, self.minus, self.rounded) if region)
         return ((self.parameters,) if self.updates else ()) + copies
 
     def __str__(self) -> str:
+        if self.rounded:
+            return f"round {self.state_name}"
         return f"{'perturb' if self.plus or self.minus else 'update'} {self.state_name}, direction {self.direction}"
 
 

@@ -39,7 +39,10 @@ class Emission:
         self, model: Model, decision: Decision, homes: tuple[Home, ...], buffers: Buffers, *, prefix: str = ""
     ) -> None:
         self.model, self.decision, self.homes, self.buffers = model, decision, homes, buffers
-        self.parameter_bytes = ELEMENT_BYTES[decision.precision]
+        self.parameter_bytes = tuple(decision.parameters_of(state).element_bytes for state in model.states)
+        """Of each state, an element as it lives and moves."""
+        self.copy_bytes = ELEMENT_BYTES[decision.precision]
+        """An element of what compute takes."""
         self.unified = decision.unified_memory
         self.device: Tier = device_tier(decision)
         """Where compute finds what it works on, and leaves it."""

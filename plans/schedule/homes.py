@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..documents.plan import Decision
 from ..documents.profile import Model
-from ..documents.state_layout import GRADIENT, GRAIN, OPTIMIZER_FORMATS, PARAMETERS
+from ..documents.state_layout import GRADIENT, GRAIN, OPTIMIZER_FORMATS
 from ..graph.contents import Role
 from ..graph.ops import Buffer, Home, Region, Tier
 
@@ -91,7 +91,6 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     """
     homes: list[Home] = []
     kept = kept_on_device(model, decision)
-    parameter_bytes = PARAMETERS[decision.precision].bytes_of
     optimizer_bytes = OPTIMIZER_FORMATS[decision.optimizer_states].range_bytes
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
@@ -126,7 +125,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             in_parameters = [device_tier(decision)] * len(pieces)
         sides = [
             (Role.OPTIMIZER, optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
-            (Role.PARAMETERS, parameter_bytes, in_parameters),
+            (Role.PARAMETERS, decision.parameters_of(state).bytes_of, in_parameters),
         ]
         if not optimized:
             del sides[0]

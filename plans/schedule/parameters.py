@@ -52,7 +52,7 @@ class Parameters:
         for state, target in zip(emission.model.layers[layer].states, self.weights(stage, layer), strict=True):
             if self._brought_for(stage, state) != stage:
                 continue
-            elements = emission.model.states[state].elements
+            elements, each = emission.model.states[state].elements, emission.parameter_bytes[state]
             start = _grain(elements, pieces.start, of)
             stop = _grain(elements, pieces.stop, of)
             for span in self._spans[state]:
@@ -61,8 +61,8 @@ class Parameters:
                     source = self._in_transit(stage, state, span) if span.tier == "ssd" else span.region
                     emission.move_state(
                         "h2d",
-                        cut(source, self._bytes(span, first, last)),
-                        cut(target, (first * emission.parameter_bytes, last * emission.parameter_bytes)),
+                        cut(source, self._bytes(state, span, first, last)),
+                        cut(target, (first * each, last * each)),
                         Content.PARAMETERS,
                         state,
                     )
@@ -78,7 +78,7 @@ class Parameters:
         emission = self._emission
         regions = []
         for state in emission.model.layers[layer].states:
-            nbytes = emission.model.states[state].elements * emission.parameter_bytes
+            nbytes = emission.model.states[state].elements * emission.parameter_bytes[state]
             span = self._spans[state][0]
             if span.tier == emission.device:
                 buffer = span.region.buffer
@@ -93,14 +93,15 @@ class Parameters:
     def in_transit(self, stage: int, home: Home) -> Region:
         """Where a home whose parameters live on ssd lies on host on its way to the stage."""
         span = next(span for span in self._spans[home.state] if span.start <= home.start and home.stop <= span.stop)
-        return cut(self._in_transit(stage, home.state, span), self._bytes(span, home.start, home.stop))
+        return cut(self._in_transit(stage, home.state, span), self._bytes(home.state, span, home.start, home.stop))
 
     def ways_back(self, stage: int, state: int, weights: Region) -> Iterator[tuple[Region, Region, Region | None]]:
         """For parameters that were changed at `weights` in a stage: (there, where they live, where they lie on host on
         their way, if they pass it). Nothing for those that were changed where they live."""
         emission = self._emission
+        each = emission.parameter_bytes[state]
         for span in self._spans[state]:
-            source = cut(weights, (span.start * emission.parameter_bytes, span.stop * emission.parameter_bytes))
+            source = cut(weights, (span.start * each, span.stop * each))
             if span.tier == "host" and not emission.unified:
                 yield source, span.region, None
             elif span.tier == "ssd":
@@ -122,9 +123,9 @@ class Parameters:
         staging = self._emission.passing(name, "host", total, Role.PARAMETERS_IN_TRANSIT, pool)
         return Region(staging, before, before + span.region.nbytes)
 
-    def _bytes(self, span: Span, start: int, stop: int) -> tuple[int, int]:
+    def _bytes(self, state: int, span: Span, start: int, stop: int) -> tuple[int, int]:
         """Where elements [start, stop) of a state lie in a region that holds one of its spans."""
-        each = self._emission.parameter_bytes
+        each = self._emission.parameter_bytes[state]
         return (start - span.start) * each, (stop - span.start) * each
 
 

@@ -19,25 +19,35 @@ from .emission import NOWHERE, Emission, When, cut
 from .order import Order
 from .parameters import Parameters
 from .updates import Piece
-from .vertical import VERTICAL, nothing, transfers
+from .vertical import nothing, transfers
 
 SIDES: tuple[Side, ...] = ("plus", "minus")
 
 
 def _train(emission: Emission) -> None:
-    _ZerothOrder(emission).train()
+    decision = emission.decision
+    assert decision.zeroth_order is not None
+    sides = [(direction, side) for direction in range(decision.zeroth_order.directions) for side in SIDES]
+    made = [(*side, micro_batch) for side in sides for micro_batch in range(decision.micro_batches)]
+    _ZerothOrder(emission, [_Pass(number, *each) for number, each in enumerate(made)]).run()
+
+
+def _evaluate(emission: Emission) -> None:
+    """Each micro-batch once, with the parameters as they are."""
+    _ZerothOrder(emission, [_Pass(number, 0, "", number) for number in range(emission.decision.micro_batches)]).run()
 
 
 def _flush(emission: Emission) -> None:
-    _ZerothOrder(emission).flush()
+    _ZerothOrder(emission, []).flush()
 
 
-ZEROTH_ORDER = Order(train=_train, evaluate=VERTICAL.evaluate, flush=_flush)
+ZEROTH_ORDER = Order(train=_train, evaluate=_evaluate, flush=_flush)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One of the forwards of a layer: which direction, side and micro-batch, and its number among all."""
+    """One of the forwards of a layer: which direction, side (none in evaluation) and micro-batch, and its number among
+    all."""
 
     number: int
     direction: int
@@ -48,15 +58,13 @@ class _Pass:
 class _ZerothOrder:
     """One pass through the layers."""
 
-    def __init__(self, emission: Emission) -> None:
+    def __init__(self, emission: Emission, passes: list[_Pass]) -> None:
+        """`passes`: through each layer."""
         decision = emission.decision
         assert decision.zeroth_order is not None
         self.emission, self.zeroth_order = emission, decision.zeroth_order
         self.layers = len(emission.model.layers)
-        self.n = decision.micro_batches
-        sides = [(direction, side) for direction in range(self.zeroth_order.directions) for side in SIDES]
-        made = [(direction, side, micro_batch) for direction, side in sides for micro_batch in range(self.n)]
-        self.passes = [_Pass(number, *each) for number, each in enumerate(made)]
+        self.passes = passes
         self.parameters = Parameters(emission, pieces=transfers)
         self.activations = Activations(
             emission,
@@ -71,7 +79,7 @@ class _ZerothOrder:
         self.perturbed: set[tuple[int, int, Side]] = set()
         """(stage, direction, side) whose copies are there."""
 
-    def train(self) -> None:
+    def run(self) -> None:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(1), 1)
@@ -84,7 +92,7 @@ class _ZerothOrder:
             self._upload(stage + 1, range(position, position + 1), len(self.passes))
             if number + 1 < len(steps):
                 self._load_input(*steps[number + 1])
-            self._perturb(stage, self._pass(stage, position))
+            self._copies(stage, self._pass(stage, position))
             leave = self._forward(stage, position, leave)
         leave()
 
@@ -122,10 +130,23 @@ class _ZerothOrder:
             if not model.states[state].frozen and model.uses(state)[0] == stage:
                 yield state, weights
 
-    def _perturb(self, stage: int, now: _Pass) -> None:
-        """Make the copies that the pass takes, unless they are there; the first time with the pending updates."""
+    def _copies(self, stage: int, now: _Pass) -> None:
+        """Make the copies that a pass takes, unless they are there."""
         if (stage, now.direction, now.side) in self.perturbed:
             return
+        if now.side:
+            self._perturb(stage, now)
+            return
+        self.perturbed.add((stage, now.direction, now.side))
+        for state, weights in zip(
+            self.emission.model.layers[stage].states, self.parameters.weights(stage, stage), strict=True
+        ):
+            if self._copied(state, now):
+                rounded = self._copy(stage, state, now.direction, now.side)
+                self._emit(state, weights, now.direction, None, None, updates=False, rounded=rounded)
+
+    def _perturb(self, stage: int, now: _Pass) -> None:
+        """Make perturbed copies; the first time in a stage with the pending updates."""
         first = not any(done == stage for done, _, _ in self.perturbed)
         sides = (now.side,) if self.zeroth_order.in_turns else SIDES
         self.perturbed |= {(stage, now.direction, side) for side in sides}
@@ -156,6 +177,7 @@ class _ZerothOrder:
         *,
         updates: bool,
         when: When = When.ALWAYS,
+        rounded: Region | None = None,
     ) -> None:
         emission = self.emission
         lags = self._lags(state, weights)
@@ -173,6 +195,7 @@ class _ZerothOrder:
                 parameters=weights,
                 plus=plus,
                 minus=minus,
+                rounded=rounded,
             ),
             when,
         )
@@ -183,16 +206,20 @@ class _ZerothOrder:
 
     def _copy(self, stage: int, state: int, direction: int, side: Side) -> Region:
         emission = self.emission
-        nbytes = emission.model.states[state].elements * emission.parameter_bytes
-        name, pool = f"{side}/{stage}/{state}/{direction}", f"perturbed/{nbytes}"
+        nbytes = emission.model.states[state].elements * emission.copy_bytes
+        name, pool = f"{side or 'rounded'}/{stage}/{state}/{direction}", f"perturbed/{nbytes}"
         buffer = emission.passing(name, emission.device, nbytes, Role.PERTURBED_PARAMETERS, pool)
         return Region(buffer, 0, nbytes)
+
+    def _copied(self, state: int, now: _Pass) -> bool:
+        """Whether a pass computes with a copy of a state."""
+        return not self.emission.model.states[state].frozen and bool(now.side or self.zeroth_order.masters)
 
     def _weights(self, stage: int, now: _Pass) -> tuple[Region, ...]:
         """What a pass computes with: its side's copies, and frozen states as they are."""
         model = self.emission.model
         return tuple(
-            weights if model.states[state].frozen else self._copy(stage, state, now.direction, now.side)
+            self._copy(stage, state, now.direction, now.side) if self._copied(state, now) else weights
             for state, weights in zip(model.layers[stage].states, self.parameters.weights(stage, stage), strict=True)
         )
 

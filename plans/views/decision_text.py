@@ -58,11 +58,12 @@ def _without_gradients(plan: Plan) -> list[tuple[str, str]]:
     """The rows on schedule and optimizer, in place of those of training by gradients."""
     zeroth_order = plan.decision.zeroth_order
     assert zeroth_order is not None
-    every, directions = zeroth_order.written_every, zeroth_order.directions
+    every, directions, masters = zeroth_order.written_every, zeroth_order.directions, zeroth_order.masters
     copies = "take turns in one place: less memory, and each direction is drawn twice"
     return [
         ("schedule", "zeroth-order: forwards alone, two along each direction, layer by layer"),
         ("optimizer", f"mezo, {times(directions, 'random direction')} a step; no gradients, no states"),
+        *([("masters", f"fp32; a copy's numbers are rounded to {plan.decision.precision}")] if masters else []),
         ("perturbed copies", copies if zeroth_order.in_turns else "both are there at once, made in one pass"),
         ("parameters", f"go back to where they live every {every} steps" if every > 1 else "go back in each step"),
     ]

@@ -14,6 +14,7 @@ import torch
 from ssdplan import native
 from ssdplan.executor.data.text_data import Batch
 from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.tensors import DTYPE_NAMES, DTYPES
 from ssdplan.executor.memory.store_records import Records
 from ssdplan.executor.model.layers import MicroBatch
 from ssdplan.executor.optimizer.adamw import AdamW
@@ -40,10 +41,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class InMemory:
     """MeZO in plain PyTorch: a whole model, its parameters moved along z and back (Malladi et al., 2023)."""
 
-    def __init__(self, path: Path, optimizer: MeZO, directions: int, spared: frozenset[str] = frozenset()) -> None:
-        self.model = reference.load(path)
+    def __init__(
+        self,
+        path: Path,
+        optimizer: MeZO,
+        directions: int,
+        spared: frozenset[str] = frozenset(),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.model = reference.load(path, dtype)
         self.optimizer, self.directions, self.spared = optimizer, directions, spared
         self.parameters = dict(self.model.named_parameters())
+        self.masters = {name: each.detach().clone() for name, each in reference.load(path).named_parameters()}
 
     def z(self, name: str, step: int, direction: int) -> torch.Tensor:
         """The kernel's own directions, which tests/native holds to their definition."""
@@ -75,28 +84,43 @@ class InMemory:
         losses = []
         for direction in range(self.directions):
             both = []
-            before = {name: parameter.clone() for name, parameter in self.parameters.items()}
             for sign in (1.0, -1.0):
                 for name, parameter in self.parameters.items():
                     difference = torch.tensor(optimizer.eps) * self.z(name, step, direction)
-                    parameter.copy_(before[name] + difference if sign > 0 else before[name] - difference)
+                    rounded = self.masters[name].to(parameter.dtype).float()
+                    parameter.copy_(rounded + difference if sign > 0 else rounded - difference)
                 both.append(self.loss(batches))
-            for name, parameter in self.parameters.items():
-                parameter.copy_(before[name])
             losses.append((both[0], both[1]))
         for direction, (plus, minus) in enumerate(losses):
             scale = optimizer.lr / self.directions * (plus - minus) / (2 * optimizer.eps)
-            for name, parameter in self.parameters.items():
+            for name, master in self.masters.items():
                 decays = direction == 0 and name not in self.spared
                 keep = 1.0 - optimizer.lr * optimizer.weight_decay if decays else 1.0
                 moved = torch.tensor(scale, dtype=torch.float32) * self.z(name, step, direction)
-                parameter.copy_(torch.tensor(keep, dtype=torch.float32) * parameter - moved)
+                master.copy_(torch.tensor(keep, dtype=torch.float32) * master - moved)
         return losses
+
+    @torch.no_grad()
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The masters, rounded to what is computed with; the model has them then."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self.masters[name])
+        return self.parameters
+
+
+def expected_of(oracle: InMemory, directory: Path) -> list[list[tuple[float, float]]]:
+    """What `trained` finds of losses."""
+    losses = [oracle.step(step, micro_batches_of(directory, step, micro_batches=2)) for step in range(STEPS)]
+    oracle.weights()
+    with torch.no_grad():
+        evaluated = oracle.loss(micro_batches_of(directory, 0, micro_batches=2))
+    return [*losses, [(evaluated, evaluated)]]
 
 
 @contextlib.contextmanager
 def session_of(plan: Plan, directory: Path, work: Path, recipe: Recipe) -> Iterator[Session]:
-    model, schedule = opened(directory / "llama", torch.float32), build_schedule(plan.model, plan.decision)
+    dtype = DTYPES[plan.decision.precision]
+    model, schedule = opened(directory / "llama", dtype), build_schedule(plan.model, plan.decision)
     records = Records.of(schedule, snapshots=False)
     store = None
     work.mkdir()
@@ -122,10 +146,22 @@ def batches_of(micro_batches: Sequence[MicroBatch]) -> list[Batch]:
 
 
 def trained(
-    directory: Path, work: Path, optimizer: MeZO, recipe: Recipe | None = None, **choices: object
+    directory: Path,
+    work: Path,
+    optimizer: MeZO,
+    recipe: Recipe | None = None,
+    dtype: torch.dtype = torch.float32,
+    **choices: object,
 ) -> tuple[list[list[tuple[float, float]]], dict[str, torch.Tensor]]:
-    """Losses of all steps, and the weights when what is pending is applied."""
-    plan = make_plan(opened(directory / "llama", torch.float32), sequence_length=LENGTH, micro_batches=2, **choices)
+    """Losses of all steps, then of an evaluation of the first one's rows, and the weights when what is pending is
+    applied."""
+    plan = make_plan(
+        opened(directory / "llama", dtype),
+        precision=DTYPE_NAMES[dtype],
+        sequence_length=LENGTH,
+        micro_batches=2,
+        **choices,
+    )
     losses = []
     with session_of(plan, directory, work, recipe or Recipe(steps=STEPS, optimizer=AdamW(lr=1.0))) as session:
         for step in range(STEPS):
@@ -133,7 +169,8 @@ def trained(
             found, _, _ = session.zeroth_order_step(step, batches, optimizer)
             session.move(optimizer, optimizer.moves(step, found))
             losses.append(found)
-        session.flush()
+        evaluated = session.evaluate(iter([batches_of(micro_batches_of(directory, 0, micro_batches=2))]))
+        losses.append([(evaluated, evaluated)])
         assert not session.pending_here and not session.pending_away
         pieces: dict[str, list[torch.Tensor]] = {}
         for name, piece in session.states.tensors():
@@ -149,7 +186,7 @@ def test_steps_have_the_bits_of_the_same_estimator_in_memory(
     recipe = Recipe(steps=STEPS, optimizer=AdamW(lr=1.0, weight_decay=weight_decay, decay_all=False))
     model = opened(directory / "llama", torch.float32)
     oracle = InMemory(directory / "llama", optimizer, directions, spared_parameters(model.module))
-    expected = [oracle.step(step, micro_batches_of(directory, step, micro_batches=2)) for step in range(STEPS)]
+    expected = expected_of(oracle, directory)
     for number, choices in enumerate(
         [
             {"unified": True},
@@ -163,10 +200,40 @@ def test_steps_have_the_bits_of_the_same_estimator_in_memory(
         zeroth = ZerothOrder(directions=directions, written_every=choices.pop("every", 1))
         losses, weights = trained(directory, tmp_path / str(number), optimizer, recipe, zeroth_order=zeroth, **choices)
         assert losses == expected, number
-        for name, parameter in oracle.parameters.items():
+        for name, parameter in oracle.weights().items():
             assert torch.equal(weights[name], parameter.detach().flatten()), (number, name)
-    first, last = (sum(map(sum, step)) for step in (expected[0], expected[-1]))
+    first, last = (sum(map(sum, step)) for step in (expected[0], expected[STEPS - 1]))
     assert first != last
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_keep_what_half_precision_would_lose(directory: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """By a rate at which no update is as large as half a weight's last digit."""
+    optimizer = MeZO(lr=2e-6, eps=1e-2, seed=5)
+    oracle = InMemory(directory / "llama", optimizer, 2, dtype=dtype)
+    expected = expected_of(oracle, directory)
+    for number, choices in enumerate(
+        [
+            {"unified": True},
+            {"unified": True, "on_device": 0.5, "every": 3},
+            {"parameters": 0.4, "on_device": 0.3, "every": 2},
+            {"parameters": 0.4, "on_device": 0.3, "in_turns": True},
+        ]
+    ):
+        ways = {name: choices.pop(name) for name in ("every", "in_turns") if name in choices}
+        zeroth = ZerothOrder(
+            directions=2, masters=True, written_every=ways.get("every", 1), in_turns=ways.get("in_turns", False)
+        )
+        losses, weights = trained(
+            directory, tmp_path / str(number), optimizer, dtype=dtype, zeroth_order=zeroth, **choices
+        )
+        assert losses == expected, number
+        for name, parameter in oracle.weights().items():
+            assert weights[name].dtype == dtype
+            assert torch.equal(weights[name], parameter.detach().flatten()), (number, name)
+    begun = dict(reference.load(directory / "llama").named_parameters())
+    moved = [float((oracle.masters[name] != each).float().mean()) for name, each in begun.items() if each.numel() > 64]
+    assert min(moved) > 0.5
 
 
 @pytest.mark.parametrize("in_turns", [False, True])

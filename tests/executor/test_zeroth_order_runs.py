@@ -100,7 +100,7 @@ def test_a_run_has_the_weights_of_the_estimator_in_memory(directory: Path, whole
     expected = [oracle.step(step, micro_batches_of(directory, step, micro_batches=2)) for step in range(STEPS)]
     assert losses_of(whole) == [sum(map(sum, step)) / 4 for step in expected]
     for name, tensor in weights(whole / "model").items():
-        assert torch.equal(tensor, oracle.parameters[name].detach()), name
+        assert torch.equal(tensor, oracle.weights()[name].detach()), name
     assert not same(weights(whole / "model"), load_file(directory / "llama" / "model.safetensors"))
 
 

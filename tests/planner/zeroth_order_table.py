@@ -19,6 +19,8 @@ from tests.made.decisions import decide
 
 MIB, GB = 1 << 20, 10**9
 LENGTH = 2048
+HOME_ELEMENTS = 1 << 24
+"""Of the ranges in which parameters live: finer ones are more to build, and take the same bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,12 @@ def profile_of(model: str, precision: Precision) -> Profile:
 def decision_of(profile: Profile, *, in_turns: bool, on_host: float = 1.0) -> Decision:
     """One row, one direction, nothing kept on the device between its uses."""
     return decide(
-        profile.model, micro_batches=1, parameters=on_host, zeroth_order=ZerothOrder(in_turns=in_turns), checkpoints=1.0
+        profile.model,
+        micro_batches=1,
+        parameters=on_host,
+        zeroth_order=ZerothOrder(in_turns=in_turns),
+        checkpoints=1.0,
+        chunk=HOME_ELEMENTS,
     )
 
 

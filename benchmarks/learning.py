@@ -1,0 +1,159 @@
+"""Learning without gradients: the demo's model is taught to tell Milton from Shakespeare by its own forwards alone.
+
+Makes a task of classification as text from the demo's packages: three lines of verse, "The author is", and a name. The
+works that it is judged by are others than it learns from. It profiles, solves with `--optimizer mezo`, trains, and
+compares the accuracy of the trained model with that of the first one, both by plain PyTorch. What is there is kept, so
+a call that was stopped goes on where it was: to the same bits, as every run does.
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from commands import command, end_on_sigterm
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import demo
+
+AUTHORS = ("Milton", "Shakespeare")
+QUESTION = "\nThe author is"
+LINES = 3
+"""Of an example."""
+ROWS = 4000
+"""To learn from, half of each author."""
+HELD_OUT_ROWS = 400
+MILTON = ("paradise_lost*", "paradise_regained*")
+"""What is learnt from, and what the model is judged by, as file names of the package."""
+HELD_OUT_PLAYS = ("winters_tale", "coriolanus", "cymbeline", "richard_ii")
+LENGTH = 64
+"""Tokens of a row; longer examples are left out."""
+
+
+def main() -> int:
+    options = _options()
+    end_on_sigterm()
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    demo.prepare_assets(work / "assets")
+    model = work / "assets" / "model"
+    make_task(work, model, options.seed)
+    if not (work / "profile.json").exists():
+        command(
+            "profile", "--model", model, "--volume", work, "--sequence-length", LENGTH, "--precision", "fp32",
+            "--micro-batch-sizes", options.rows, "-o", work / "profile.json",
+        )  # fmt: skip
+    if not (work / "plan.json").exists():
+        command(
+            "solve", work / "profile.json", "--optimizer", "mezo", "--directions", options.directions, "--host-memory",
+            options.host_memory, "--global-batch", options.rows, "-o", work / "plan.json",
+        )  # fmt: skip
+    run, accuracies = work / "run", work / "accuracies.json"
+    found = json.loads(accuracies.read_text()) if accuracies.exists() else {}
+    if "0" not in found:
+        found["0"] = accuracy(model, work / "held-out.jsonl")
+        accuracies.write_text(json.dumps(found))
+    print(f"zero-shot: {found['0']:.1%} of {HELD_OUT_ROWS} held-out examples", flush=True)
+    _train(options, run)
+    for step in sorted({options.steps, *range(options.every, options.steps + 1, options.every)}):
+        if str(step) not in found:
+            there = work / f"step-{step}"
+            if not there.exists():
+                command("replay", run, "--step", step, "--to", there)
+            found[str(step)] = accuracy(there, work / "held-out.jsonl")
+            accuracies.write_text(json.dumps(found))
+        print(f"after {step} steps: {found[str(step)]:.1%}", flush=True)
+    return 0
+
+
+def make_task(work: Path, model: Path, seed: int) -> None:
+    """Write train.jsonl and held-out.jsonl, unless they are there."""
+    if (work / "held-out.jsonl").exists():
+        return
+    packages = work / "assets" / "downloads"
+    plays = sorted((work / "assets" / "train").glob("*.txt"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for name, rows, number in (("train.jsonl", ROWS, 0), ("held-out.jsonl", HELD_OUT_ROWS, 1)):
+        (milton,) = {path.read_text(errors="replace") for path in packages.rglob(f"miltondata/texts/{MILTON[number]}")}
+        shakespeare = [play.read_text(errors="replace") for play in plays if (play.stem in HELD_OUT_PLAYS) == number]
+        drawn = random.Random(seed + number)
+        texts = []
+        for author, works in zip(AUTHORS, ([milton], shakespeare), strict=True):
+            every = [verse for text in works for verse in verses(text)]
+            fitting = [each for each in every if len(tokenizer(each).input_ids) < LENGTH - 12]
+            texts += [(author, verse) for verse in drawn.sample(fitting, rows // 2)]
+        drawn.shuffle(texts)
+        with (work / name).open("w", encoding="utf-8") as file:
+            for author, verse in texts:
+                file.write(json.dumps({"prompt": verse + QUESTION, "completion": f" {author}"}) + "\n")
+
+
+def verses(text: str) -> Iterator[str]:
+    """Three lines each that follow each other: no headings, names of speakers, stage directions or line numbers."""
+    kept: list[str] = []
+    for raw in text.splitlines():
+        line = re.sub(r"\s+\d+\s*$", "", raw).strip()
+        if len(line.split()) < 5 or line.isupper() or re.search(r"[\[\]]|Gutenberg|Project|[Ee]text", line):
+            kept = []
+            continue
+        kept.append(line)
+        if len(kept) == LINES:
+            yield "\n".join(kept)
+            kept = []
+
+
+@torch.no_grad()
+def accuracy(model: Path, held_out: Path) -> float:
+    """The share of examples whose author's name the model finds likelier than the other's, by plain PyTorch."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    right = 0
+    rows = [json.loads(line) for line in held_out.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        scores = []
+        for author in AUTHORS:
+            prompt = tokenizer(row["prompt"]).input_ids
+            ids = torch.tensor([tokenizer(f"{row['prompt']} {author}").input_ids])
+            logits = whole(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            scores.append(float(logits.gather(-1, ids[0, len(prompt) :, None]).sum()))
+        right += AUTHORS[scores.index(max(scores))] == row["completion"].strip()
+    return right / len(rows)
+
+
+def _train(options: argparse.Namespace, run: Path) -> None:
+    """Up to so many steps, from wherever the run is."""
+    work: Path = options.work
+    if not (run / "run.json").exists():
+        command(
+            "run", work / "plan.json", "--data", work / "train.jsonl", "--model", work / "assets" / "model", "--steps",
+            options.steps, "--lr", options.lr, "--eps", options.eps, "--lr-schedule", "linear", "--seed", options.seed,
+            "--volume", work, "--out", run,
+        )  # fmt: skip
+        return
+    steps = sum('"loss"' in line for line in (run / "metrics.jsonl").read_text().splitlines())
+    if steps < options.steps:
+        command("run", "--resume", run, "--steps", options.steps)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path(".learning"), help="everything lies here [%(default)s]")
+    parser.add_argument("--steps", type=int, default=2000, help="[%(default)s]")
+    parser.add_argument("--every", type=int, default=500, help="steps between two looks at accuracy [%(default)s]")
+    parser.add_argument("--rows", type=int, default=16, help="of a step [%(default)s]")
+    parser.add_argument("--directions", type=int, default=1, help="of a step [%(default)s]")
+    parser.add_argument("--lr", default="5e-6", help="[%(default)s]")
+    parser.add_argument("--eps", default="1e-3", help="[%(default)s]")
+    parser.add_argument("--host-memory", default="1GiB", help="[%(default)s]")
+    parser.add_argument("--seed", type=int, default=1, help="of examples, directions and order [%(default)s]")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
