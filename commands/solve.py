@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ssdplan.planner.program.choices import WEAR_PRICE
-from ssdplan.plans.documents.plan import MOST_DIRECTIONS, Plan, Recompute, ZerothOrder
+from ssdplan.plans.documents.plan import Plan, Recompute
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.errors import UsageError
@@ -35,6 +35,7 @@ from .parsing.types import (
     SIZE_OR_ZERO,
     Choice,
 )
+from .parsing.without_gradients import asked_zeroth_order
 
 if TYPE_CHECKING:
     from ssdplan.planner.catalogue.whatif import WhatIf
@@ -49,8 +50,8 @@ class Options:
     max_ssd_write_per_step: int | None
     global_batch: int | None
     optimizer: Literal["adamw", "mezo"]
-    directions: int
     masters: Literal["fp32", "none"]
+    directions: int
     optimizer_states: OptimizerStates
     clip_grad_norm: float | None
     schedule: Literal["vertical", "horizontal", "single"]
@@ -143,7 +144,7 @@ def _numbers() -> tuple[click.Option, ...]:
         ),
         click.Option(
             ["--masters"],
-            type=click.Choice(("fp32", "none")),
+            type=Choice(["fp32", "none"]),
             default="fp32",
             help="with mezo, in half precision: keep and update weights in fp32, and compute with rounded copies; "
             "without, updates smaller than a weight's last digit are lost",
@@ -296,11 +297,13 @@ def call(options: Options) -> int:
     if output is not None:
         of.require_writable(output)
         require_replaceable(output)
-    zeroth_order = _zeroth_order(options)
+    zeroth_order = asked_zeroth_order(
+        options.given, mezo=options.optimizer == "mezo", directions=options.directions, masters=options.masters
+    )
     source = _what_if(options)
     measured = estimate(source) if isinstance(source, WhatIf) else source
-    if zeroth_order and options.masters == "fp32" and measured.model.precision != "fp32":
-        zeroth_order = zeroth_order.model_copy(update={"masters": True})
+    if zeroth_order and measured.model.precision == "fp32":  # its own masters
+        zeroth_order = zeroth_order.model_copy(update={"masters": False})
     request = SolveRequest(
         host_memory_bytes=options.host_memory or measured.machine.host_available_bytes // 2,
         device_memory_bytes=options.device_memory,
@@ -323,37 +326,6 @@ def call(options: Options) -> int:
     if options.sweep is not None:
         return _sweep(options, source, request, options.sweep)
     return _one_plan(options, output, measured, request, what_if=isinstance(source, WhatIf))
-
-
-_OF_GRADIENTS = (
-    "optimizer_states",
-    "clip_grad_norm",
-    "delay_ratio",
-    "recompute",
-    "activations",
-    "wear_price",
-    "schedule",
-)
-"""Options that say nothing without gradients and the optimizer's states."""
-
-
-def _zeroth_order(options: Options) -> ZerothOrder | None:
-    """How to train without gradients, if so. Raises UsageError for what would then say nothing."""
-    if options.optimizer != "mezo":
-        if "directions" in options.given:
-            raise UsageError("--directions: only --optimizer mezo draws random directions; give that too")
-        if "masters" in options.given:
-            raise UsageError("--masters: only --optimizer mezo has the choice; by gradients, masters are always fp32")
-        return None
-    for name in _OF_GRADIENTS:
-        if name in options.given:
-            raise UsageError(
-                f"--{name.replace('_', '-')}: optimizer mezo has no gradients, no optimizer states and nothing to "
-                "recompute; leave it out"
-            )
-    if options.directions > MOST_DIRECTIONS:
-        raise UsageError(f"--directions {options.directions}: at most {MOST_DIRECTIONS}")
-    return ZerothOrder(directions=options.directions)
 
 
 @no_collection()  # to the end: the first look for cycles would go through the whole schedule, half a second for a 175B

@@ -39,12 +39,13 @@ def profile_of(**choices: Any) -> Profile:
 
 
 @settings(deadline=None, max_examples=40, print_blob=True)
-@given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
+@given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
 def test_counts_what_the_graph_moves_to_the_byte(
-    model: Model, n: int, directions: int, every: int, on_host: bool, in_turns: bool
+    model: Model, n: int, directions: int, every: int, on_host: bool, in_turns: bool, masters: bool
 ) -> None:
     """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps."""
-    zeroth = ZerothOrder(directions=directions, written_every=every, in_turns=in_turns)
+    masters = masters and model.precision != "fp32"
+    zeroth = ZerothOrder(directions=directions, written_every=every, in_turns=in_turns, masters=masters)
     decision = decide(model, micro_batches=n, parameters=float(on_host), zeroth_order=zeroth)
     schedule = build_schedule(model, decision)
     work = Work(micro_batch_size=1, micro_batches=n, schedule="zeroth-order", optimizer_states="fp32",
@@ -66,6 +67,10 @@ def test_counts_what_the_graph_moves_to_the_byte(
     assert sum(stage.count * stage.perturbed for stage in stages) == drawn
     forwards = [op for op in schedule.emitted("steady") if isinstance(op, Forward)]
     assert len(forwards) == 2 * directions * n * len(model.layers)
+    half = 4 if model.precision == "fp32" else 2
+    used = [model.states[index] for layer in model.layers for index in layer.states]
+    whole = sum(state.elements * (4 if masters and not state.frozen else half) for state in used)
+    assert written["read"] == (0 if on_host else whole)
     found = footprint(model, decision)
     assert found.ssd_bytes == schedule.arenas["ssd"]
     assert found.host_bytes == predict_peaks(schedule, model, decision).residents
@@ -158,3 +163,22 @@ def test_the_device_takes_less_than_in_the_paper_and_in_its_public_implementatio
         assert ours * MIB < row.public * 1e9
     if model == "opt-175b":
         assert host_gib(model, "fp16") < 32, "the public implementation takes 600 GB"
+
+
+def test_masters_double_what_moves_and_lives_and_are_asked_for_again() -> None:
+    """Of a plan in bf16: budgets are kept, and a search for the same user asks for the same."""
+    profile = profile_of(blocks=12)
+    assert profile.model.precision == "bf16"
+    found = {}
+    for masters in (False, True):
+        request = SolveRequest(
+            host_memory_bytes=GIB, zeroth_order=ZerothOrder(masters=masters), residency={"parameters": 0.0}
+        )
+        plan, schedule = solve_and_build(profile, request)
+        assert plan.prediction.peak_host_bytes <= GIB and plan.prediction.ssd_bytes == schedule.arenas["ssd"]
+        assert request_of(plan).zeroth_order == ZerothOrder(masters=masters)
+        found[masters] = plan.prediction.ssd_bytes
+    assert found[True] == pytest.approx(2 * found[False], rel=1e-3)
+    fp32 = made_profile(blocks=4, precision="fp32").model
+    with pytest.raises(ValueError, match="parameters in fp32 are their own masters"):
+        decide(fp32, zeroth_order=ZerothOrder(masters=True))
