@@ -10,7 +10,7 @@ from functools import cache
 
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.predict.peaks import predict_peaks
-from ssdplan.planner.predict.simulator import simulated_seconds
+from ssdplan.planner.predict.simulator import simulate, simulated_seconds
 from ssdplan.plans.documents.plan import Decision, ZerothOrder
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import Precision
@@ -46,6 +46,10 @@ ROWS = (
 )
 
 
+ABLATION = {"opt-1.3b": (0.57, 0.80), "opt-2.7b": (0.52, 0.78), "opt-6.7b": (0.45, 0.74)}
+"""Of the paper's table 2, in fp32: the throughput without overlap, and without the efficient update, in proportion."""
+
+
 @cache
 def profile_of(model: str, precision: Precision) -> Profile:
     """The model on an A100, by the catalogue."""
@@ -62,13 +66,13 @@ def profile_of(model: str, precision: Precision) -> Profile:
     )
 
 
-def decision_of(profile: Profile, *, in_turns: bool, on_host: float = 1.0) -> Decision:
+def decision_of(profile: Profile, *, in_turns: bool, on_host: float = 1.0, written_every: int = 1) -> Decision:
     """One row, one direction, nothing kept on the device between its uses."""
     return decide(
         profile.model,
         micro_batches=1,
         parameters=on_host,
-        zeroth_order=ZerothOrder(in_turns=in_turns),
+        zeroth_order=ZerothOrder(in_turns=in_turns, written_every=written_every),
         checkpoints=1.0,
         chunk=HOME_ELEMENTS,
     )
@@ -97,6 +101,18 @@ def tokens_per_second(model: str, precision: Precision) -> float:
     return LENGTH / simulated_seconds(schedule, profile.model, profile.machine, decision)
 
 
+def ablation(model: str, precision: Precision) -> tuple[float, float]:
+    """The share of the throughput that stays without overlap, where one operation runs at a time; and where updates
+    have a pass of their own, which uploads each block once more and sends it back (table 2 of the paper)."""
+    profile = profile_of(model, precision)
+    fused = build_schedule(profile.model, decision_of(profile, in_turns=False))
+    apart = build_schedule(profile.model, decision_of(profile, in_turns=False, written_every=2))
+    whole, forwards, updates = (
+        simulate(graph, profile.model, profile.machine, 1) for graph in (fused.steady, apart.unwritten, fused.flush)
+    )
+    return whole.seconds / sum(whole.busy().values()), whole.seconds / (forwards.seconds + updates.seconds)
+
+
 def main() -> None:
     print("| | fp32: paper | both copies | in turns | fp16: paper | public | both copies | in turns | tokens/s |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -111,6 +127,11 @@ def main() -> None:
                  for precision, (_, paper) in (("fp32", row.fp32), ("fp16", row.fp16))]  # fmt: skip
         cells.append(", ".join(rates))
         print(f"| {' | '.join(cells)} |")
+    print("| | no overlap: paper | fp32 | fp16 | no fused update: paper | fp32 | fp16 |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (overlap, update) in ABLATION.items():
+        (first, second), (third, fourth) = (ablation(name, precision) for precision in ("fp32", "fp16"))
+        print(f"| `{name}` | {overlap} | {first:.2f} | {third:.2f} | {update} | {second:.2f} | {fourth:.2f} |")
     print(f"opt-175b in fp16 from ssd: {host_gib('opt-175b', 'fp16'):.1f} GiB of host memory")
 
 
