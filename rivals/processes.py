@@ -42,7 +42,8 @@ class Ended:
     others_cores: float
     """Cores that anything else kept busy meanwhile, other machines on the same processor included."""
     io: tuple[IoBytes, ...]
-    """As of each line of the watched file, in order; empty where the kernel does not tell."""
+    """As of each line of the watched file, in order; of lines that were not seen before it ended, as of its end. Empty
+    where the kernel does not tell."""
 
 
 def run(
@@ -61,8 +62,10 @@ def run(
     with log.open("ab") as output, _started(command, output.fileno(), environment) as process:
         started, busy = clock(), _busy_seconds()
         seen, counted, timed_out, peak = 0, list[IoBytes](), False, 0
-        while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
-            if not timed_out and clock() - started > timeout:
+        there = True
+        while there:  # and one look more once it has ended: until it is waited for, the kernel tells what it counted
+            there = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            if there and not timed_out and clock() - started > timeout:
                 timed_out = True
                 os.killpg(process.pid, signal.SIGKILL)
             new = _count_lines(lines) if lines else 0
@@ -71,8 +74,9 @@ def run(
                 seen = new
                 on_line(new)
             peak = max(peak, _peak_bytes(process.pid))
-            time.sleep(POLL_SECONDS)
-        _, status, usage = ended
+            if there:
+                time.sleep(POLL_SECONDS)
+        _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         seconds = clock() - started
         others = _busy_seconds() - busy - usage.ru_utime - usage.ru_stime

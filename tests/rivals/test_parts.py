@@ -3,10 +3,13 @@
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,6 +158,22 @@ def python(code, tmp_path, **more):
         environment=environment(),
         **({"timeout": HANG_SECONDS} | more),
     )
+
+
+def test_lines_that_nobody_saw_before_the_end_are_counted_as_of_it(tmp_path, monkeypatch):
+    """On a busy machine a process writes its lines and ends between two looks."""
+    lines = tmp_path / "lines.jsonl"
+    code = f"open({str(lines)!r}, 'w').write('{{}}\\n' * 3)"
+
+    def sleep_to_its_end(seconds):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep_to_its_end))
+    told = []
+    ended = python(code, tmp_path, lines=lines, on_line=told.append)
+    assert ended.code == 0 and told == [3]
+    there = Path("/proc/self/io").exists()
+    assert len(ended.io) == (3 if there else 0) and len(set(ended.io)) <= 1
 
 
 def test_the_kernel_counts_memory_and_bytes(tmp_path):
