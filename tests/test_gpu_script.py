@@ -40,7 +40,7 @@ def test_every_step_but_the_tests_runs_without_a_gpu(
     steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps of many commands in this process, with commands that are forked, unless all is asked for."""
-    out, apart = tmp_path / "out", [] if FULL else ["train", "sanitizer"]
+    out, apart = tmp_path / "out", [] if FULL else ["layers", "train", "sanitizer"]
     named = [name for name in ("build", "probes", "layers", "train", "sanitizer") if name not in apart]
     code, lines = script(out, "--steps", ",".join(named), "--limit", str(SECONDS - 60))
     assert code == 0 and [line["status"] for line in lines] == ["ok"] * len(named), lines

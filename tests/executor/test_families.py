@@ -12,7 +12,7 @@ from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import StreamedModel, open_model
 from ssdplan.executor.model.weights import Weights
 from tests import reference
-from tests.extent import FULL, short_or_full
+from tests.extent import short_or_full
 from tests.made.models import FAMILIES, OTHERS, make_model
 from tests.reference import AdamW
 
@@ -156,13 +156,19 @@ def compare(
             assert far <= weight_bound * torch.linalg.vector_norm(want), f"{name}, chunks of {chunk}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+ALONE = (1, False, (None, 7))
+SEVERAL = (3, True, (5,))
+
+
 @pytest.mark.parametrize(
-    ("tied", "micro_batches", "padded", "chunks"),
+    ("family", "tied", "micro_batches", "padded", "chunks"),
     [
-        (False, 1, False, (None, 7)),
-        (True, 3, True, (5,)),
-        *([(True, 1, False, (None, 7)), (False, 3, True, (5,))] if FULL else []),
+        (family, tied, *kind)
+        for number, family in enumerate(FAMILIES)
+        for kind, tied in short_or_full(
+            [(ALONE, False), (SEVERAL, True)][number % 2 :][: 2 - bool(number)],
+            [(ALONE, False), (SEVERAL, True), (ALONE, True), (SEVERAL, False)],
+        )
     ],
 )
 def test_training_equals_plain_pytorch(

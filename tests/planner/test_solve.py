@@ -399,6 +399,7 @@ def test_a_shortened_model_has_the_pipeline_of_the_whole() -> None:
     Model.model_validate(shortened(model).model_dump())
 
 
+@pytest.mark.skipif(not FULL, reason="test_speed.py bounds the search of a model of 80 layers, with its comparison")
 def test_eighty_layers_take_seconds() -> None:
     """A 16B model on a workstation. CPU seconds, for other work may share the machine."""
     profile = made_profile(

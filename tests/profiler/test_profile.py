@@ -19,8 +19,8 @@ from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.store.volumes import Blank
 from ssdplan.plans.documents.profile import Profile, logits_chunk_tokens
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
+from ssdplan.profiler import layer_bench, storage
 from ssdplan.profiler import profile as profiling
-from ssdplan.profiler import storage
 from ssdplan.profiler.profile import ProfileLimits, profile, state_classes
 from ssdplan.profiler.storage import MIB
 from tests.made.models import make_model
@@ -33,6 +33,14 @@ def silent(fraction: float, what: str) -> None:
     pass
 
 
+@pytest.fixture
+def grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process grows by, test_model.py is about; a real model takes long for it."""
+    for name in ("GROWING_ROUNDS", "GROWING_RUNS"):
+        monkeypatch.setattr(layer_bench, name, 1)
+
+
+@pytest.mark.usefixtures("grown_once")
 @pytest.mark.parametrize(
     ("family", "tied", "dtype"), [("llama", True, torch.bfloat16), ("gemma3", False, torch.float32)]
 )
@@ -236,6 +244,7 @@ def test_a_sequence_longer_than_the_model_takes(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("grown_once")
 def test_a_model_that_is_frozen_in_part(tmp_path: Path) -> None:
     """Frozen blocks are a class of their own, by whether they run backward; what each class costs is measured so."""
     freeze = ("model.layers.[01].*", "model.layers.3.*", "model.embed_tokens.*", "model.layers.4.mlp.*")

@@ -20,6 +20,7 @@ from tests.made.models import FAMILIES, OTHERS, make_model
 
 PRICES = (3e-9, 1e-9, 0.0)
 """Seconds a byte at which a little, much and everything is kept, where each operation takes 10 microseconds."""
+ORDERS = ["vertical", "horizontal"]
 ROOM = 1 << 20
 RECOMPUTED = {
     "mamba": "its code rounds otherwise where autograd does not look on, as in a forward",
@@ -113,8 +114,10 @@ def test_every_family_has_the_bits_of_recomputing_everything(tmp_path: Path, fam
     assert kept.layers.saved_blocks.by_graph >= blocks * (family not in RECOMPUTED), "full rows at the least"
 
 
-@pytest.mark.parametrize("family", list(DROPOUT))
-@pytest.mark.parametrize("order", ["vertical", "horizontal"])
+@pytest.mark.parametrize(
+    ("family", "order"),
+    [(family, order) for number, family in enumerate(DROPOUT) for order in short_or_full([ORDERS[number % 2]], ORDERS)],
+)
 def test_dropout_is_that_of_the_forward(tmp_path: Path, family: str, order: str) -> None:
     path = make_model(family, tmp_path / family, **DROPOUT[family])
     step = opened(path)

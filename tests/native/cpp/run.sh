@@ -11,18 +11,29 @@ mkdir -p "$build"
 fixed_addresses=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
 
+try() { # the programs of a folder, all of them
+    (cd "$1" && "${fixed_addresses[@]}" ctest --output-on-failure --timeout 120) >"$1.tests.log" 2>&1
+}
+
+# Programs run while the next are built.
+running=()
 for sanitizers in address,undefined thread; do
     folder=$build/${sanitizers%%,*}
     cmake -S "$root" -B "$folder" -G Ninja -DSSDPLAN_NATIVE_TESTS=ON -DSSDPLAN_SANITIZE=$sanitizers >"$folder.log" 2>&1 ||
         { cat "$folder.log"; exit 1; }
     cmake --build "$folder" --target sanitized_tests >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
+    try "$folder" &
+    running+=("$! $sanitizers")
+done
+cmake --build "$build/address" --target kernels_hashes >"$build/hashes.log" 2>&1 || { cat "$build/hashes.log"; exit 1; }
+for each in "${running[@]}"; do
+    sanitizers=${each#* }
+    folder=$build/${sanitizers%%,*}
     echo "native tests, -fsanitize=$sanitizers"
-    (cd "$folder" && "${fixed_addresses[@]}" ctest --output-on-failure --timeout 120) >"$folder.log" 2>&1 ||
-        { cat "$folder.log"; exit 1; }
-    grep -E 'tests passed' "$folder.log"
+    wait "${each%% *}" || { cat "$folder.tests.log"; exit 1; }
+    grep -E 'tests passed' "$folder.tests.log"
 done
 
-cmake --build "$build/address" --target kernels_hashes >"$build/hashes.log" 2>&1 || { cat "$build/hashes.log"; exit 1; }
 shopt -s nullglob
 programs=("$build"/address/tests/native/cpp/kernels_hash_*)
 hashes=

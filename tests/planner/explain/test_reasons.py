@@ -397,7 +397,7 @@ def test_explanations_are_of_the_plan_in_hand() -> None:
 def test_the_figures_of_the_ssd_add_up_when_updates_are_delayed() -> None:
     """What lives on ssd is all that is named less what stays on host, to the digits that are printed."""
     model = model_of()
-    plan = plan_for(made_machine(), model=model, request=SolveRequest(12 * MIB, delay_ratio=0.5))
+    plan = plan_for(made_machine(), model=model, request=replace(BATCH, delay_ratio=0.5))
     text = told(plan, "ssd")
     parts = re.findall(r"([\d.]+) ([KMG])iB of (parameters and optimizer states|checkpoints|delayed gradients)", text)
     scale = {"K": 2**10, "M": MIB, "G": GIB}
@@ -434,7 +434,7 @@ def test_a_what_if_names_a_drive_without_its_number() -> None:
 
 def test_without_a_device_none_is_spoken_of() -> None:
     """Compute on host memory: neither reasons nor comparison nor causes to idle name a device."""
-    request = SolveRequest(12 * MIB, unified_memory=True)
+    request = replace(BATCH, unified_memory=True)
     plan = plan_for(made_machine(shared=True, volumes=(FAST,)), model=model_of(), request=request)
     words = [reason.text for reason in plan.reasons if reason.topic != "offloading"]
     words += [row.note for row in plan.comparison] + [row.words for row in plan.sensitivity]

@@ -95,9 +95,11 @@ def test_solve_fits_its_budgets_and_beats_first_order_memory() -> None:
     profile = profile_of(blocks=12)
     least = 0
     with pytest.raises(InfeasibleError, match="the least that would do is"):
-        solve(profile, SolveRequest(host_memory_bytes=MIB // 4, zeroth_order=ZerothOrder()))
-    for host in (8 * GIB, 1 * GIB):
-        plan, schedule = solve_and_build(profile, SolveRequest(host_memory_bytes=host, zeroth_order=ZerothOrder()))
+        solve(profile, SolveRequest(host_memory_bytes=MIB // 4, zeroth_order=ZerothOrder(), micro_batches=1))
+    # Among all batches, and of one.
+    for host, micro_batches in ((8 * GIB, None), (1 * GIB, 2)):
+        request = SolveRequest(host_memory_bytes=host, zeroth_order=ZerothOrder(), micro_batches=micro_batches)
+        plan, schedule = solve_and_build(profile, request)
         decision = plan.decision
         assert decision.schedule == "zeroth-order" and decision.optimizer == "mezo" and decision.zeroth_order
         assert plan.prediction.peak_host_bytes <= host

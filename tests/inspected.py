@@ -1,0 +1,40 @@
+"""The inspection of a model, once for all that are alike: it takes half a second, most of what opening one takes.
+
+Owns what was found. Models are alike whose configuration, precision and code are; the weights of a checkpoint are none
+of an inspection's business. Tests that are about the inspection do without this (`executor/conftest.py`).
+"""
+
+import json
+from collections.abc import Hashable
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ssdplan.executor.model.inspection.inspection import Anatomy, inspect
+
+MOST = 256
+"""Of what was found, so much is kept."""
+_found: dict[Hashable, Anatomy] = {}
+
+
+def inspect_once(module: PreTrainedModel) -> Anatomy:
+    """What `inspect` finds, here or earlier. A model that is refused is inspected each time."""
+    key = _likeness(module)
+    if key not in _found:
+        if len(_found) == MOST:
+            _found.clear()
+        _found[key] = inspect(module)
+    module.train(False)  # as an inspection leaves it
+    return _found[key]
+
+
+def _likeness(module: PreTrainedModel) -> Hashable:
+    config = {name: value for name, value in module.config.to_dict().items() if name != "_name_or_path"}
+    parameters = tuple((name, tuple(each.shape), each.dtype) for name, each in module.named_parameters())
+    buffers = tuple((name, tuple(each.shape), each.dtype) for name, each in module.named_buffers())
+    return json.dumps(config, sort_keys=True, default=repr), parameters, buffers, tuple(map(_code, module.modules()))
+
+
+def _code(module: nn.Module) -> Hashable:
+    """A test may give a class, or one module, a forward of its own."""
+    return type(module), type(module).forward, vars(module).get("forward")
