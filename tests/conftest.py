@@ -53,7 +53,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start process after process go first: a worker that began one as the last of all would end alone."""
-    items.sort(key=lambda item: item.path.parent.name not in ("rivals", "e2e"))
+    items.sort(
+        key=lambda item: item.path.parent.name not in ("rivals", "e2e") and item.path.name != "test_gpu_script.py"
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
