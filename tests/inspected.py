@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from torch import nn
 from transformers import PreTrainedModel
 
+from ssdplan.executor.model.inspection import inspection
 from ssdplan.executor.model.inspection.inspection import Anatomy, inspect
 
 MOST = 256
@@ -32,7 +33,9 @@ def _likeness(module: PreTrainedModel) -> Hashable:
     config = {name: value for name, value in module.config.to_dict().items() if name != "_name_or_path"}
     parameters = tuple((name, tuple(each.shape), each.dtype) for name, each in module.named_parameters())
     buffers = tuple((name, tuple(each.shape), each.dtype) for name, each in module.named_buffers())
-    return json.dumps(config, sort_keys=True, default=repr), parameters, buffers, tuple(map(_code, module.modules()))
+    questions = inspection.head_kind, inspection.isolation, inspection.reach, inspection.row_limit  # a test may answer
+    told = json.dumps(config, sort_keys=True, default=repr)
+    return told, parameters, buffers, tuple(map(_code, module.modules())), questions
 
 
 def _code(module: nn.Module) -> Hashable:
