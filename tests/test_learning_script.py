@@ -1,4 +1,4 @@
-"""`benchmarks/learning.py`: the works that it is judged by are others than it learns from, and accuracy counts answers."""
+"""`benchmarks/learning.py`: it is judged by other works than it learns from, and its accuracy is that of answers."""
 
 import json
 import random

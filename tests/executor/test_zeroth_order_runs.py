@@ -50,12 +50,13 @@ def run(
     precision: torch.dtype = torch.float32,
     every: int = 1,
     directions: int = 2,
+    masters: bool = False,
     watch: Watch | None = None,
     **choices: Any,
 ) -> list[float]:
     """The losses of all its steps."""
     model = opened(directory / "llama", precision)
-    zeroth_order = ZerothOrder(directions=directions, written_every=every)
+    zeroth_order = ZerothOrder(directions=directions, written_every=every, masters=masters)
     names = {torch.float32: "fp32", torch.bfloat16: "bf16"}
     plan = make_plan(
         model,
@@ -171,19 +172,26 @@ def test_a_run_that_is_asked_to_stop_goes_on_by_another_plan(
     assert same(weights(out / "model"), weights(whole / "model"))
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_replay_rebuilds_the_weights_of_any_step(directory: Path, tmp_path: Path, precision: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("precision", "masters"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
+def test_replay_rebuilds_the_weights_of_any_step(
+    directory: Path, tmp_path: Path, precision: torch.dtype, masters: bool
+) -> None:
     out = tmp_path / "run"
-    run(directory, out, precision=precision, every=2)
+    run(directory, out, precision=precision, masters=masters, every=2)
     assert replay(out, tmp_path / "last") == STEPS
     assert same(weights(tmp_path / "last"), weights(out / "model"))
-    run(directory, tmp_path / "shorter", steps=4, precision=precision)
+    run(directory, tmp_path / "shorter", steps=4, precision=precision, masters=masters)
     assert replay(out, tmp_path / "fourth", step=4) == 4
     assert same(weights(tmp_path / "fourth"), weights(tmp_path / "shorter" / "model"))
     export_run(out, tmp_path / "exported")
     assert same(weights(tmp_path / "exported"), weights(out / "model"))
     with pytest.raises(UsageError, match=r"the log of .* has 6 steps"):
         replay(out, tmp_path / "seventh", step=7)
+    if masters:  # another plan without them would train another model
+        with pytest.raises(MismatchError, match="masters"):
+            run(directory, out, steps=STEPS + 1, precision=precision, resume=True)
     assert not (tmp_path / "seventh").exists()
 
 
