@@ -145,7 +145,8 @@ def _train(options: argparse.Namespace, run: Path) -> None:
             "--volume", work, "--out", run,
         )  # fmt: skip
         return
-    steps = sum('"loss"' in line for line in (run / "metrics.jsonl").read_text().splitlines())
+    metrics = run / "metrics.jsonl"  # not there where a kill came before the first step
+    steps = sum('"loss"' in line for line in metrics.read_text().splitlines()) if metrics.exists() else 0
     if steps < options.steps:
         command("run", "--resume", run, "--steps", options.steps)
 

@@ -161,6 +161,21 @@ def keep_large(wanted: bool) -> None:
         mallopt(_MMAP_MAX, 0 if wanted else _MOST_MAPPED)
 
 
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """The C library holds no memory that was freed: what it keeps of earlier work would not count as taken, and what it
+    keeps of this work, because the next array does not fit where one lay, would count twice. Afterwards it keeps as
+    much as `settle_heap` lets it."""
+    give_back()
+    if (mallopt := _of_libc("mallopt")) is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_TRIM_THRESHOLD, 0)
+    try:
+        yield
+    finally:
+        settle_heap()
+
+
 def give_back() -> None:
     """Return the heap's free pages to the kernel."""
     if (trim := _of_libc("malloc_trim")) is not None:

@@ -4,7 +4,6 @@ Owns the memory of a comparison (one huge-page-backed arena, touched before anyt
 the calls of the rivals. Values are such that no arithmetic is on denormal numbers, which are slow.
 """
 
-import ctypes
 import importlib
 import os
 import statistics
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from ssdplan import native
+from ssdplan.native import process
 from ssdplan.plans.documents.state_layout import GRAIN, optimizer_parts
 
 from ..measure import Progress, portion
@@ -382,7 +382,7 @@ def _output_to_errors() -> Iterator[None]:
 
 def peak_bytes(work: Callable[[], object]) -> int | None:
     """The most resident memory that `work` took beyond what was there before; None where the kernel does not tell."""
-    with _nothing_kept():
+    with process.nothing_kept():
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
@@ -391,29 +391,6 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
         work()
         peak = _status("VmHWM")
     return max(peak - before, 0) if peak is not None and before is not None else None
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""glibc's names for `mallopt`, of malloc.h."""
-
-
-@contextmanager
-def _nothing_kept() -> Iterator[None]:
-    """The C library holds no memory that was freed: what it keeps of earlier work would not count as taken, and what it
-    keeps of this work, because the next array does not fit where one lay, would count twice. Afterwards it keeps as
-    much as it learns to in a process that has freed large arrays: glibc's greatest thresholds, which learn no more."""
-    library = ctypes.CDLL(None)
-    trim, mallopt = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
-    if trim is not None:
-        trim(0)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, MIB)
-    try:
-        yield
-    finally:
-        if mallopt is not None:
-            mallopt(_MMAP_THRESHOLD, 32 * MIB)
-            mallopt(_TRIM_THRESHOLD, 64 * MIB)
 
 
 def _status(field: str) -> int | None:

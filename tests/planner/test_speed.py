@@ -1,8 +1,8 @@
 """Planning is quick: how often its two costly steps are taken, and bounds on processor time.
 
 Counts depend on nobody else who uses the machine. Processor time does, where two threads share a core or a clock
-changes (by a half, from second to second, on some machines), so it is held against that of a plain loop (a yard), which
-runs before, after and, where the work takes seconds, meanwhile.
+changes (by a half, from second to second, on some machines), so it is held against that of a plain loop (a yard). The
+loop runs before and after; where the work takes seconds, it runs meanwhile.
 """
 
 import time
