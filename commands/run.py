@@ -276,9 +276,7 @@ _OF_GRADIENTS = {
     "beta2": "there are no moments",
     "loss_scale": "there are no gradients to scale",
     "loss_scale_growth": "there are no gradients to scale",
-    "snapshot_every": "its log has every step, and with the first weights it is the state",
-    "snapshot_minutes": "its log has every step, and with the first weights it is the state",
-    "keep": "its log has every step, and with the first weights it is the state",
+    "keep": "it keeps the weights of one step, since its log has the others",
     "replan": "no few of its steps say how the machine is",
 }
 """Options that say nothing of a run without gradients, and why."""

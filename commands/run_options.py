@@ -236,7 +236,11 @@ def _evaluation() -> tuple[click.Option, ...]:
 def _snapshots() -> tuple[click.Option, ...]:
     return (
         click.Option(
-            ["--snapshot-every"], type=COUNT, metavar="N", help="make the states durable every N steps [never]"
+            ["--snapshot-every"],
+            type=COUNT,
+            metavar="N",
+            help="make the states durable every N steps; of a plan for mezo, whose log is durable at every step, keep "
+            "the weights, from which the run then goes on sooner [never]",
         ),
         click.Option(
             ["--snapshot-minutes"],

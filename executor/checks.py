@@ -21,7 +21,7 @@ from .device.device import Device
 from .device.tensors import DTYPES
 from .model.directory.export import MAX_SHARD_BYTES
 from .model.model import StreamedModel
-from .recipe import Watch
+from .recipe import Recipe, Watch
 from .snapshots.run_directory import on_planned_drives
 
 
@@ -107,7 +107,13 @@ def _what_bounds() -> tuple[str, str]:
 
 
 def look_ahead(
-    plan: Plan, model: StreamedModel, run: Path, volumes: Sequence[Path], store_bytes: int, watch: Watch
+    plan: Plan,
+    model: StreamedModel,
+    run: Path,
+    volumes: Sequence[Path],
+    store_bytes: int,
+    recipe: Recipe,
+    watch: Watch,
 ) -> None:
     """What would only come to light at the end of the run: no space for the model, another drive than the plan's."""
     element = DTYPES[plan.decision.precision].itemsize
@@ -121,6 +127,10 @@ def look_ahead(
         )
     if not volumes:
         needed += store_bytes
+    if recipe.snapshots and not recipe.durable_store:  # weights, and those before them until they are durable
+        needed += 2 * sum(
+            DTYPES[plan.decision.parameters_of(state).name].itemsize * state.elements for state in model.states
+        )
     usage = shutil.disk_usage(run)
     if usage.total and usage.free < needed:
         raise DiskFullError(

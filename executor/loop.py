@@ -24,7 +24,7 @@ from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
 from .runtime.session import Session
 from .sessions import Sessions
-from .snapshots.keeper import Keeper
+from .snapshots.keeper import Keeper, StoreKeeper
 from .stepping import Stepping
 
 _ENDS_WITH_MODEL = "its steps are done: it ends with its model; a second signal stops it now"
@@ -91,15 +91,14 @@ class Loop:
                 self._evaluate_unless_asked()
         except _StoppedError:
             if self.keeper and self.history.losses:
-                self.keeper.take(self.session, len(self.history.losses))
-                raise StoppedWithSnapshot from None
-            if self.stepping.resumable and self.history.losses:
+                self.keeper.end(self.session, len(self.history.losses))
+            if (self.keeper or self.stepping.resumable) and self.history.losses:
                 self.metrics_file.sync()
                 self.stepping.sync()
                 raise StoppedWithSnapshot from None
             raise KeyboardInterrupt from None
         if self.keeper:
-            self.keeper.take(self.session, recipe.steps)
+            self.keeper.end(self.session, recipe.steps)
 
     def _step(self, step: int, *, only: bool) -> Plan | None:
         """One step (from 0), and its metrics; `only`: there is no other. Returns a better plan, if there is one."""
@@ -172,9 +171,11 @@ class Loop:
         """Go on with another plan, if there is room for its store beside this one's."""
         start = time.perf_counter()
         store = self.session.store
-        if self.keeper:
+        describe = None
+        if isinstance(self.keeper, StoreKeeper):
             self.metrics_file.sync()  # the move makes a snapshot
-        earlier = self.sessions.move(better, partial(self.keeper.describe, steps) if self.keeper else None)
+            describe = partial(self.keeper.describe, steps)
+        earlier = self.sessions.move(better, describe)
         self._after_flush = True
         if earlier is None:
             return

@@ -60,7 +60,8 @@ class Recipe:
     """The directory where tokens are kept for the next run; None: nowhere."""
     eval_every: int = 0
     snapshot_every: int = 0
-    """Steps between two snapshots: durable generations of the store, from which the run can go on."""
+    """Steps between two snapshots: durable generations of the store, from which the run can go on; without gradients
+    weights, from which on the log is needed."""
     snapshot_minutes: float | None = None
     """Minutes after which one is taken at the next step's end. With neither, nothing is kept beyond a crash."""
     keep: int = MOST_KEPT
@@ -86,6 +87,11 @@ class Recipe:
     def snapshots(self) -> bool:
         """Whether the run takes any; it then also takes one when it ends or is asked to stop."""
         return bool(self.snapshot_every or self.snapshot_minutes)
+
+    @property
+    def durable_store(self) -> bool:
+        """Whether the store holds them: without gradients the log is the state, and a snapshot is the weights."""
+        return self.snapshots and isinstance(self.optimizer, AdamW)
 
     def deciding(self) -> dict[str, Scalar]:
         """All that decides what a step does, by name: the same values give the same losses."""

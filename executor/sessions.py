@@ -34,6 +34,7 @@ from .runtime.operations import Operations
 from .runtime.runner import IN_FLIGHT, OverlappedRunner, Runner, SerialRunner
 from .runtime.session import Session
 from .runtime.watchdog import Patience, Watchdog, Words
+from .snapshots.kept_weights import KeptWeights
 from .snapshots.resume import Kept
 from .snapshots.run_directory import RunDirectory
 from .store import SUFFIX, Store
@@ -75,11 +76,20 @@ class Sessions:
         assert self._current is not None
         return self._current
 
-    def begin(self, plan: Plan, schedule: Schedule, records: Records, *, again: bool = False) -> None:
-        """The first session of a run, its states from the model's files. `again`: a crash may have left files."""
+    def begin(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        records: Records,
+        *,
+        again: bool = False,
+        weights: KeptWeights | None = None,
+    ) -> None:
+        """The first session of a run, its states from the model's files, or from `weights` that it kept. `again`: a
+        crash may have left files."""
         number = self._free_number() if again else 0
         store = self._new_store(plan, records, number) if records.records else None
-        self._open(plan, schedule, records, store, held=False)
+        self._open(plan, schedule, records, store, held=False, weights=weights)
 
     def resume(self, kept: Kept, plan: Plan, schedule: Schedule, records: Records) -> None:
         """The first session of a run that goes on from its last snapshot: in the same store, unless the plan is
@@ -167,7 +177,7 @@ class Sessions:
             records.records,
             plan.sha256(),
             _bandwidths(plan, len(self._volumes)),
-            durable=self._recipe.snapshots,
+            durable=self._recipe.durable_store,
             keep=self._recipe.keep,
             first_volume=number,
             identity=self._directory.next_store(),
@@ -192,8 +202,17 @@ class Sessions:
             self._leave(store, error)
             raise
 
-    def _open(self, plan: Plan, schedule: Schedule, records: Records, store: Store | None, *, held: bool) -> None:
-        """`held`: the states are in the store."""
+    def _open(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        records: Records,
+        store: Store | None,
+        *,
+        held: bool,
+        weights: KeptWeights | None = None,
+    ) -> None:
+        """`held`: the states are in the store; else they are in the model's files, or in kept `weights`."""
         if store is not None:
             self._stack.push(lambda kind, error, at: self._leave(store, error))
         self._current = self._stack.enter_context(
@@ -207,6 +226,7 @@ class Sessions:
                 self._recipe,
                 self._watch,
                 held=held,
+                kept=weights,
                 evaluated=self._evaluated,
             )
         )
@@ -219,7 +239,7 @@ class Sessions:
             store.remove()
         else:
             store.close()
-        if store is self._left or not self._recipe.snapshots:
+        if store is self._left or not self._recipe.durable_store:
             return
         again = f"ssdplan run --resume {self._directory.path}"
         if not store.generation:
@@ -249,10 +269,12 @@ def _session(
     watch: Watch,
     *,
     held: bool,
+    kept: KeptWeights | None,
     evaluated: bool,
 ) -> Iterator[Session]:
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
-    the states are in the store, but for what is frozen, which the model's own files have."""
+    the states are in the store, but for what is frozen, which the model's own files have. `kept`: where they are
+    instead of in the model's files."""
     dtype = DTYPES[plan.decision.precision]
     dtypes = [DTYPES[plan.decision.parameters_of(state).name] for state in model.states]
     with contextlib.ExitStack() as stack:
@@ -273,7 +295,7 @@ def _session(
             words = "moving states to where the plan keeps them"
             settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
         if from_checkpoint := model.frozen_states if held else range(len(model.states)):
-            weights = Weights(model)
+            weights = kept.open(model) if kept else Weights(model)
             states.load(weights, from_checkpoint, watch.loading)
             weights.close()
             del weights
@@ -341,7 +363,7 @@ def _session(
 def store_bytes_of(records: Records, recipe: Recipe) -> int:
     if not records.records:
         return 0
-    return Store.required_bytes(records.records, durable=recipe.snapshots, keep=recipe.keep)
+    return Store.required_bytes(records.records, durable=recipe.durable_store, keep=recipe.keep)
 
 
 def _bandwidths(plan: Plan, volumes: int) -> list[float] | None:

@@ -42,7 +42,7 @@ from .optimizer.zeroth_order import MeZO
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
 from .sessions import Sessions, store_bytes_of
-from .snapshots.keeper import Keeper
+from .snapshots.keeper import Keeper, StoreKeeper, WeightsKeeper
 from .snapshots.resume import Kept
 from .snapshots.run_directory import RunDirectory
 from .snapshots.snapshots import Origin
@@ -134,8 +134,8 @@ def train(
             run = stack.enter_context(RunDirectory.create(out, document, plan))
         if configuration:
             run.keep_configuration(configuration)
-        records = Records.of(schedule, snapshots=recipe.snapshots)
-        look_ahead(plan, model, run.path, volumes, 0 if resume else store_bytes_of(records, recipe), watch)
+        records = Records.of(schedule, snapshots=recipe.durable_store)
+        look_ahead(plan, model, run.path, volumes, 0 if resume else store_bytes_of(records, recipe), recipe, watch)
         evaluated, places = texts.evaluated, volumes or run.volumes
         history = History()
         if resume and resume.snapshot:
@@ -153,7 +153,7 @@ def train(
         )
         sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
         if resume and resume.snapshot and logs:
-            sessions.begin(plan, schedule, records, again=True)
+            sessions.begin(plan, schedule, records, again=True, weights=resume.weights)
             run.moved(plan)
         elif resume and resume.snapshot:
             sessions.resume(resume, plan, schedule, records)
@@ -169,18 +169,22 @@ def train(
         if resume:
             metrics_file.write_resumed(resume.step, time.perf_counter() - began)
         stepping: Stepping
+        keeper: Keeper | None = None
+        begun = resume.step if resume else 0
         if logs:
             assert origin
-            log, moves = opened_log(run.folder, plan, origin, recipe, resume.step if resume else 0)
+            since = resume.weights.step if resume and resume.weights else 0
+            log, moves = opened_log(run.folder, plan, origin, recipe, begun, since)
             stack.enter_context(log)
             assert isinstance(recipe.optimizer, MeZO)
             sessions.current.move(recipe.optimizer, moves)
             stepping = ZerothOrder(recipe, log, skips=plan.decision.precision == "fp16")
+            if recipe.snapshots:
+                keeper = WeightsKeeper(run.folder, model.path, log, recipe, metrics_file, watch, since)
         else:
             stepping = FirstOrder(recipe, _scaling(plan, recipe, resume))
-        keeper = None
-        if origin and not logs:
-            keeper = Keeper(origin, plan, recipe, metrics_file, watch, resume.step if resume else 0)
+            if origin:
+                keeper = StoreKeeper(origin, plan, recipe, metrics_file, watch, begun)
         how = "" if logs else "with a snapshot "
         interruption = Interruption(lambda: watch.note(f"stops {how}when this step ends; a second signal stops it now"))
         stack.enter_context(interruption)

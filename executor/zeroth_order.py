@@ -25,9 +25,10 @@ MOST_LOST = 0.5
 
 
 def opened_log(
-    folder: Folder, plan: Plan, origin: Origin, recipe: Recipe, steps: int
+    folder: Folder, plan: Plan, origin: Origin, recipe: Recipe, steps: int, since: int = 0
 ) -> tuple[LogFile, tuple[Move, ...]]:
-    """The log of a run that has `steps` behind it, and the updates of these. Raises MismatchError for another's log."""
+    """The log of a run that has `steps` behind it, and the updates of these but the first `since`. Raises MismatchError
+    for another's log."""
     zeroth_order, optimizer = plan.decision.zeroth_order, recipe.optimizer
     assert zeroth_order is not None and isinstance(optimizer, MeZO)
     header = Header(
@@ -42,7 +43,7 @@ def opened_log(
     if not steps:
         return LogFile.create(folder, header), ()
     log, moves = LogFile.go_on(folder, header, steps)
-    return log, tuple(move for step in moves for move in step)
+    return log, tuple(move for step in moves[since:] for move in step)
 
 
 def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:

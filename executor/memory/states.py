@@ -7,6 +7,7 @@ at a time, which is no longer than one update takes, and never holds a whole sta
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -16,11 +17,16 @@ from ssdplan.plans.graph.ops import Home, Region, Schedule
 
 from ..model.directory.export import TensorEntry
 from ..model.model import StateSpec, StreamedModel
-from ..model.weights import Weights
 from ..store import Store
 from .arenas import Memory
 
 Progress = Callable[[float, str], None]
+
+
+class Readable(Protocol):
+    """Where states are loaded from, in order: `Weights`, or what stands for them."""
+
+    def read(self, state: int, out: torch.Tensor, first: int = 0) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class States:
             self._homes.setdefault(home.state, []).append(home)
         self._scratch_bytes = max(optimizer_bytes_of(home) + home.parameters.nbytes for home in schedule.homes)
 
-    def load(self, weights: Weights, chosen: Collection[int], progress: Progress) -> None:
+    def load(self, weights: Readable, chosen: Collection[int], progress: Progress) -> None:
         """Write the states `chosen` to their homes: masters from the model files, moments zero, parameters the masters
         rounded; of frozen ones the parameters alone, rounded from the model files."""
         done, total = 0, sum(self._model.states[index].elements for index in chosen)
@@ -88,19 +94,20 @@ class States:
                 done += home.elements
                 progress(done / total, f"loading {self._model.states[index].name}")
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, *, rounded: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, piece) of all that the model saves, in `entries` order: the elements of a tensor in order, flat, one
-        home of them at a time. A piece is gone when the next is asked for."""
+        home of them at a time, `rounded` to the model's dtype or as they are. A piece is gone when the next is asked
+        for."""
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
             for home in self._homes[index]:
                 parameters = self._holding.get(home.parameters, scratch).view(self._dtypes[index])
-                yield from pieces(state, home, parameters.to(self._model.dtype))
+                yield from pieces(state, home, parameters.to(self._model.dtype) if rounded else parameters)
         yield from self._model.persistent_buffers.items()
 
-    def entries(self) -> list[TensorEntry]:
+    def entries(self, *, rounded: bool = True) -> list[TensorEntry]:
         """What `tensors` yields, for the exporter."""
-        return saved_entries(self._model, self._model.dtype)
+        return saved_entries(self._model, None if rounded else self._dtypes)
 
     def _scratch(self) -> torch.Tensor:
         """Aligned memory for the longest home, optimizer states then parameters; it goes when the tensor does."""
@@ -128,7 +135,13 @@ def pieces(state: StateSpec, home: Home, values: torch.Tensor) -> Iterator[tuple
             yield tensor.name, values[start - home.start : stop - home.start]
 
 
-def saved_entries(model: StreamedModel, dtype: torch.dtype) -> list[TensorEntry]:
-    """All that a model saves: parameters in `dtype`, in the order of states, then its buffers."""
-    parameters = [TensorEntry(tensor.name, tensor.shape, dtype) for state in model.states for tensor in state.tensors]
+def saved_entries(model: StreamedModel, dtypes: Sequence[torch.dtype] | None = None) -> list[TensorEntry]:
+    """All that a model saves: parameters in the order of states, in the `dtypes` of these or else in the model's, then
+    its buffers."""
+    of_states = dtypes or (model.dtype,) * len(model.states)
+    parameters = [
+        TensorEntry(tensor.name, tensor.shape, dtype)
+        for state, dtype in zip(model.states, of_states, strict=True)
+        for tensor in state.tensors
+    ]
     return parameters + [TensorEntry(name, tuple(b.shape), b.dtype) for name, b in model.persistent_buffers.items()]

@@ -69,18 +69,18 @@ class LogFile:
         Raises MismatchError for another run's log, and for one that has not all of these steps as they were written.
         """
         with folder.open(LOG, "the log of a zeroth-order run") as file:
-            there, moves, ends, checksums = _read(file, str(folder.path / LOG))
-        if there != header:
-            raise MismatchError(f"{folder.path / LOG}: is not this run's log: {_difference(there, header)}")
-        if len(moves) < steps:
+            log = _read(file, str(folder.path / LOG))
+        if log.header != header:
+            raise MismatchError(f"{folder.path / LOG}: is not this run's log: {_difference(log.header, header)}")
+        if len(log.moves) < steps:
             raise MismatchError(
-                f"{folder.path / LOG}: has {len(moves)} steps, and {steps} are needed; the file was cut off: bring the "
-                "run's own back"
+                f"{folder.path / LOG}: has {len(log.moves)} steps, and {steps} are needed; the file was cut off: bring "
+                "the run's own back"
             )
         file = folder.append(LOG)
-        file.truncate(ends[steps])
+        file.truncate(log.ends[steps])
         os.fsync(file.fileno())
-        return cls(file, header, steps, checksums[steps]), moves[:steps]
+        return cls(file, header, steps, log.checksums[steps]), log.moves[:steps]
 
     def append(self, moves: Sequence[Move]) -> None:
         """The moves of the next step, one for each direction."""
@@ -90,6 +90,11 @@ class LogFile:
         self._checksum = _digest(self._checksum, record)
         _write(self._file, record + self._checksum)
         self._steps += 1
+
+    @property
+    def checksum(self) -> bytes:
+        """After its last step."""
+        return self._checksum
 
     def sync(self) -> None:
         """Make all records durable."""
@@ -102,15 +107,26 @@ class LogFile:
         self._file.close()
 
 
-def read_log(folder: Folder) -> tuple[Header, list[tuple[Move, ...]]]:
-    """A log's header, and the moves of every step that it has whole. Raises MismatchError."""
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What a log says, of every step that it has whole."""
+
+    header: Header
+    moves: list[tuple[Move, ...]]
+    """Of each step."""
+    ends: list[int]
+    """Where the file ends after 0, 1, 2 and so on steps, in bytes."""
+    checksums: list[bytes]
+    """And the checksum there."""
+
+
+def read_log(folder: Folder) -> Logged:
+    """What a run's log says. Raises MismatchError."""
     with folder.open(LOG, "the log of a zeroth-order run") as file:
-        header, moves, _, _ = _read(file, str(folder.path / LOG))
-    return header, moves
+        return _read(file, str(folder.path / LOG))
 
 
-def _read(file: BinaryIO, name: str) -> tuple[Header, list[tuple[Move, ...]], list[int], list[bytes]]:
-    """Header, moves of each step, and where the file ends after so many steps, and the checksum there."""
+def _read(file: BinaryIO, name: str) -> Logged:
     begin = file.read(len(MAGIC) + 4)
     if len(begin) < len(MAGIC) + 4 or not begin.startswith(MAGIC):
         raise MismatchError(f"{name}: is not the log of a zeroth-order run")
@@ -138,7 +154,7 @@ def _read(file: BinaryIO, name: str) -> tuple[Header, list[tuple[Move, ...]], li
         moves.append(tuple(Move(step, at, scale, keep if at == 0 else 1.0) for at, scale in enumerate(scales)))
         ends.append(ends[-1] + len(record))
         checksums.append(checksum)
-    return header, moves, ends, checksums
+    return Logged(header, moves, ends, checksums)
 
 
 def _records(file: BinaryIO, length: int) -> Iterator[bytes]:

@@ -61,7 +61,7 @@ def export_run(
             raise UsageError(f"{run}: was stopped before its first snapshot, so there is nothing to export")
         source = model or source_of(kept)
         if kept.plan.decision.zeroth_order:
-            replayed(kept, to, None, source, progress)
+            replayed(kept, to, None, source, kept.weights, progress)
         else:
             _stream(kept, to, source, progress)
         with contextlib.suppress(UsageError, DiskFullError):  # on a full disk or one to read only, a drop asks again
@@ -87,7 +87,7 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
     try:
         held = Snapshotted(schedule, records.places(schedule), store)
         tensors = _told(held.tensors(model, dtype), sum(state.elements for state in model.states), progress)
-        export_model(to, source=source, entries=saved_entries(model, dtype), tensors=tensors)
+        export_model(to, source=source, entries=saved_entries(model), tensors=tensors)
     finally:
         store.close()
 

@@ -21,6 +21,7 @@ from ..optimizer.passes import Pending, perturb
 from ..optimizer.weight_decay import spared_parameters
 from ..optimizer.zeroth_order import tensor_key
 from ..optimizer.zeroth_order_log import read_log
+from .kept_weights import KeptReader, KeptWeights
 from .resume import Kept, reopened
 from .snapshots import weights_fingerprint
 
@@ -48,15 +49,18 @@ def replay(
             raise UsageError(
                 f"{run}: trained by gradients, so it has no log to replay; ssdplan export writes its model"
             )
-        return replayed(kept, to, step, model or source_of(kept), progress)
+        return replayed(kept, to, step, model or source_of(kept), None, progress)
 
 
-def replayed(kept: Kept, to: Path, step: int | None, source: Path, progress: Progress) -> int:
-    """`replay` of a run that is open."""
+def replayed(
+    kept: Kept, to: Path, step: int | None, source: Path, since: KeptWeights | None, progress: Progress
+) -> int:
+    """`replay` of a run that is open; `since`: weights of an earlier step, to begin with instead of the first."""
     path, trained = kept.directory.path, kept.plan.model
     if not kept.step:
         raise UsageError(f"{path}: has made no step yet, so its model is the first one")
-    header, log = read_log(kept.directory.folder)
+    logged = read_log(kept.directory.folder)
+    header, log = logged.header, logged.moves
     steps = kept.step if step is None else step
     if not 0 <= steps <= len(log):
         raise UsageError(f"--step {steps}: the log of {path} has {len(log)} steps")
@@ -68,13 +72,14 @@ def replayed(kept: Kept, to: Path, step: int | None, source: Path, progress: Pro
         )
     decays_all = bool(header.origin.get("recipe", {}).get("optimizer.decay_all"))
     spared = frozenset[str]() if decays_all else spared_parameters(model.module)
-    moves = [move for of_step in log[:steps] for move in of_step]
+    moves = [move for of_step in log[since.step if since else 0 : steps] for move in of_step]
     decaying = [(move.step, move.direction, move.scale, move.keep) for move in moves]
     lasting = [(*move[:3], 1.0) for move in decaying]
     threads = kept.plan.machine.update_threads
     lives = torch.float32 if header.masters else dtype
-    tensors = _tensors(model, lives, header.seed, decaying, lasting, spared, threads, progress)
-    export_model(to, source=source, entries=saved_entries(model, dtype), tensors=tensors)
+    weights = since.open(model) if since else Weights(model)
+    tensors = _tensors(model, weights, lives, header.seed, decaying, lasting, spared, threads, progress)
+    export_model(to, source=source, entries=saved_entries(model), tensors=tensors)
     return steps
 
 
@@ -90,6 +95,7 @@ def source_of(kept: Kept) -> Path:
 
 def _tensors(
     model: StreamedModel,
+    source: Weights | KeptReader,
     lives: torch.dtype,
     seed: int,
     decaying: list[Pending],
@@ -101,7 +107,7 @@ def _tensors(
     """As `States.tensors`: (name, piece), a piece of a tensor at a time, which is gone when the next is asked for.
     `lives`: what trained weights are updated in."""
     done, total = 0, sum(state.elements for state in model.states)
-    with contextlib.closing(Weights(model)) as weights:
+    with contextlib.closing(source) as weights:
         for index, state in enumerate(model.states):
             for start in range(0, state.elements, PIECE):
                 dtype = model.dtype if state.frozen else lives

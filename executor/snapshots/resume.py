@@ -21,6 +21,8 @@ from ..metrics.metrics import lines, tells_of_snapshot
 from ..optimizer.zeroth_order_log import LOG, read_log
 from ..recipe import Recipe
 from ..store import SUFFIX, Lying, discard, survey, sweep
+from . import kept_weights
+from .kept_weights import KeptWeights
 from .run_directory import RunDirectory, lies_in
 from .snapshots import SCHEMA, Origin, Snapshot
 
@@ -43,6 +45,8 @@ class Kept:
     told: int
     """The step of the last snapshot that there was, of which a model that the run finished with is; later than `step`
     where it is damaged."""
+    weights: KeptWeights | None = None
+    """Of a zeroth-order run, the last that it kept; None: it goes on from the first weights."""
 
     @property
     def step(self) -> int:
@@ -61,6 +65,7 @@ class Kept:
             tell(f"clears away the store {lying.store[:8]} on {where}, which a move or a crash left")
             clear(lying, self.directory)
         sweep(self.directory.path)
+        kept_weights.clear(self.directory.folder, spared=self.weights.path.name if self.weights else "")
         for partial in self.directory.path.glob(f".{MODEL}.partial-*"):
             shutil.rmtree(partial)
 
@@ -243,26 +248,28 @@ def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, re
         directory.adopt()
     plan, path = directory.current_plan(), directory.path
     unseen = tuple(place for place in directory.left if _is_empty(place))
-    steps, origin = _steps_logged(directory.folder)
+    origin, log = _logged_steps(directory.folder)
+    steps = len(log) - 1
     if not steps:
         return Kept(directory, plan, None, (), clearable, unseen, 0)
     rows = plan.decision.micro_batches * plan.decision.micro_batch_size
     document = {"schema": SCHEMA, "step": steps, "samples": steps * rows, "origin": origin, "made": ()}
     snapshot = Snapshot.read(document, str(path / LOG))
-    return Kept(directory, plan, snapshot, (), clearable, unseen, steps)
+    weights = kept_weights.latest(directory.folder, log)
+    return Kept(directory, plan, snapshot, (), clearable, unseen, steps, weights)
 
 
-def _steps_logged(folder: Folder) -> tuple[int, dict[str, Any]]:
-    """How many steps both the log and metrics.jsonl have, for a kill may have come between two lines; and the origin
-    that the log names."""
+def _logged_steps(folder: Folder) -> tuple[dict[str, Any], list[bytes]]:
+    """The origin that the log names, and its checksums after none, one and so on of the steps that both the log and
+    metrics.jsonl have: a kill may have come between two lines."""
     if not (folder.has_file(LOG) and folder.has_file(METRICS)):
-        return 0, {}
-    header, moves = read_log(folder)
+        return {}, [b""]
+    log = read_log(folder)
     told = 0
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         for line in lines(folder):
             told = operator.index(line["step"]) if "loss" in line else told
-    return min(len(moves), told), header.origin
+    return log.header.origin, log.checksums[: told + 1]
 
 
 def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequence[Path]) -> None:

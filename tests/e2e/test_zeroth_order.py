@@ -60,6 +60,6 @@ def test_what_says_nothing_without_gradients_is_refused(home: Path, tmp_path: Pa
         assert f"{option[0]}: optimizer mezo has no gradients" in refused(*mezo, *option, cwd=home, code=2)
     assert "only --optimizer mezo" in refused(*mezo[:4], "--directions", 2, cwd=home, code=2)
     run = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / "run")
-    for option in (("--beta1", 0.8), ("--snapshot-every", 2), ("--replan",)):
+    for option in (("--beta1", 0.8), ("--keep", 1, "--snapshot-every", 2), ("--replan",)):
         assert f"{option[0]}: the plan is for mezo" in refused(*run, *option, cwd=home, code=2)
     assert not (tmp_path / "run").exists()

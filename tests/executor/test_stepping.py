@@ -42,4 +42,5 @@ def test_one_loss_that_is_not_finite_is_skipped_and_logged_or_ends_the_run(tmp_p
         with pytest.raises(NumericalError, match=r"step 3: the losses along direction 1 are 1\.0 and"):
             ending.step(session([(2.0, 1.0), (1.0, bad)], moved), 2, [])
         assert len(moved) == 2
-        assert read_log(folder) == (HEADER, moved)
+        logged = read_log(folder)
+        assert (logged.header, logged.moves) == (HEADER, moved)

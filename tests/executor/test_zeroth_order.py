@@ -127,7 +127,7 @@ def session_of(plan: Plan, directory: Path, work: Path, recipe: Recipe) -> Itera
     if records.records:
         store = Store.create([work], records.records, plan.sha256(), durable=False)
     with _session(
-        plan, model, EmulatedDevice(), schedule, records, store, recipe, Watch(), held=False, evaluated=True
+        plan, model, EmulatedDevice(), schedule, records, store, recipe, Watch(), held=False, kept=None, evaluated=True
     ) as session:
         yield session
     if store:

@@ -18,6 +18,8 @@ from ssdplan.executor.loop import Loop
 from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.optimizer.zeroth_order_log import LOG
 from ssdplan.executor.recipe import Recipe, Watch
+from ssdplan.executor.runtime.session import Session
+from ssdplan.executor.snapshots import kept_weights
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.snapshots.replay import replay
 from ssdplan.executor.snapshots.resume import reopened
@@ -26,6 +28,7 @@ from ssdplan.executor.train import train
 from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import ZerothOrder
 from ssdplan.plans.errors import MismatchError, NumericalError, StoppedWithSnapshot, UsageError
+from ssdplan.plans.files import LinkError
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.executor.test_zeroth_order import InMemory
 from tests.made.plans import make_plan
@@ -45,6 +48,7 @@ def run(
     *,
     steps: int = STEPS,
     eval_every: int = 0,
+    snapshot_every: int = 0,
     resume: bool = False,
     optimizer: MeZO = OPTIMIZER,
     precision: torch.dtype = torch.float32,
@@ -66,7 +70,7 @@ def run(
         precision=names[precision],
         **{"parameters": 0.4, "on_device": 0.3, **choices},
     )
-    recipe = Recipe(steps=steps, optimizer=optimizer, eval_every=eval_every)
+    recipe = Recipe(steps=steps, optimizer=optimizer, eval_every=eval_every, snapshot_every=snapshot_every)
     arguments: dict[str, Any] = {"data": directory / "text.txt", "eval_data": directory / "held-out.txt"}
     arguments |= {"recipe": recipe, "watch": watch, "options": {"model": str(directory / "llama")}}
     if not resume:
@@ -249,3 +253,113 @@ def test_eps_that_the_weights_lose_is_refused(directory: Path, tmp_path: Path) -
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_direction(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(NumericalError, match=r"step 1: the losses along direction 0 are .* lower --lr or --eps"):
         run(directory, tmp_path / "run", optimizer=MeZO(eps=1e30))
+
+
+def kept_in(out: Path) -> list[str]:
+    return sorted(path.name for path in out.glob("*weights-*"))
+
+
+@pytest.mark.parametrize("place", ["in a step", "in the weights", "before their document", "after their document"])
+@pytest.mark.parametrize(
+    ("precision", "masters", "every"),
+    [(torch.float32, False, 4), (torch.bfloat16, False, 1), (torch.bfloat16, True, 3)],
+)
+def test_a_run_goes_on_from_the_weights_that_it_kept(
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    precision: torch.dtype,
+    masters: bool,
+    every: int,
+) -> None:
+    """To the same bits wherever it is killed; and what it goes on from is what the weights say, not the log."""
+    out, choices = tmp_path / "run", {"precision": precision, "masters": masters}
+    run(directory, tmp_path / "whole", **choices)
+    at, clear = kept_weights.export_model, kept_weights.clear
+
+    def write(destination: Path, **arguments: Any) -> None:
+        at(destination, **arguments)
+        if destination.name == "weights-4" and place == "before their document":
+            raise _Killed
+
+    def cut(tensors: Any) -> Any:
+        for number, tensor in enumerate(tensors):
+            if number == 3:
+                raise _Killed
+            yield tensor
+
+    def half(destination: Path, **arguments: Any) -> None:
+        if destination.name == "weights-4" and place == "in the weights":
+            arguments["tensors"] = cut(arguments["tensors"])
+        write(destination, **arguments)
+
+    def cleared(folder: Any, *, spared: str = "") -> None:
+        if spared == "weights-4" and place == "after their document":
+            raise _Killed
+        clear(folder, spared=spared)
+
+    step = Stepping.step
+
+    def killed(self: Any, session: Any, number: int, batches: Any) -> Any:
+        if place == "in a step" and number == 5:
+            raise _Killed
+        return step(self, session, number, batches)
+
+    monkeypatch.setattr(kept_weights, "export_model", half)
+    monkeypatch.setattr(kept_weights, "clear", cleared)
+    monkeypatch.setattr(Stepping, "step", killed)
+    with pytest.raises(_Killed):
+        run(directory, out, every=every, snapshot_every=2, **choices)
+    monkeypatch.undo()
+    begins = {"in a step": 4, "in the weights": 2, "before their document": 2, "after their document": 4}[place]
+    with reopened(out, reading=True) as kept:
+        assert kept.weights and kept.weights.step == begins
+        assert kept.step == (5 if place == "in a step" else 4)
+    moved: list[int] = []
+    move = Session.move
+    monkeypatch.setattr(
+        Session, "move", lambda self, optimizer, moves: (moved.append(len(moves)), move(self, optimizer, moves))
+    )
+    assert run(directory, out, every=every, resume=True, snapshot_every=2, **choices) == losses_of(tmp_path / "whole")
+    assert moved[0] == 2 * (kept.step - begins)  # two directions a step
+    assert same(weights(out / "model"), weights(tmp_path / "whole" / "model"))
+    assert kept_in(out) == ["weights-6", "weights-6.json"]
+    export_run(out, tmp_path / "exported")
+    assert same(weights(tmp_path / "exported"), weights(out / "model"))
+    assert replay(out, tmp_path / "first", step=3) == 3
+
+
+def test_kept_weights_that_were_changed_are_refused_or_left(directory: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(directory, out, steps=4, snapshot_every=3)
+    assert kept_in(out) == ["weights-3", "weights-3.json"]
+    document, stored = out / "weights-3.json", out / "weights-3" / "model.safetensors"
+    good, data = document.read_text(), bytearray(stored.read_bytes())
+    data[-5] ^= 1
+    stored.write_bytes(data)
+    with pytest.raises(
+        MismatchError, match=r"is not what was written there; remove this directory and weights-3\.json"
+    ):
+        run(directory, out, resume=True)
+    document.write_text(good.replace('"log": "', '"log": "0')[: len(good)])
+    with pytest.raises(UsageError, match="log"):
+        run(directory, out, resume=True)
+    fields = json.loads(good)
+    document.write_text(json.dumps(fields | {"log": "0" * 32}))
+    with pytest.raises(MismatchError, match="is of another log than the one beside it"):
+        run(directory, out, resume=True)
+    document.unlink()  # and so the weights are nobody's
+    assert run(directory, out, resume=True) == losses_of(whole)
+    assert same(weights(out / "model"), weights(whole / "model"))
+    assert kept_in(out) == []
+
+
+def test_kept_weights_are_never_links(directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(directory, out, steps=4, snapshot_every=3)
+    (out / "weights-3").rename(tmp_path / "elsewhere")
+    (out / "weights-3").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LinkError, match="weights-3: is a symbolic link"):
+        run(directory, out, resume=True)
+    assert (tmp_path / "elsewhere" / "model.safetensors").exists()

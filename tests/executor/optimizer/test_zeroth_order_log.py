@@ -31,16 +31,21 @@ def written(path: Path, steps: int, header: Header = HEADER) -> list[tuple[Move,
     return moves
 
 
+def said(folder: Folder) -> tuple[Header, list[tuple[Move, ...]]]:
+    log = read_log(folder)
+    return log.header, log.moves
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     moves = written(tmp_path, 5)
     with Folder(tmp_path) as folder:
-        assert read_log(folder) == (HEADER, moves)
+        assert said(folder) == (HEADER, moves)
         log, before = LogFile.go_on(folder, HEADER, 3)
         assert before == moves[:3]
         with log:
             for each in moves[3:]:
                 log.append(each)
-        assert read_log(folder) == (HEADER, moves)
+        assert said(folder) == (HEADER, moves)
 
 
 def test_every_cut_leaves_the_whole_steps_before_it(tmp_path: Path) -> None:
@@ -57,7 +62,7 @@ def test_every_cut_leaves_the_whole_steps_before_it(tmp_path: Path) -> None:
                     read_log(folder)
                 continue
             steps = (length - begin) // record
-            assert read_log(folder) == (HEADER, moves[:steps])
+            assert said(folder) == (HEADER, moves[:steps])
             with pytest.raises(MismatchError, match=f"has {steps} steps, and {steps + 1} are needed"):
                 LogFile.go_on(folder, HEADER, steps + 1)
 
@@ -78,7 +83,7 @@ def test_a_record_of_zeros_that_a_power_failure_left_ends_the_log(tmp_path: Path
     with (tmp_path / LOG).open("ab") as file:
         file.write(bytes(5 * (16 + 8 * 3 + 16)))
     with Folder(tmp_path) as folder:
-        assert read_log(folder) == (HEADER, moves)
+        assert said(folder) == (HEADER, moves)
 
 
 def test_reordered_and_repeated_records_are_found(tmp_path: Path) -> None:
