@@ -21,8 +21,8 @@ from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.errors import DiskFullError, InfeasibleError, SsdplanError
 from ssdplan.plans.units import format_bytes, parse_bytes
 
-ON_DISK_BYTES = {"fp32": 2 + 2 + 14, "bf16": 2 + 2 + 10}
-"""A parameter: the model, the trained one, and the store, by the format of the moments."""
+ON_DISK_BYTES = {"fp32": 2 + 2 + 14, "bf16": 2 + 2 + 10, "mezo": 2 + 2 + 4}
+"""A parameter: the model, the trained one, and the store, by the format of the moments; or without gradients."""
 SOLVES = 4
 """Attempts to bring the prediction for the process below the limit."""
 
@@ -41,7 +41,8 @@ def main() -> int:
 def headline(options: argparse.Namespace, folder: Path) -> int:
     shape = Shape(options.hidden, options.layers, vocab=options.vocab, intermediate=options.intermediate)
     parameters = _about(shape)
-    needed = parameters * ON_DISK_BYTES[options.optimizer_states] * 21 // 20
+    states = "mezo" if options.optimizer == "mezo" else options.optimizer_states
+    needed = parameters * ON_DISK_BYTES[states] * 21 // 20
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DiskFullError(f"{options.volume}: the run takes {format_bytes(needed)}, {format_bytes(free)} are free")
@@ -77,13 +78,16 @@ def _solve(options: argparse.Namespace, folder: Path) -> Plan:
     base = Profile.load(folder / "profile.json").machine.process_bytes
     assert base is not None, "ssdplan profile measures the process"
     budget = options.process_memory - base
-    device = [] if options.device_memory is None else ["--device-memory", options.device_memory]
+    given: list[object] = ["--optimizer-states", options.optimizer_states]
+    if options.optimizer == "mezo":
+        given = ["--optimizer", "mezo", "--masters", options.masters]
+    if options.device_memory is not None:
+        given += ["--device-memory", options.device_memory]
     for _ in range(SOLVES):
         if budget <= 0:
             break
         _ssdplan(
-            folder, "solve", "profile.json", "--host-memory", budget, "--global-batch", options.global_batch,
-            "--optimizer-states", options.optimizer_states, *device,
+            folder, "solve", "profile.json", "--host-memory", budget, "--global-batch", options.global_batch, *given,
         )  # fmt: skip
         plan = Plan.load(folder / "plan.json")
         assert plan.prediction.peak_process_bytes is not None
@@ -123,7 +127,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="B", help="[1]")
     parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="[8]")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="[3]")
-    parser.add_argument("--optimizer-states", choices=["fp32", "bf16"], default="fp32", help="[fp32]")
+    parser.add_argument("--optimizer", choices=["adamw", "mezo"], default="adamw", help="[adamw]")
+    parser.add_argument("--optimizer-states", choices=["fp32", "bf16"], default="fp32", help="of adamw [fp32]")
+    parser.add_argument("--masters", choices=["fp32", "none"], default="none", help="of mezo [none]")
     parser.add_argument("--device-memory", metavar="SIZE", help="of an emulated device [as ssdplan solve]")
     parser.add_argument(
         "--process-memory", type=parse_bytes, default=parse_bytes("4GiB"), metavar="SIZE", help="[4GiB]"

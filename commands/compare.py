@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ssdplan.plans.errors import SsdplanError
+from ssdplan.plans.errors import SsdplanError, UsageError
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
@@ -24,6 +24,8 @@ class Options:
     micro_batches: int
     precision: str
     device: str
+    optimizer: str
+    directions: int
     arms: tuple[str, ...]
     host_memory: tuple[int, ...]
     recompute: tuple[str, ...]
@@ -63,6 +65,16 @@ def command() -> Command:
             type=Choice(["cpu", "cuda"]),
             default="cpu",
             help="where all arms compute; on cuda without DeepSpeed",
+        ),
+        click.Option(
+            ["--optimizer"],
+            type=Choice(["adamw", "mezo"]),
+            default="adamw",
+            help="mezo: without gradients; torch then has all parameters and copies in memory, and the others are left "
+            "out",
+        ),
+        click.Option(
+            ["--directions"], type=COUNT, default=1, metavar="K", help="with mezo, random directions of a step"
         ),
     )
     ways = (
@@ -136,6 +148,8 @@ def command() -> Command:
 def call(options: Options) -> int:
     of.require_engine()
     of.require_writable(options.csv, "--csv")
+    if options.directions != 1 and options.optimizer != "mezo":
+        raise UsageError("--directions: only --optimizer mezo draws random directions; give that too")
     from ssdplan.rivals.arms import Batch
     from ssdplan.rivals.compare import Request, compare
 
@@ -156,6 +170,7 @@ def call(options: Options) -> int:
                     options.micro_batches,
                     options.precision,
                     options.device,
+                    options.directions if options.optimizer == "mezo" else 0,
                 ),
                 steps=options.steps,
                 rounds=options.rounds,

@@ -14,7 +14,7 @@ from ssdplan.plans.documents.plan import Recompute
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 
-from .job import LEARNING_RATE, SEED, WEIGHT_DECAY
+from .job import EPS, LEARNING_RATE, SEED, WEIGHT_DECAY, ZEROTH_ORDER_LEARNING_RATE
 from .shapes import ModelFacts
 
 OURS = "ssdplan"
@@ -76,20 +76,24 @@ class Arm:
     def settings(self) -> str:
         return _SETTINGS[self.kind]
 
-    def module(self) -> str:
+    def module(self, batch: "Batch") -> str:
         """What runs it, of the arms that are not ours."""
+        if batch.directions:
+            return "ssdplan.rivals.estimator_arm"
         return f"ssdplan.rivals.{self.kind.partition('-')[0]}_arm"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch of every arm, what it is computed in, and on: cpu or cuda."""
+    """The batch of every arm, what it is computed in, and on: cpu or cuda; and how a step finds its updates."""
 
     sequence_length: int
     micro_batch_size: int
     micro_batches: int
     precision: str
     device: str = "cpu"
+    directions: int = 0
+    """Along which a step without gradients estimates one; 0: it is by gradients."""
 
     @property
     def rows(self) -> int:
@@ -139,8 +143,13 @@ def _ours(budget: int | None, recompute: str, budgets: tuple[int, ...], recomput
     return Arm(" ".join(words), OURS, budget, recompute)
 
 
-def missing(arm: Arm, device: str) -> str:
+def missing(arm: Arm, batch: Batch) -> str:
     """Why the arm cannot be here, and what would help; empty where nothing is known against it."""
+    device, without_gradients = batch.device, batch.directions > 0
+    if without_gradients and not (arm.ours or arm.kind == "torch"):
+        return "it has no training without gradients; leave --optimizer out"
+    if without_gradients and not arm.ours and device != "cpu":
+        return "its directions are drawn by a kernel for the CPU; leave --device out"
     if arm.kind.startswith("deepspeed") and device != "cpu":
         return "its settings were tried on the CPU only; leave --device out"
     if arm.kind.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
@@ -158,6 +167,8 @@ def memory_bytes(arm: Arm, model: ModelFacts, batch: Batch) -> int:
     tokens = batch.micro_batch_size * batch.sequence_length
     wide = 2 if batch.precision == "fp32" else 1
     logits = 14 * tokens * model.vocab
+    if batch.directions:  # masters, and copies at plus and minus eps
+        return _BASE_BYTES + (4 + 4 * wide) * model.parameters + logits
     if arm.kind in _DEEPSPEED:
         base, each = _DEEPSPEED[arm.kind]
         return int(base + each * model.parameters) + logits
@@ -193,14 +204,20 @@ def solve_command(profile: Path, arm: Arm, batch: Batch, device_memory: int | No
     budget: tuple[object, ...] = ("--host-memory", f"{arm.budget}B") if arm.budget else ()
     if device_memory is not None:
         budget += ("--device-memory", f"{device_memory}B")
+    optimizer: tuple[object, ...] = ("--recompute", arm.recompute)
+    if batch.directions:
+        optimizer = ("--optimizer", "mezo", "--directions", batch.directions)
     return ours(
         *("solve", profile, *budget, "--micro-batch-size", batch.micro_batch_size),
-        *("--micro-batches", batch.micro_batches, "--recompute", arm.recompute, "-o", output),
+        *("--micro-batches", batch.micro_batches, *optimizer, "-o", output),
     )
 
 
-def run_command(plan: Path, text: Path, volume: Path, steps: int, output: Path) -> list[str]:
+def run_command(plan: Path, text: Path, volume: Path, batch: Batch, steps: int, output: Path) -> list[str]:
+    optimizer: tuple[object, ...] = ("--lr", LEARNING_RATE, "--weight-decay", WEIGHT_DECAY, "--decay-all")
+    if batch.directions:
+        optimizer = ("--lr", ZEROTH_ORDER_LEARNING_RATE, "--eps", EPS)
     return ours(
-        *("run", plan, "--data", text, "--steps", steps, "--volume", volume, "--lr", LEARNING_RATE),
-        *("--weight-decay", WEIGHT_DECAY, "--decay-all", "--seed", SEED, "--out", output),
+        *("run", plan, "--data", text, "--steps", steps, "--volume", volume, *optimizer),
+        *("--seed", SEED, "--out", output),
     )

@@ -87,7 +87,7 @@ def compare(request: Request, line: ProgressLine) -> Comparison:
     """
     arms = arms_of(request.arms, request.host_memory, request.recompute)
     facts = _checked(request)
-    missing = {arm.name: reason for arm in arms if (reason := known.missing(arm, request.batch.device))}
+    missing = {arm.name: reason for arm in arms if (reason := known.missing(arm, request.batch))}
     _check_memory(arms, facts, request.batch, missing)
     _check_space(request, facts, [arm for arm in arms if arm.name not in missing])
     load = os.getloadavg()[0]
@@ -113,6 +113,7 @@ def compare(request: Request, line: ProgressLine) -> Comparison:
         micro_batches=request.batch.micro_batches,
         precision=request.batch.precision,
         device=request.batch.device,
+        directions=request.batch.directions,
         steps=request.steps,
         rounds=request.rounds,
         volume=str(request.volume.resolve()),
@@ -138,6 +139,8 @@ def _checked(request: Request) -> ModelFacts:
         raise UsageError("--steps 1: the first step of a process does not count; train at least 2")
     if request.batch.sequence_length < 2:
         raise UsageError("--sequence-length 1 leaves no token to predict; it must be 2 or more")
+    if request.batch.directions and request.recompute != (known.AUTO,):
+        raise UsageError("--recompute: optimizer mezo has no backward, which could recompute; leave it out")
     if request.device_memory is not None and known.OURS not in request.arms:
         raise UsageError(f"--device-memory is the budget of the arm {known.OURS}, which --arms leaves out")
     if not request.volume.is_dir() or not os.access(request.volume, os.W_OK):
@@ -304,12 +307,13 @@ def _measure(bench: _Bench, arm: Arm, number: int, portion: tuple[float, float])
     swap.mkdir()
     if arm.ours:
         metrics = folder / "run" / "metrics.jsonl"
-        command = known.run_command(bench.plans[arm.name], bench.work / "text.txt", swap, request.steps, folder / "run")
+        plan, text = bench.plans[arm.name], bench.work / "text.txt"
+        command = known.run_command(plan, text, swap, request.batch, request.steps, folder / "run")
         variables = environment(device=request.batch.device)
     else:
         metrics = folder / "metrics.jsonl"
         _job(bench, arm, metrics, swap).save(folder / "job.json")
-        command = _module(arm.module(), folder / "job.json")
+        command = _module(arm.module(request.batch), folder / "job.json")
         variables = environment(bench.threads, device=request.batch.device)
 
     def tell(steps: int) -> None:
@@ -351,6 +355,7 @@ def _job(bench: _Bench, arm: Arm, metrics: Path, swap: Path) -> Job:
         settings=arm.settings,
         precision=batch.precision,
         device=batch.device,
+        directions=batch.directions,
     )
 
 

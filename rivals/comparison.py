@@ -120,6 +120,8 @@ class Comparison(Document):
     micro_batches: Count
     precision: str = "bf16"
     device: str = "cpu"
+    directions: int = 0
+    """Of a step without gradients (mezo); 0: steps are by gradients (adamw)."""
     steps: Count
     rounds: Count
     volume: str

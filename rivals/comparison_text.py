@@ -33,6 +33,8 @@ def describe_comparison(found: Comparison) -> str:
         f"{times(found.rounds, 'round')} in turns, the next round in the opposite order. A process's first step does "
         "not count."
     )
+    if found.directions:
+        opening += f" Without gradients: a step takes the losses along {times(found.directions, 'direction')}."
     return page(
         f"Comparison: {found.model}, {count(found.parameters)} parameters, {found.precision}, {found.device}, {rows}",
         wrapped(opening),

@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 LEARNING_RATE = 1e-4
 WEIGHT_DECAY = 0.01
+ZEROTH_ORDER_LEARNING_RATE = 1e-6
+EPS = 1e-3
+"""Without gradients: how far along a direction losses are taken. Weights do not decay then."""
 SEED = 0
 """Of the order of rows: what `ssdplan run` is given as --seed."""
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
@@ -43,6 +46,8 @@ class Job:
     """Of weights and activations, one of PRECISIONS; masters and moments are fp32."""
     device: str = "cpu"
     """As torch calls it."""
+    directions: int = 0
+    """Of a step without gradients; 0: it is by gradients."""
 
     @property
     def dtype_name(self) -> str:

@@ -230,6 +230,8 @@ def test_an_arm_that_fails_is_a_row_and_an_exit_code(tmp_path, monkeypatch, caps
         (["--shape", SHAPE, "--host-memory", "1GiB,1GiB"], "twice"),
         (["--shape", SHAPE, "--host-memory", "1000MiB,1000.1MiB"], "look the same"),
         (["--shape", SHAPE, "--steps", "1"], "--steps"),
+        (["--shape", SHAPE, "--directions", "2"], "only --optimizer mezo"),
+        (["--shape", SHAPE, "--optimizer", "mezo", "--recompute", "all"], "no backward"),
         (["--shape", SHAPE, "--sequence-length", "1"], "--sequence-length"),
         (["--shape", SHAPE, "--volume", "nowhere"], "nowhere"),
     ],
@@ -310,7 +312,8 @@ def test_the_command_line_is_this(capsys):
     shown = capsys.readouterr().out
     options = (
         "--model --shape --data --arms --host-memory --device-memory --sequence-length --micro-batch-size "
-        "--micro-batches --precision --device --steps --rounds --volume --work --timeout --plots --csv --json"
+        "--micro-batches --precision --device --optimizer --directions --steps --rounds --volume --work --timeout "
+        "--plots --csv --json"
     )
     for option in options.split():
         assert option in shown

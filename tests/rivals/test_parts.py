@@ -18,18 +18,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
+from ssdplan.executor.model.layers import MicroBatch
+from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.plans.errors import UsageError
-from ssdplan.rivals import processes, torch_arm
-from ssdplan.rivals.arms import Batch, arms_of, memory_bytes, missing, profile_command, solve_command
+from ssdplan.rivals import estimator_arm, processes, torch_arm
+from ssdplan.rivals.arms import Batch, arms_of, memory_bytes, missing, profile_command, run_command, solve_command
 from ssdplan.rivals.compare import _round
 from ssdplan.rivals.comparison import Comparison, Round, Surroundings, arm_result, held_together, ratios
 from ssdplan.rivals.comparison_text import arms_frame, describe_comparison
-from ssdplan.rivals.job import LEARNING_RATE, SEED, WEIGHT_DECAY, Job, batches
+from ssdplan.rivals.job import EPS, LEARNING_RATE, SEED, WEIGHT_DECAY, ZEROTH_ORDER_LEARNING_RATE, Job, batches
 from ssdplan.rivals.making import Order, make
 from ssdplan.rivals.picture import draw
 from ssdplan.rivals.processes import environment, run
 from ssdplan.rivals.shapes import ModelFacts, Shape
 from tests.bounds import HANG_SECONDS
+from tests.executor.test_zeroth_order import InMemory
 from tests.made.models import make_model, make_tokenizer
 from tests.plans.read_csv import cell, written_and_read
 
@@ -122,6 +125,44 @@ def test_plain_pytorch_in_memory_is_the_textbooks_loop(tmp_path, precision):
             for parameter, master in zip(model.parameters(), masters.parameters(), strict=True):
                 parameter.copy_(master)
     assert losses[0] != losses[-1]
+
+
+@pytest.mark.parametrize(("precision", "directions"), [("fp32", 1), ("bf16", 3)])
+def test_the_estimator_in_memory_is_that_of_the_tests(tmp_path, precision, directions):
+    """The oracle moves one model along z and back, and draws its directions by another way."""
+    source = make_model("llama", tmp_path / "source", vocab=320, hidden=32)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    make_tokenizer(source)
+    order = {"shape": "", "model": str(source), "data": str(tmp_path / "text.txt"), "vocab": 320}
+    home = made(tmp_path, **order, precision=precision)
+    given = job(home, steps=3, precision=precision, directions=directions)
+    estimator_arm.train(given)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    oracle = InMemory(home / "model", MeZO(lr=ZEROTH_ORDER_LEARNING_RATE, eps=EPS, seed=SEED), directions, dtype=dtype)
+    expected = []
+    for step, micro_batches in enumerate(batches(given)):
+        rows = [torch.from_numpy(each) for each in micro_batches]
+        found = oracle.step(step, [MicroBatch(each, each, None) for each in rows])
+        expected.append(sum(map(sum, found)) / 2 / directions)
+    assert losses == pytest.approx(expected, rel=1e-6 if precision == "fp32" else 1e-3)
+    assert len(set(losses)) == 3
+
+
+def test_without_gradients_our_commands_say_so_and_others_are_left_out(tmp_path):
+    batch = Batch(sequence_length=32, micro_batch_size=1, micro_batches=2, precision="fp32", directions=4)
+    plain, checkpointing, deepspeed, ours = arms_of(("torch", "torch-checkpointing", "deepspeed-lean", "ssdplan"), ())
+    assert plain.module(batch) == "ssdplan.rivals.estimator_arm"
+    assert plain.module(replace(batch, directions=0)) == "ssdplan.rivals.torch_arm"
+    for arm in (checkpointing, deepspeed):
+        assert "no training without gradients" in missing(arm, batch)
+    solve = solve_command(tmp_path / "profile.json", ours, batch, None, tmp_path / "plan.json")
+    assert solve[solve.index("--optimizer") + 1 :][:3] == ["mezo", "--directions", "4"] and "--recompute" not in solve
+    run = run_command(tmp_path / "plan.json", tmp_path / "text.txt", tmp_path, batch, 3, tmp_path / "run")
+    assert run[run.index("--eps") + 1] == "0.001" and "--weight-decay" not in run
+    facts = ModelFacts.of_shape(Shape.parse("hidden=2048,layers=18,heads=16"))
+    both = [memory_bytes(plain, facts, each) for each in (batch, replace(batch, directions=0))]
+    assert 3 * 4 * facts.parameters < both[0] < both[1]
 
 
 @pytest.mark.parametrize(("name", "millions"), [("small", 134), ("medium", 589), (SHAPE, 0)])
@@ -304,7 +345,7 @@ def test_on_a_gpu_commands_environment_and_text_say_so(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert environment(device="cuda")["CUDA_VISIBLE_DEVICES"] == "3" and environment()["CUDA_VISIBLE_DEVICES"] == ""
     deepspeed, plain = arms_of(("deepspeed-lean", "torch"), ())
-    assert "CPU only" in missing(deepspeed, "cuda") and not missing(plain, "cuda")
+    assert "CPU only" in missing(deepspeed, batch) and not missing(plain, batch)
     facts = ModelFacts.of_shape(Shape.parse("hidden=2048,layers=18,heads=16"))
     assert memory_bytes(plain, facts, batch) < memory_bytes(plain, facts, replace(batch, device="cpu")) / 2
     steps = [{"loss": 1.0, "step_seconds": 1.0, "device_peak_bytes": nbytes << 30} for nbytes in (19, 23, 21)]
