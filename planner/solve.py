@@ -9,6 +9,7 @@ from typing import Any
 
 from ssdplan.plans.documents.plan import Asked, Compared, Plan, Prediction
 from ssdplan.plans.documents.profile import Machine, Model, Profile
+from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.gc_pause import no_collection
 from ssdplan.plans.graph.ops import Schedule
@@ -40,6 +41,8 @@ from .search import Found, Search
 
 WRITTEN_EVERY = (1, 2, 4, 8, 16, 32, 64)
 """Steps from one write of a zeroth-order plan's parameters to the next, of which one is chosen."""
+PIECES, LEAST_PIECE = 32, 1 << 18
+"""Of the largest state, where parameters come in pieces; and the elements that a piece has at least."""
 
 
 def solve(profile: Profile, request: SolveRequest, *, compared: bool = True) -> Plan:
@@ -99,10 +102,8 @@ def _searched(
     parameters to the next that were tried -> seconds of a step. Raises InfeasibleError."""
     candidates = candidates_of(model, request)
     between = request.micro_batches is None and request.global_batch is None and request.schedule != "single"
-    ways = [fixed]
-    if fixed.zeroth_order:  # copies that take turns take less memory, and more time
-        ways.append(replace(fixed, zeroth_order=fixed.zeroth_order.model_copy(update={"in_turns": True})))
-    for way in ways:
+    leaner: list[tuple[Search, Found]] = []
+    for number, way in enumerate(_ways(model, fixed)):
         search = Search(model, machine, Fitter(model, machine, budget, way))
         of_batches = search.recomputing_everything()
         found = of_batches.find(candidates, between=between)
@@ -110,10 +111,29 @@ def _searched(
             continue
         if of_batches is not search:
             found = replace(found, chosen=search.save(found.chosen, found.scanned))
-        if way.zeroth_order:
-            return _written_as_often_as_pays(search, found)
-        return search, found, ()
-    raise of_batches.refusal(smallest_of(candidates))
+        leaner.append((search, found))
+        if number == 0:
+            break
+    if not leaner:
+        raise of_batches.refusal(smallest_of(candidates))
+    search, found = max(leaner, key=lambda way: way[1].chosen.tokens_per_second)
+    if fixed.zeroth_order:
+        return _written_as_often_as_pays(search, found)
+    return search, found, ()
+
+
+def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:
+    """What is fixed, and where a zeroth-order plan needs less memory than that takes: copies that take turns, whose
+    directions are drawn twice, and pieces, whose coming is hidden in part."""
+    zeroth_order = fixed.zeroth_order
+    if zeroth_order is None:
+        return [fixed]
+    others: list[dict[str, int]] = [{"in_turns": True}]
+    if zeroth_order.directions == 1:
+        largest = max(state.elements for state in model.states if not state.frozen)
+        grains = max(-(-largest // (PIECES * GRAIN)), LEAST_PIECE // GRAIN)
+        others.append({"piece_elements": grains * GRAIN})
+    return [fixed, *(replace(fixed, zeroth_order=zeroth_order.model_copy(update=other)) for other in others)]
 
 
 def _written_as_often_as_pays(search: Search, first: Found) -> tuple[Search, Found, tuple[tuple[int, float], ...]]:

@@ -83,11 +83,17 @@ class Pass:
         direction: int,
         updates: bool,
         lags: bool = False,
+        start: int = 0,
     ) -> None:
         """Update a state's parameters, if it is to be, and make its copies, if they are wanted: flat tensors on one
-        device, of dtypes as `perturb` takes them. Tensors of the names `spared` do not decay."""
+        device, of dtypes as `perturb` takes them. They are the state's elements from `start` on. Tensors of the names
+        `spared` do not decay."""
         for tensor in state.tensors:
-            part = slice(tensor.offset, tensor.offset + tensor.elements)
+            first = max(tensor.offset, start)
+            last = min(tensor.offset + tensor.elements, start + parameters.numel())
+            if first >= last:
+                continue
+            part = slice(first - start, last - start)
             perturb(
                 parameters[part],
                 None if plus is None else plus[part],
@@ -99,6 +105,7 @@ class Pass:
                 eps=self._optimizer.eps,
                 pending=(self._away if lags else self._here)[tensor.name in spared] if updates else (),
                 threads=self._threads,
+                first=first - tensor.offset,
             )
 
 

@@ -285,6 +285,7 @@ class Operations:
             direction=op.direction,
             updates=op.updates,
             lags=op.lags,
+            start=op.start,
         )
 
     def _bind_forward(self, op: Forward) -> Action:

@@ -124,7 +124,7 @@ class Words:
             case Update():
                 return f"{op.elements:,} elements of {self._model.states[op.state].name}"
             case Perturb():
-                return f"the parameters of {self._model.states[op.state].name}"
+                return f"{op.elements:,} parameters of {self._model.states[op.state].name}"
             case Forward() | Backward():
                 layer = self._model.layers[op.layer]
                 return f"layer {layer.name}, of {', '.join(self._model.states[index].name for index in layer.states)}"

@@ -88,6 +88,17 @@ class ZerothOrder(Part):
     masters: bool = False
     """Trained parameters are fp32 wherever they live, move and are updated; compute takes copies, of which each number
     is rounded to the plan's precision before it is perturbed."""
+    piece_elements: int = Field(default=0, ge=0, lt=1 << 40)
+    """Trained parameters come and go in pieces of at most so many elements, through places that the next ones take
+    again; both copies are made piece by piece. 0: a state is on its way whole."""
+
+    @model_validator(mode="after")
+    def _whole_pieces(self) -> Self:
+        if self.piece_elements % GRAIN:
+            raise ValueError(f"piece_elements = {self.piece_elements} is not a multiple of {GRAIN}")
+        if self.piece_elements and (self.in_turns or self.directions > 1):
+            raise ValueError("piece_elements: a piece is there once, for one direction and both of its copies")
+        return self
 
     def waiting(self, *, lags: bool) -> float:
         """The updates that wait for a pass over a state, on average over steps: of one that goes back to where it lives

@@ -238,6 +238,9 @@ class Perturb(Op):
     pending; else only those of the step before."""
     waiting: float
     """How many updates that are on average; 0 without `updates`."""
+    start: int
+    stop: int
+    """The state's elements that it is over."""
     parameters: Region
     plus: Region | None
     minus: Region | None
@@ -247,6 +250,10 @@ class Perturb(Op):
     @property
     def resource(self) -> Resource:
         return "compute"
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
 
     @property
     def copies(self) -> int:

@@ -16,13 +16,19 @@ from .homes import Span, kept_on_device, parameter_spans
 class Parameters:
     """Parameters in transit: ssd to host, host to device."""
 
-    def __init__(self, emission: Emission, *, pieces: Callable[[int], Sequence[tuple[int, int]]]) -> None:
-        """`pieces`: the ranges in which so many bytes are read."""
-        self._emission, self._pieces = emission, pieces
+    def __init__(
+        self,
+        emission: Emission,
+        *,
+        pieces: Callable[[int], Sequence[tuple[int, int]]],
+        spared: Callable[[int], bool] = lambda state: False,
+    ) -> None:
+        """`pieces`: the ranges in which so many bytes are read; `spared`: whether a state comes in another way."""
+        self._emission, self._pieces, self._spared = emission, pieces, spared
         self._spans = parameter_spans(emission.homes, emission.buffers)
         self._kept_across_turn = kept_on_device(emission.model, emission.decision).turn
-        self._weights: dict[tuple[int, int], tuple[Region, ...]] = {}
-        """(stage, layer) -> where its parameters lie, once asked for."""
+        self._weights: dict[tuple[int, int], Region] = {}
+        """(stage, state) -> where its parameters lie, once asked for."""
         self._brought: dict[int, int] = {}
         """State that is kept across the turn -> the stage that it was brought to the device for."""
 
@@ -33,7 +39,7 @@ class Parameters:
         """
         emission = self._emission
         for state in emission.model.layers[layer].states:
-            if self._brought_for(stage, state) != stage:
+            if self._spared(state) or self._brought_for(stage, state) != stage:
                 continue
             made_by_update = first_use and emission.model.uses(state)[0] == layer
             for span in self._spans[state]:
@@ -49,9 +55,10 @@ class Parameters:
         emission = self._emission
         if emission.unified:
             return
-        for state, target in zip(emission.model.layers[layer].states, self.weights(stage, layer), strict=True):
-            if self._brought_for(stage, state) != stage:
+        for state in emission.model.layers[layer].states:
+            if self._spared(state) or self._brought_for(stage, state) != stage:
                 continue
+            target = self.weight(stage, state)
             elements, each = emission.model.states[state].elements, emission.parameter_bytes[state]
             start = _grain(elements, pieces.start, of)
             stop = _grain(elements, pieces.stop, of)
@@ -69,26 +76,27 @@ class Parameters:
 
     def weights(self, stage: int, layer: int) -> tuple[Region, ...]:
         """Where on the device the layer's parameters lie in this stage, one region for each of its states."""
-        found = self._weights.get((stage, layer))
+        return tuple(self.weight(stage, state) for state in self._emission.model.layers[layer].states)
+
+    def weight(self, stage: int, state: int) -> Region:
+        """Where on the device a state's parameters lie in this stage."""
+        found = self._weights.get((stage, state))
         if found is None:
-            found = self._weights[stage, layer] = self._place_weights(stage, layer)
+            found = self._weights[stage, state] = self._place(stage, state)
         return found
 
-    def _place_weights(self, stage: int, layer: int) -> tuple[Region, ...]:
+    def _place(self, stage: int, state: int) -> Region:
         emission = self._emission
-        regions = []
-        for state in emission.model.layers[layer].states:
-            nbytes = emission.model.states[state].elements * emission.parameter_bytes[state]
-            span = self._spans[state][0]
-            if span.tier == emission.device:
-                buffer = span.region.buffer
-            elif emission.unified:
-                buffer = self._in_transit(self._brought_for(stage, state), state, span).buffer
-            else:
-                name, pool = f"weights/{self._brought_for(stage, state)}/{state}", f"weights/{nbytes}"
-                buffer = emission.passing(name, "device", nbytes, Role.PARAMETERS, pool)
-            regions.append(Region(buffer, 0, nbytes))
-        return tuple(regions)
+        nbytes = emission.model.states[state].elements * emission.parameter_bytes[state]
+        span = self._spans[state][0]
+        if span.tier == emission.device:
+            buffer = span.region.buffer
+        elif emission.unified:
+            buffer = self._in_transit(self._brought_for(stage, state), state, span).buffer
+        else:
+            name, pool = f"weights/{self._brought_for(stage, state)}/{state}", f"weights/{nbytes}"
+            buffer = emission.passing(name, "device", nbytes, Role.PARAMETERS, pool)
+        return Region(buffer, 0, nbytes)
 
     def in_transit(self, stage: int, home: Home) -> Region:
         """Where a home whose parameters live on ssd lies on host on its way to the stage."""

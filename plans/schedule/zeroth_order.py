@@ -5,9 +5,12 @@ uploaded one stage ahead; when they are there, the updates that are pending are 
 pass; behind the first pass they go back to where they live, in those steps that write. So each block crosses the link
 once to the device a step, and at most once back. A step's own result, a number for each direction, is known at its end,
 and is pending then: the next step applies it, or the flush. Stages are numbered from 0, one for each layer.
+
+Where memory is short parameters come in pieces (`ZerothOrder.piece_elements`): the first few of a layer while the one
+before it computes, each of the others when a piece before it has been perturbed and its place is free.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +21,7 @@ from .compute import Compute
 from .emission import NOWHERE, Emission, When, cut
 from .order import Order
 from .parameters import Parameters
+from .streamed import AHEAD, Part, Streamed
 from .updates import Piece
 from .vertical import nothing, transfers
 
@@ -65,7 +69,12 @@ class _ZerothOrder:
         self.emission, self.zeroth_order = emission, decision.zeroth_order
         self.layers = len(emission.model.layers)
         self.passes = passes
-        self.parameters = Parameters(emission, pieces=transfers)
+        self.evaluates = any(not each.side for each in passes)
+        self.as_they_are = self.evaluates and not decision.zeroth_order.masters
+        """Whether compute takes parameters as they live."""
+        elements = decision.zeroth_order.piece_elements
+        self.streamed = Streamed(emission, elements, moves=transfers) if elements else None
+        self.parameters = Parameters(emission, pieces=transfers, spared=self._streams)
         self.activations = Activations(
             emission,
             kept=len(self.passes),
@@ -83,6 +92,7 @@ class _ZerothOrder:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(1), 1)
+        self._begin_pieces(0)
         leave: Piece = nothing
         steps = [(stage, position) for stage in range(self.layers) for position in range(len(self.passes))]
         for number, (stage, position) in enumerate(steps):
@@ -93,6 +103,8 @@ class _ZerothOrder:
             if number + 1 < len(steps):
                 self._load_input(*steps[number + 1])
             self._copies(stage, self._pass(stage, position))
+            if position == 0:
+                self._begin_pieces(stage + 1)
             leave = self._forward(stage, position, leave)
         leave()
 
@@ -101,6 +113,7 @@ class _ZerothOrder:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(1), 1)
+        self._begin_pieces(0)
         for stage in range(self.layers):
             self.emission.stage = stage
             self._fetch(stage + 2)
@@ -108,6 +121,10 @@ class _ZerothOrder:
             for state, weights in self._updated(stage):
                 self._emit(state, weights, 0, None, None, updates=True)
                 self._send_back(stage, state, weights)
+            for part in self._pieces(stage):
+                if self._first_use(part.state, stage):
+                    self._emit(part.state, self._at(stage, part), 0, None, None, updates=True, part=part)
+            self._begin_pieces(stage + 1)
 
     def _pass(self, stage: int, position: int) -> _Pass:
         """Opposite orders from stage to stage, so that the pass at the boundary stays on the device."""
@@ -123,12 +140,20 @@ class _ZerothOrder:
 
     # Parameters: updated, perturbed, sent back.
 
+    def _whole(self, stage: int) -> Iterator[tuple[int, Region]]:
+        """The states of a layer that are there whole, and where they lie."""
+        for state in self.emission.model.layers[stage].states:
+            if not self._streams(state):
+                yield state, self.parameters.weight(stage, state)
+
     def _updated(self, stage: int) -> Iterator[tuple[int, Region]]:
-        """The states that are updated in a stage, those of which it is the first use, and where they lie."""
-        model = self.emission.model
-        for state, weights in zip(model.layers[stage].states, self.parameters.weights(stage, stage), strict=True):
-            if not model.states[state].frozen and model.uses(state)[0] == stage:
+        """Those of them that are updated in a stage: trained ones of which it is the first use."""
+        for state, weights in self._whole(stage):
+            if not self.emission.model.states[state].frozen and self._first_use(state, stage):
                 yield state, weights
+
+    def _first_use(self, state: int, stage: int) -> bool:
+        return self.emission.model.uses(state)[0] == stage
 
     def _copies(self, stage: int, now: _Pass) -> None:
         """Make the copies that a pass takes, unless they are there."""
@@ -138,12 +163,14 @@ class _ZerothOrder:
             self._perturb(stage, now)
             return
         self.perturbed.add((stage, now.direction, now.side))
-        for state, weights in zip(
-            self.emission.model.layers[stage].states, self.parameters.weights(stage, stage), strict=True
-        ):
+        for state, weights in self._whole(stage):
             if self._copied(state, now):
                 rounded = self._copy(stage, state, now.direction, now.side)
                 self._emit(state, weights, now.direction, None, None, updates=False, rounded=rounded)
+        if self.zeroth_order.masters:
+            for part in self._pieces(stage):
+                rounded = self._copy_of(stage, part, "")
+                self._emit(part.state, self._at(stage, part), 0, None, None, updates=False, rounded=rounded, part=part)
 
     def _perturb(self, stage: int, now: _Pass) -> None:
         """Make perturbed copies; the first time in a stage with the pending updates."""
@@ -152,20 +179,31 @@ class _ZerothOrder:
         self.perturbed |= {(stage, now.direction, side) for side in sides}
         model = self.emission.model
         updated = dict(self._updated(stage))
-        for state, weights in zip(model.layers[stage].states, self.parameters.weights(stage, stage), strict=True):
+        for state, weights in self._whole(stage):
             if model.states[state].frozen:
                 continue
             plus, minus = (self._copy(stage, state, now.direction, side) if side in sides else None for side in SIDES)
             emit = partial(self._emit, state, weights, now.direction, plus, minus)
             if not first or state in updated or not self._lags(state, weights):
                 emit(updates=first and state in updated)
-            else:  # an earlier layer has updated the state, and in a step that writes it is there
-                emit(updates=False, when=When.WRITTEN)
-                if self.zeroth_order.written_every > 1:
-                    emit(updates=True, when=When.UNWRITTEN)
+            else:
+                self._emit_again(emit)
         if first:
             for state, weights in updated.items():
                 self._send_back(stage, state, weights)
+        for part in self._pieces(stage):
+            plus, minus = (self._copy_of(stage, part, side) for side in SIDES)
+            emit = partial(self._emit, part.state, self._at(stage, part), 0, plus, minus, part=part)
+            if self._first_use(part.state, stage):
+                emit(updates=True)
+            else:
+                self._emit_again(emit)
+
+    def _emit_again(self, emit: Callable[..., None]) -> None:
+        """A pass over parameters that an earlier layer has updated: where they live they are so in steps that write."""
+        emit(updates=False, when=When.WRITTEN)
+        if self.zeroth_order.written_every > 1:
+            emit(updates=True, when=When.UNWRITTEN)
 
     def _emit(
         self,
@@ -178,9 +216,11 @@ class _ZerothOrder:
         updates: bool,
         when: When = When.ALWAYS,
         rounded: Region | None = None,
+        part: Part | None = None,
     ) -> None:
+        """`part`: the piece of the state that is at `weights`, unless all of it is."""
         emission = self.emission
-        lags = self._lags(state, weights)
+        lags = part is not None or self._lags(state, weights)
         emission.emit(
             Perturb(
                 index=NOWHERE,
@@ -192,6 +232,8 @@ class _ZerothOrder:
                 updates=updates,
                 lags=lags,
                 waiting=self.zeroth_order.waiting(lags=lags) if updates else 0.0,
+                start=part.start if part else 0,
+                stop=part.stop if part else emission.model.states[state].elements,
                 parameters=weights,
                 plus=plus,
                 minus=minus,
@@ -212,16 +254,71 @@ class _ZerothOrder:
         return Region(buffer, 0, nbytes)
 
     def _copied(self, state: int, now: _Pass) -> bool:
-        """Whether a pass computes with a copy of a state."""
+        """Whether a pass computes with a copy of a state: one that comes in pieces is nowhere else whole."""
+        if self._streams(state):
+            return True
         return not self.emission.model.states[state].frozen and bool(now.side or self.zeroth_order.masters)
 
     def _weights(self, stage: int, now: _Pass) -> tuple[Region, ...]:
-        """What a pass computes with: its side's copies, and frozen states as they are."""
-        model = self.emission.model
+        """What a pass computes with: its side's copies, and what needs none as it is."""
         return tuple(
-            self._copy(stage, state, now.direction, now.side) if self._copied(state, now) else weights
-            for state, weights in zip(model.layers[stage].states, self.parameters.weights(stage, stage), strict=True)
+            self._copy(stage, state, now.direction, now.side)
+            if self._copied(state, now)
+            else self.parameters.weight(stage, state)
+            for state in self.emission.model.layers[stage].states
         )
+
+    # Parameters in pieces.
+
+    def _streams(self, state: int) -> bool:
+        return self.streamed is not None and self.streamed.passes(state)
+
+    def _at(self, stage: int, part: Part) -> Region:
+        assert self.streamed is not None
+        return self.streamed.at(stage, part)
+
+    def _copy_of(self, stage: int, part: Part, side: Side) -> Region:
+        """A piece's place in a copy of its state."""
+        each = self.emission.copy_bytes
+        return cut(self._copy(stage, part.state, 0, side), (part.start * each, part.stop * each))
+
+    def _parts(self, stage: int) -> list[Part]:
+        """The pieces of a layer, of the states that come so."""
+        if self.streamed is None or stage >= self.layers:
+            return []
+        states = self.emission.model.layers[stage].states
+        return [part for state in states if self._streams(state) for part in self.streamed.parts(state)]
+
+    def _begin_pieces(self, stage: int) -> None:
+        """Bring the first pieces of a layer; in evaluation without masters all of them, to where compute takes them."""
+        streamed, parts = self.streamed, self._parts(stage)
+        if streamed is None:
+            return
+        if not self.as_they_are:
+            for part in parts[:AHEAD]:
+                streamed.read(stage, part)
+                streamed.upload(stage, part)
+            return
+        places = [self._copy_of(stage, part, "") for part in parts]
+        for part, place in zip(parts[:AHEAD], places, strict=False):
+            streamed.read(stage, part, place)
+        for number, (part, place) in enumerate(zip(parts, places, strict=True)):
+            if number + AHEAD < len(parts):
+                streamed.read(stage, parts[number + AHEAD], places[number + AHEAD])
+            streamed.upload(stage, part, place)
+
+    def _pieces(self, stage: int) -> Iterator[Part]:
+        """Each piece of a layer, when it is there; when the caller is done with it, it goes back to where it lives, if
+        the stage updates it, and the next one comes to its place."""
+        parts, streamed = self._parts(stage), self.streamed
+        for number, part in enumerate(parts):
+            yield part
+            assert streamed is not None
+            if not self.evaluates and self._first_use(part.state, stage):
+                streamed.send_back(stage, part, self._when_written)
+            for following in parts[number + AHEAD : number + AHEAD + 1]:
+                streamed.read(stage, following)
+                streamed.upload(stage, following)
 
     def _send_back(self, stage: int, state: int, weights: Region) -> None:
         """Move updated parameters to where they live, as far as they were not updated there."""
@@ -235,8 +332,11 @@ class _ZerothOrder:
                     self._move("write", cut(on_host, part), cut(target, part), state)
 
     def _move(self, kind: Resource, source: Region, target: Region, state: int) -> None:
-        when = When.WRITTEN if self.zeroth_order.written_every > 1 else When.ALWAYS
-        self.emission.move_state(kind, source, target, Content.PARAMETERS, state, when)
+        self.emission.move_state(kind, source, target, Content.PARAMETERS, state, self._when_written)
+
+    @property
+    def _when_written(self) -> When:
+        return When.WRITTEN if self.zeroth_order.written_every > 1 else When.ALWAYS
 
     # Forwards, and the hidden states that pass between layers.
 

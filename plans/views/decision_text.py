@@ -7,7 +7,7 @@ from ..documents.plan import Decision, Plan, needs_all_gradients
 from ..graph.ops import Schedule
 from ..schedule.homes import device_tier
 from . import saved_text
-from .quantities import exact_percent, times
+from .quantities import count, exact_percent, times
 from .tables import facts, short
 
 RECORD_BYTES, DIRECTION_BYTES = 32, 8
@@ -59,12 +59,14 @@ def _without_gradients(plan: Plan) -> list[tuple[str, str]]:
     zeroth_order = plan.decision.zeroth_order
     assert zeroth_order is not None
     every, directions, masters = zeroth_order.written_every, zeroth_order.directions, zeroth_order.masters
+    pieces = zeroth_order.piece_elements
     copies = "take turns in one place: less memory, and each direction is drawn twice"
     return [
         ("schedule", "zeroth-order: forwards alone, two along each direction, layer by layer"),
         ("optimizer", f"mezo, {times(directions, 'random direction')} a step; no gradients, no states"),
         *([("masters", f"fp32; a copy's numbers are rounded to {plan.decision.precision}")] if masters else []),
         ("perturbed copies", copies if zeroth_order.in_turns else "both are there at once, made in one pass"),
+        *([("on their way", f"in pieces of {count(pieces)} parameters, not whole states")] if pieces else []),
         ("parameters", f"go back to where they live every {every} steps" if every > 1 else "go back in each step"),
     ]
 

@@ -25,6 +25,7 @@ from ssdplan.executor.runtime.session import Session
 from ssdplan.executor.sessions import _session
 from ssdplan.executor.store import Store
 from ssdplan.plans.documents.plan import Plan, ZerothOrder
+from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.schedule.build import build_schedule
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
@@ -245,6 +246,32 @@ def test_turns_threads_runners_and_tiers_change_no_bit(directory: Path, tmp_path
         zeroth = ZerothOrder(directions=2, in_turns=in_turns and number > 0)
         recipe = Recipe(steps=STEPS, optimizer=AdamW(lr=1.0), serial=serial)
         seen.append(trained(directory, tmp_path / str(number), MeZO(lr=1e-2), recipe, zeroth_order=zeroth, **choices))
+    for losses, weights in seen[1:]:
+        assert losses == seen[0][0]
+        assert all(torch.equal(weights[name], seen[0][1][name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masters"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
+def test_pieces_change_no_bit(directory: Path, tmp_path: Path, dtype: torch.dtype, masters: bool) -> None:
+    """Losses of steps and of an evaluation, and weights, wherever parameters live and however small the pieces are."""
+    seen = []
+    for number, (grains, choices) in enumerate(
+        [
+            (0, {"unified": True}),
+            (1, {"unified": True, "parameters": 0.0}),
+            (3, {"unified": True, "parameters": 0.0, "on_device": 0.5}),
+            (1, {"parameters": 0.0, "every": 3}),
+            (5, {"parameters": 0.4, "on_device": 0.3, "every": 2}),
+            (1 << 20, {"parameters": 1.0}),
+        ]
+    ):
+        every = choices.pop("every", 1)
+        zeroth = ZerothOrder(masters=masters, written_every=every, piece_elements=grains * GRAIN)
+        seen.append(
+            trained(directory, tmp_path / str(number), MeZO(lr=1e-2), dtype=dtype, zeroth_order=zeroth, **choices)
+        )
     for losses, weights in seen[1:]:
         assert losses == seen[0][0]
         assert all(torch.equal(weights[name], seen[0][1][name]) for name in weights)

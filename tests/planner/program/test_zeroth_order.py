@@ -21,6 +21,7 @@ from ssdplan.planner.solve import solve, solve_and_build
 from ssdplan.planner.solve_again import request_of
 from ssdplan.plans.documents.plan import ZerothOrder
 from ssdplan.plans.documents.profile import Model, Profile
+from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.graph.ops import Forward, Perturb
 from ssdplan.plans.graph.verify import verify
@@ -39,13 +40,26 @@ def profile_of(**choices: Any) -> Profile:
 
 
 @settings(deadline=None, max_examples=40, print_blob=True)
-@given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
+@given(
+    models(),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 0, 1, 7]),
+)
 def test_counts_what_the_graph_moves_to_the_byte(
-    model: Model, n: int, directions: int, every: int, on_host: bool, in_turns: bool, masters: bool
+    model: Model, n: int, directions: int, every: int, on_host: bool, in_turns: bool, masters: bool, grains: int
 ) -> None:
-    """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps."""
+    """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps; in
+    pieces of so many `grains` as well."""
     masters = masters and model.precision != "fp32"
-    zeroth = ZerothOrder(directions=directions, written_every=every, in_turns=in_turns, masters=masters)
+    directions, in_turns = (1, False) if grains else (directions, in_turns)
+    zeroth = ZerothOrder(
+        directions=directions, written_every=every, in_turns=in_turns, masters=masters, piece_elements=grains * GRAIN
+    )
     decision = decide(model, micro_batches=n, parameters=float(on_host), zeroth_order=zeroth)
     schedule = build_schedule(model, decision)
     work = Work(micro_batch_size=1, micro_batches=n, schedule="zeroth-order", optimizer_states="fp32",
@@ -63,7 +77,7 @@ def test_counts_what_the_graph_moves_to_the_byte(
     assert mean["h2d"] == pytest.approx(sum(stage.count * value(stage.h2d_bytes, at) for stage in stages))
     assert mean["d2h"] == pytest.approx(sum(stage.count * value(stage.d2h_bytes, at) for stage in stages))
     passes = [op for op in schedule.emitted("steady") if isinstance(op, Perturb)]
-    drawn = sum(model.states[op.state].elements for op in passes if op.copies)
+    drawn = sum(op.elements for op in passes if op.copies)
     assert sum(stage.count * stage.perturbed for stage in stages) == drawn
     forwards = [op for op in schedule.emitted("steady") if isinstance(op, Forward)]
     assert len(forwards) == 2 * directions * n * len(model.layers)

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from ssdplan.plans.documents.plan import Decision, ZerothOrder
 from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Forward, Perturb, Schedule, Transfer
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.streamed import AHEAD
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 
@@ -28,10 +30,17 @@ fractions = st.sampled_from([0.0, 0.3, 1.0])
     unified=st.booleans(),
     parameters=fractions,
     on_device=fractions,
+    grains=st.sampled_from([0, 0, 1, 5, 64]),
+    every=st.integers(1, 2),
+    masters=st.booleans(),
 )
-def test_every_schedule_verifies(blocks, tied, micro_batches, directions, in_turns, unified, parameters, on_device):
+def test_every_schedule_verifies(
+    blocks, tied, micro_batches, directions, in_turns, unified, parameters, on_device, grains, every, masters
+):
+    """`grains`: of a piece; 0: states are on their way whole."""
     model = made_model(blocks=blocks, tied=tied)
-    zeroth = ZerothOrder(directions=directions, in_turns=in_turns)
+    ways = {"piece_elements": grains * GRAIN} if grains else {"directions": directions, "in_turns": in_turns}
+    zeroth = ZerothOrder(written_every=every, masters=masters, **ways)
     decision = decide(
         model,
         micro_batches=micro_batches,
@@ -45,6 +54,7 @@ def test_every_schedule_verifies(blocks, tied, micro_batches, directions, in_tur
     assert_forwards_are_twice_each_direction(made, decision)
     assert_each_state_is_updated_once(made)
     assert_each_block_crosses_once_each_way(made, model, decision)
+    assert_pieces_take_few_places(made, decision)
 
 
 def assert_forwards_are_twice_each_direction(made: Schedule, decision: Decision) -> None:
@@ -76,11 +86,31 @@ def assert_forwards_are_twice_each_direction(made: Schedule, decision: Decision)
 
 def assert_each_state_is_updated_once(made: Schedule) -> None:
     """In a step, and in the flush, which makes no copy."""
-    states = {home.state for home in made.homes}
+    whole: Counter[int] = Counter()
+    for home in made.homes:
+        whole[home.state] += home.elements
     for graph in (made.steady, made.flush):
-        assert Counter(op.state for op in graph.ops if isinstance(op, Perturb) and op.updates) == Counter(states)
+        updated: Counter[int] = Counter()
+        at: Counter[int] = Counter()
+        for op in graph.ops:
+            if isinstance(op, Perturb) and op.updates:
+                assert op.start == at[op.state], "pieces come in order"
+                at[op.state] = op.stop
+                updated[op.state] += op.elements
+        assert updated == whole
     assert all(op.plus is None and op.minus is None for op in made.flush.ops if isinstance(op, Perturb))
-    assert not any(isinstance(op, Perturb) for op in made.evaluate.ops)
+    assert all(op.rounded and not op.updates for op in made.evaluate.ops if isinstance(op, Perturb))
+
+
+def assert_pieces_take_few_places(made: Schedule, decision: Decision) -> None:
+    """However large a state is: one is worked on, `AHEAD` follow, and as many of the next layer's are there already."""
+    assert decision.zeroth_order is not None
+    if not decision.zeroth_order.piece_elements:
+        return
+    roles = (Role.PARAMETERS, Role.PARAMETERS_IN_TRANSIT)
+    places = {(b.tier, b.offset) for b in made.buffers if b.role in roles and b.pool}
+    assert all("piece" in b.pool for b in made.buffers if b.role in roles and b.pool)
+    assert Counter(tier for tier, _ in places).total() <= 2 * (2 * AHEAD + 1)
 
 
 def assert_each_block_crosses_once_each_way(made: Schedule, model: Model, decision: Decision) -> None:
@@ -99,6 +129,23 @@ def assert_each_block_crosses_once_each_way(made: Schedule, model: Model, decisi
         if not decision.unified_memory:
             assert moved[state, "h2d"] == uses * (sizes["ssd"] + sizes["host"])
             assert moved[state, "d2h"] == sizes["ssd"] + sizes["host"]
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_pieces_spare_the_places_of_whole_states(unified: bool) -> None:
+    """All on ssd: on the device there are both copies of a layer and a few pieces; on host a few pieces."""
+    model = made_model(blocks=6)
+    largest = max(state.elements for state in model.states) * 2
+    bytes_of = {}
+    for pieces in (0, GRAIN):
+        zeroth = ZerothOrder(piece_elements=pieces)
+        made = build_schedule(model, decide(model, unified=unified, zeroth_order=zeroth, parameters=0.0))
+        for role in (Role.PARAMETERS, Role.PARAMETERS_IN_TRANSIT):
+            places = {(b.tier, b.offset): b.nbytes for b in made.buffers if b.role is role and b.pool}
+            bytes_of[role, pieces] = sum(places.values())
+    assert bytes_of[Role.PARAMETERS_IN_TRANSIT, 0] > 2 * largest
+    assert bytes_of[Role.PARAMETERS_IN_TRANSIT, GRAIN] <= (2 * AHEAD + 1) * 2 * GRAIN
+    assert bytes_of[Role.PARAMETERS, GRAIN] <= (2 * AHEAD + 1) * 2 * GRAIN
 
 
 def test_copies_that_take_turns_need_one_place() -> None:
@@ -129,5 +176,8 @@ def test_what_belongs_together_is_refused_apart() -> None:
     for change in ({"optimizer": "adamw"}, {"zeroth_order": None}, {"schedule": "vertical"}):
         with pytest.raises(ValueError, match="belong together"):
             Decision.model_validate(good | change)
+    for wrong in ({"in_turns": True}, {"directions": 2}, {"piece_elements": GRAIN + 1}):
+        with pytest.raises(ValueError, match="piece_elements"):
+            ZerothOrder(**{"piece_elements": GRAIN, **wrong})
     with pytest.raises(ValueError, match="no gradients"):
         Decision.model_validate(good | {"clip_grad_norm": 1.0})
