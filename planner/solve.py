@@ -130,10 +130,14 @@ def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:
         return [fixed]
     others: list[dict[str, int]] = [{"in_turns": True}]
     if zeroth_order.directions == 1:
-        largest = max(state.elements for state in model.states if not state.frozen)
-        grains = max(-(-largest // (PIECES * GRAIN)), LEAST_PIECE // GRAIN)
-        others.append({"piece_elements": grains * GRAIN})
+        others.append({"piece_elements": piece_elements(model)})
     return [fixed, *(replace(fixed, zeroth_order=zeroth_order.model_copy(update=other)) for other in others)]
+
+
+def piece_elements(model: Model) -> int:
+    """Of a piece, where parameters come in pieces."""
+    largest = max(state.elements for state in model.states if not state.frozen)
+    return max(-(-largest // (PIECES * GRAIN)), LEAST_PIECE // GRAIN) * GRAIN
 
 
 def _written_as_often_as_pays(search: Search, first: Found) -> tuple[Search, Found, tuple[tuple[int, float], ...]]:

@@ -11,6 +11,7 @@ from functools import cache
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.predict.peaks import predict_peaks
 from ssdplan.planner.predict.simulator import simulate, simulated_seconds
+from ssdplan.planner.solve import piece_elements
 from ssdplan.plans.documents.plan import Decision, ZerothOrder
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import Precision
@@ -66,37 +67,40 @@ def profile_of(model: str, precision: Precision) -> Profile:
     )
 
 
-def decision_of(profile: Profile, *, in_turns: bool, on_host: float = 1.0, written_every: int = 1) -> Decision:
+def decision_of(
+    profile: Profile, *, in_turns: bool = False, pieces: bool = False, on_host: float = 1.0, written_every: int = 1
+) -> Decision:
     """One row, one direction, nothing kept on the device between its uses."""
+    piece = piece_elements(profile.model) if pieces else 0
     return decide(
         profile.model,
         micro_batches=1,
         parameters=on_host,
-        zeroth_order=ZerothOrder(in_turns=in_turns, written_every=written_every),
+        zeroth_order=ZerothOrder(in_turns=in_turns, written_every=written_every, piece_elements=piece),
         checkpoints=1.0,
         chunk=HOME_ELEMENTS,
     )
 
 
-def device_mib(model: str, precision: Precision, *, in_turns: bool) -> float:
+def device_mib(model: str, precision: Precision, *, in_turns: bool = False, pieces: bool = False) -> float:
     """The peak of the device."""
     profile = profile_of(model, precision)
-    decision = decision_of(profile, in_turns=in_turns)
+    decision = decision_of(profile, in_turns=in_turns, pieces=pieces)
     return predict_peaks(build_schedule(profile.model, decision), profile.model, decision).device / MIB
 
 
-def host_gib(model: str, precision: Precision) -> float:
+def host_gib(model: str, precision: Precision, *, pieces: bool = False) -> float:
     """The peak of host memory where all parameters live on SSD."""
     profile = profile_of(model, precision)
-    decision = decision_of(profile, in_turns=True, on_host=0.0)
+    decision = decision_of(profile, in_turns=not pieces, pieces=pieces, on_host=0.0)
     peaks = predict_peaks(build_schedule(profile.model, decision), profile.model, decision)
     return (peaks.host + peaks.bookkeeping) / (1 << 30)
 
 
-def tokens_per_second(model: str, precision: Precision) -> float:
-    """Of the simulator, with both copies at once."""
+def tokens_per_second(model: str, precision: Precision, *, in_turns: bool = False, pieces: bool = False) -> float:
+    """Of the simulator, with both copies at once unless told otherwise."""
     profile = profile_of(model, precision)
-    decision = decision_of(profile, in_turns=False)
+    decision = decision_of(profile, in_turns=in_turns, pieces=pieces)
     schedule = build_schedule(profile.model, decision)
     return LENGTH / simulated_seconds(schedule, profile.model, profile.machine, decision)
 
@@ -114,18 +118,22 @@ def ablation(model: str, precision: Precision) -> tuple[float, float]:
 
 
 def main() -> None:
-    print("| | fp32: paper | both copies | in turns | fp16: paper | public | both copies | in turns | tokens/s |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    ways: tuple[dict[str, bool], ...] = ({}, {"in_turns": True}, {"pieces": True})
+    both = "both copies | in turns | in pieces"
+    print(f"| | fp32: paper | {both} | fp16: paper | public | {both} | tokens/s | in turns, in pieces, fp16 |")
+    print("|---" * 12 + "|")
     for row in ROWS:
         cells = [f"`{row.model}`"]
         for precision, (mib, _) in (("fp32", row.fp32), ("fp16", row.fp16)):
             cells.append(f"{mib:,.0f}")
             if precision == "fp16":
                 cells.append(f"{row.public * GB / MIB:,.0f}" if row.public else "-")
-            cells += [f"{device_mib(row.model, precision, in_turns=turns):,.0f}" for turns in (False, True)]
+            cells += [f"{device_mib(row.model, precision, **way):,.0f}" for way in ways]
         rates = [f"{tokens_per_second(row.model, precision):,.0f} ({paper:,.0f})"
                  for precision, (_, paper) in (("fp32", row.fp32), ("fp16", row.fp16))]  # fmt: skip
         cells.append(", ".join(rates))
+        whole, *leaner = (tokens_per_second(row.model, "fp16", **way) for way in ways)
+        cells.append(", ".join(f"{each / whole:.2f}" for each in leaner))
         print(f"| {' | '.join(cells)} |")
     print("| | no overlap: paper | fp32 | fp16 | no fused update: paper | fp32 | fp16 |")
     print("|---|---|---|---|---|---|---|")

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.predict.peaks import predict_peaks
-from ssdplan.planner.predict.simulator import simulate
+from ssdplan.planner.predict.simulator import simulate, simulated_seconds
 from ssdplan.planner.program import zeroth_order
 from ssdplan.planner.program.placement import footprint
 from ssdplan.planner.program.stages import Work
 from ssdplan.planner.program.traffic import layer_groups, total_bytes
 from ssdplan.planner.program.variables import value, variables_of
 from ssdplan.planner.request import SolveRequest
-from ssdplan.planner.solve import solve, solve_and_build
+from ssdplan.planner.solve import piece_elements, solve, solve_and_build
 from ssdplan.planner.solve_again import request_of
-from ssdplan.plans.documents.plan import ZerothOrder
+from ssdplan.plans.documents.plan import Decision, ZerothOrder
 from ssdplan.plans.documents.profile import Model, Profile
 from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.errors import InfeasibleError, UsageError
@@ -122,6 +122,36 @@ def test_solve_fits_its_budgets_and_beats_first_order_memory() -> None:
         assert set(rows) == {"zeroth-order (this plan)", "first-order training (adamw)"}
         least = max(least, plan.prediction.peak_host_bytes)
         assert {reason.topic for reason in plan.reasons} >= {"bound", "batch", "writes", "first-order training"}
+
+
+def test_where_memory_is_short_the_faster_of_the_leaner_ways_is_taken() -> None:
+    """Turns and pieces take less of the device, and pieces less host memory. With two directions there are turns alone."""
+    profile = profile_of(blocks=12)
+
+    def solved(directions: int = 1, **budget: int) -> tuple[Decision, ZerothOrder, float]:
+        request = SolveRequest(
+            **{"host_memory_bytes": GIB, **budget},
+            zeroth_order=ZerothOrder(directions=directions),
+            residency={"parameters": 0.0, "device": 0.0},
+            micro_batches=2,
+        )
+        plan = solve(profile, request, compared=False)
+        assert plan.prediction.peak_device_bytes <= budget.get("device_memory_bytes", GIB)
+        assert plan.decision.zeroth_order
+        return plan.decision, plan.decision.zeroth_order, plan.prediction.step_seconds
+
+    _, roomy, seconds = solved()
+    assert not roomy.in_turns and not roomy.piece_elements
+    _, short, longer = solved(host_memory_bytes=1100 << 10)
+    assert short.piece_elements == piece_elements(profile.model) and longer > seconds
+    taken, few, least = solved(device_memory_bytes=600 << 10)
+    assert few.in_turns or few.piece_elements
+    for way in ({"in_turns": True}, {"piece_elements": piece_elements(profile.model)}):
+        decision = taken.model_copy(update={"zeroth_order": ZerothOrder(written_every=few.written_every, **way)})
+        made = build_schedule(profile.model, decision)
+        assert least <= simulated_seconds(made, profile.model, profile.machine, decision) * 1.001
+    _, both, _ = solved(directions=2, device_memory_bytes=600 << 10)
+    assert both.in_turns and not both.piece_elements
 
 
 def test_slow_writes_are_made_seldom_and_a_step_is_predicted_on_average() -> None:
