@@ -125,7 +125,7 @@ def test_solve_fits_its_budgets_and_beats_first_order_memory() -> None:
 
 
 def test_where_memory_is_short_the_faster_of_the_leaner_ways_is_taken() -> None:
-    """Turns and pieces take less of the device, and pieces less host memory. With two directions there are turns alone."""
+    """Turns and pieces take less of the device, pieces less host memory; with two directions there are turns alone."""
     profile = profile_of(blocks=12)
 
     def solved(directions: int = 1, **budget: int) -> tuple[Decision, ZerothOrder, float]:
