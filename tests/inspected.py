@@ -4,8 +4,12 @@ Owns what was found. Models are alike whose configuration, precision and code ar
 of an inspection's business. Tests that are about the inspection do without this (`executor/conftest.py`).
 """
 
+import hashlib
 import json
+import os
+import pickle
 from collections.abc import Hashable
+from pathlib import Path
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -18,15 +22,30 @@ MOST = 256
 _found: dict[Hashable, Anatomy] = {}
 
 
-def inspect_once(module: PreTrainedModel) -> Anatomy:
-    """What `inspect` finds, here or earlier. A model that is refused is inspected each time."""
+def inspect_once(module: PreTrainedModel, folder: Path | None = None) -> Anatomy:
+    """What `inspect` finds, here or earlier; with a `folder`, earlier in any process that has it. A model that is
+    refused is inspected each time."""
     key = _likeness(module)
     if key not in _found:
         if len(_found) == MOST:
             _found.clear()
-        _found[key] = inspect(module)
+        _found[key] = inspect(module) if folder is None else _kept(folder, key, module)
     module.train(False)  # as an inspection leaves it
     return _found[key]
+
+
+def _kept(folder: Path, key: Hashable, module: PreTrainedModel) -> Anatomy:
+    """What the folder has for the key, or what `inspect` finds, which is put there."""
+    path = folder / hashlib.sha256(pickle.dumps(key)).hexdigest()
+    if path.exists():
+        anatomy = pickle.loads(path.read_bytes())
+        assert isinstance(anatomy, Anatomy)
+        return anatomy
+    anatomy = inspect(module)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_bytes(pickle.dumps(anatomy))
+    unfinished.rename(path)
+    return anatomy
 
 
 def _likeness(module: PreTrainedModel) -> Hashable:

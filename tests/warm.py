@@ -2,11 +2,13 @@
 take seconds to start takes milliseconds. The processes that read their data are forked too (`watched.py`).
 
 Owns that process, one for each process of pytest, started when it is first needed. It runs no command itself; a
-command's process begins as it was after its imports.
+command's process begins as it was after its imports, and knows what earlier commands found in models that are alike
+(`inspected.py`). What is run as code knows nothing of that, nor does a command whose memory is limited.
 """
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import resource
@@ -18,17 +20,27 @@ import sys
 import tempfile
 import threading
 import traceback
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
 
 from ssdplan import cli
 from ssdplan.executor.data import apart
-from ssdplan.profiler import profile
-from tests import watched
+from ssdplan.executor.model import model as opening
+from ssdplan.profiler import layer_bench, profile
+from tests import inspected, watched
 from tests.bounds import HANG_SECONDS
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+FOUND = "SSDPLAN_TESTS_FOUND"
+"""The folder of what commands found in models, in the environment of the process that they are forked from."""
+IMPORTED = (
+    *(f"ssdplan.commands.{name}" for name in ("data", "export", "profile", "run", "show", "solve", "volume")),
+    *("ssdplan.executor.sessions", "ssdplan.executor.train", "ssdplan.planner.replan", "ssdplan.planner.solve"),
+    *("highspy", "networkx", "pulp", "rich.cells"),
+    *("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
+)
+"""What commands load when they first need it, and would each load anew."""
 
 
 class Started:
@@ -77,18 +89,19 @@ def run(
     activations: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """`ssdplan` with these arguments, in `cwd`; with standard error in the file `stderr`, and no more than `data_bytes`
-    of memory that it may write to (`ulimit -d`). A profile measures no `activations` unless told, which takes most of
-    its time. Errors: AssertionError where it does not end within `HANG_SECONDS`."""
+    of memory that it may write to (`ulimit -d`). Without `activations` a profile measures none of them, and looks once
+    at what the process grows by: the two take most of its time. Errors: AssertionError where it does not end within
+    `HANG_SECONDS`."""
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
         pid = _ask("command", arguments, cwd, out.name, stderr or err.name, data_bytes, activations)
         code = _answer({"wait": pid})
         return subprocess.CompletedProcess(["ssdplan", *map(str, arguments)], code, out.read(), err.read())
 
 
-def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`python -c` with this code, in `cwd`."""
+def python(code: str, cwd: Path, seconds: float = HANG_SECONDS) -> subprocess.CompletedProcess[str]:
+    """`python -c` with this code, in `cwd`. Errors: AssertionError where it does not end within `seconds`."""
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-        ended = _answer({"wait": _ask("code", (code,), cwd, out.name, err.name)})
+        ended = _answer({"wait": _ask("code", (code,), cwd, out.name, err.name)}, seconds)
         return subprocess.CompletedProcess([code], ended, out.read(), err.read())
 
 
@@ -105,14 +118,14 @@ def _ask(
     return _answer({"what": what, **request, "data_bytes": data_bytes, "activations": activations})
 
 
-def _answer(request: dict[str, object]) -> int:
+def _answer(request: dict[str, object], seconds: float = HANG_SECONDS) -> int:
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
-    if not select.select([server.stdout], [], [], HANG_SECONDS)[0]:
+    if not select.select([server.stdout], [], [], seconds)[0]:
         _end()
-        raise AssertionError(f"{request}: not done after {HANG_SECONDS} seconds")
+        raise AssertionError(f"{request}: not done after {seconds} seconds")
     answer = server.stdout.readline()
     assert answer, f"{request}: the process that commands are forked from is gone"
     return int(answer)
@@ -121,9 +134,11 @@ def _answer(request: dict[str, object]) -> int:
 @cache
 def _server() -> subprocess.Popen[str]:
     atexit.register(_end)
+    found = tempfile.mkdtemp(prefix="inspected-")
+    atexit.register(shutil.rmtree, found, ignore_errors=True)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.warm"],
-        env={**ENVIRONMENT, watched.ADDRESS: watched.address()},
+        env={**ENVIRONMENT, watched.ADDRESS: watched.address(), FOUND: found},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -143,11 +158,8 @@ def _end() -> None:
 def _serve() -> None:
     """For each line of standard input fork a process, and answer with its pid, or wait for one, and answer with its
     exit code."""
-    from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
-    from transformers.models.llama import modeling_llama  # noqa: F401
-
-    from ssdplan.executor import sessions as session  # noqa: F401
-
+    for name in IMPORTED:
+        importlib.import_module(name)
     apart.subprocess = watched.SUBPROCESS  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # a collection would copy all that a command's process shares with this one
@@ -178,6 +190,9 @@ def _command(
     if not activations:
         measure_model = profile.measure_model
         profile.measure_model = lambda *given, **more: measure_model(*given, **{**more, "activations": None})
+        layer_bench.GROWING_ROUNDS = layer_bench.GROWING_RUNS = 1
+    if what == "command" and data_bytes is None:
+        opening.inspect = partial(inspected.inspect_once, folder=Path(os.environ[FOUND]))  # type: ignore[attr-defined]
     try:
         if what == "code":
             exec(arguments[0], {})

@@ -23,11 +23,6 @@ from typing import Self
 
 ADDRESS = "SSDPLAN_TESTS_FORKED"
 """Where a command that a test starts finds `address`, in its environment."""
-COMMAND = (
-    "import sys; from ssdplan import cli; from ssdplan.executor.data import apart; from tests import watched; "
-    "apart.subprocess = watched.SUBPROCESS; sys.exit(cli.main(sys.argv[1:]))"
-)
-"""The text of a program that is `ssdplan` with processes that are forked."""
 _REQUEST_BYTES = 1 << 20
 
 

@@ -96,7 +96,7 @@ def home(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("home")
     write_random_model(Shape(hidden=384, layers=6, vocab=16384), path / "model")
     (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
-    profile = ("profile", "--model", "model", "--sequence-length", 128, "--micro-batch-sizes", 1, "--seconds", 4,
+    profile = ("profile", "--model", "model", "--sequence-length", 128, "--micro-batch-sizes", 1, "--seconds", 1,
                "--precision", PRECISION)  # fmt: skip
     solve = ("solve", "profile.json", "--host-memory", "120MiB", "--device-memory", "200MiB", "--global-batch", 2)
     for start, command in ((anew, profile), (warm.run, solve)):

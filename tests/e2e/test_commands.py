@@ -24,7 +24,7 @@ from tests.warm import ENVIRONMENT, Started, run
 from tests.watched import SUBPROCESS
 
 COMMAND = [sys.executable, "-m", "ssdplan.cli"]
-QUICK = ("--seconds", 4)
+QUICK = ("--seconds", 1)
 """For `profile` where nobody looks at how sure its figures are."""
 briefly = partial(run, activations=False)
 """A profile without what could be kept of activations, where nobody looks at that either."""
@@ -75,7 +75,7 @@ def _make_home(path: Path) -> None:
     (path / "rows.jsonl").write_text("\n".join(rows))
     ssdplan(
         "profile", "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", "1,2", "--precision", "fp32",
-        *QUICK, cwd=path, start=anew,
+        *QUICK, cwd=path,
     )  # fmt: skip
     least = refused("solve", "profile.json", "--host-memory", "64KiB", "--global-batch", 4, cwd=path, code=3)
     budget = least.rsplit("would do is ", 1)[1]

@@ -3,19 +3,15 @@
 import io
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from ssdplan.commands.streams import Plain
 from ssdplan.plans.printable import printable
 from ssdplan.plans.views.progress_line import ProgressLine
-from tests import watched
+from tests import warm
 from tests.made.models import make_model, make_tokenizer
 
-ROOT = Path(__file__).parents[2]
 EVIL = "a\x1b]0;owned\x07b\x9b2Jc\u202egnp\u2066d\re\x00f\u2028g\ud800h"
 STEERING = [chr(code) for code in (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202E, 0x2066, 0x2028, 0x200F)]
 
@@ -52,19 +48,6 @@ def test_a_stream_writes_nothing_that_steers_but_what_the_line_itself_does():
     assert harmless(written.replace("\r", "")) and written.count("\r") == 3, "to rewrite the line, and to clear it"
 
 
-def _ssdplan(*arguments: object, cwd: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-c", watched.COMMAND, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), watched.ADDRESS: watched.address()},
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        cwd=str(cwd),
-        timeout=600,
-        check=False,
-    )
-
-
 def test_errors_name_hostile_files_and_keys_harmlessly(tmp_path):
     evil = "plan\x1b[31m\u202e.json"
     (tmp_path / evil).write_text(json.dumps({"schema": "ssdplan.plan/1", "\x1b]0;x\x07": 1}))
@@ -75,7 +58,7 @@ def test_errors_name_hostile_files_and_keys_harmlessly(tmp_path):
         (2, "solve", evil),
         (0, "volume", "info", evil),
     ):
-        done = _ssdplan(*arguments, cwd=tmp_path)
+        done = warm.run(*arguments, cwd=tmp_path)
         assert done.returncode == code and harmless(done.stderr + done.stdout), (arguments, done.stderr)
 
 
@@ -86,7 +69,7 @@ def test_a_templates_error_is_printed_harmlessly(tmp_path, field):
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ " + field + " }}")
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
-    done = _ssdplan("data", "preview", "--model", "model", "--data", "chat.jsonl", cwd=tmp_path)
+    done = warm.run("data", "preview", "--model", "model", "--data", "chat.jsonl", cwd=tmp_path)
     assert done.returncode == 2 and harmless(done.stderr + done.stdout), done.stderr
     assert "chat.jsonl:1: the chat template refuses the conversation" in done.stderr
 
@@ -97,7 +80,7 @@ def test_a_sample_is_shown_harmlessly_in_colour_and_without(tmp_path):
     name = "data\x1b[2J.jsonl"
     (tmp_path / name).write_text(json.dumps({"prompt": "Yes", "completion": " \x1b[8mhidden\u202e"}) + "\n")
     for colour in ("--color", "--no-color"):
-        done = _ssdplan("data", "preview", "--model", "model", "--data", name, colour, cwd=tmp_path)
+        done = warm.run("data", "preview", "--model", "model", "--data", name, colour, cwd=tmp_path)
         shown = done.stdout
         for own in ("\x1b[32m", "\x1b[2m", "\x1b[0m"):
             shown = shown.replace(own, "")

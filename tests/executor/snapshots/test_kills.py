@@ -7,9 +7,9 @@ transfers of a step and of a move (docs/store-format.md); SSDPLAN_KILL_FREEZE="*
 
 import json
 import os
-import subprocess
-import sys
+from pathlib import Path
 
+from tests import warm
 from tests.bounds import HANG_SECONDS
 from tests.extent import short_or_full
 
@@ -18,17 +18,12 @@ STRIDE = int(os.environ.get("SSDPLAN_KILL_STRIDE", short_or_full("90", "60")))
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
-    """In a process of its own: it forks, and so must have no threads."""
-    command = [sys.executable, "-m", "tests.executor.snapshots.killing", str(tmp_path), str(KILLS), str(STRIDE), "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    ended = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS + 60 * KILLS + 40000 // STRIDE,
-        env=environment,
+    """In a process of its own, from one without threads: it forks, and so must have none."""
+    code = (
+        "from pathlib import Path; from tests.executor.snapshots import killing; "
+        f"killing.main(Path({str(tmp_path)!r}), {KILLS}, {STRIDE}, 1)"
     )
+    ended = warm.python(code, cwd=Path.cwd(), seconds=HANG_SECONDS + 60 * KILLS + 40000 // STRIDE)
     assert ended.returncode == 0, ended.stderr[-3000:]
     result = json.loads(ended.stdout.splitlines()[-1])
     print(result)
