@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssdplan import cli
 from ssdplan.executor.device.device import EmulatedDevice
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.train import train
 from ssdplan.plans.documents.plan import Saved, SavedTier
+from ssdplan.plans.errors import UsageError
 from tests.executor.model.test_saved import PRICES, values_at
 from tests.executor.model.test_saved import opened as in_memory
 from tests.executor.runs import LENGTH, opened, prepare
@@ -232,3 +234,24 @@ def test_what_is_saved_in_int8_is_told(directory, rungs, tmp_path):
     run(directory, tmp_path / "exact", "llama", watch=watch, saved=exactly, **choices)
     assert not any("int8" in note for note in notes)
     assert "activations" not in json.loads((tmp_path / "exact" / "report.json").read_text())
+
+
+def test_int8_asks_for_the_devices_kernels_before_anything_is_made(directory, rungs, tmp_path, monkeypatch):
+    asked: list[torch.device] = []
+
+    def missing(device: torch.device) -> None:
+        asked.append(device)
+        raise UsageError("no kernels here")
+
+    monkeypatch.setattr("ssdplan.executor.train.require_kernels", missing)
+    choices = {"micro_batches": 2, "unified": True, "rungs": in_int8(rungs["llama"])}
+    with pytest.raises(UsageError, match="no kernels here"):
+        run(directory, tmp_path / "lossy", "llama", saved=[Saved(rung="much-int8", tier="host", share=0.5)], **choices)
+    assert asked == [torch.device("cpu")] and not (tmp_path / "lossy").exists()
+    run(directory, tmp_path / "exact", "llama", saved=[Saved(rung="much", tier="host", share=0.5)], **choices)
+    assert len(asked) == 1
+    model = str(directory / "llama")
+    monkeypatch.setattr("ssdplan.executor.model.packed.require_kernels", missing)
+    profile = ["profile", "--model", model, "--compression-error", "-o", str(tmp_path / "profile.json")]
+    assert cli.main(profile) == UsageError.exit_code
+    assert len(asked) == 2 and not (tmp_path / "profile.json").exists()
