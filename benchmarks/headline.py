@@ -87,7 +87,8 @@ def _solve(options: argparse.Namespace, folder: Path) -> Plan:
         if budget <= 0:
             break
         _ssdplan(
-            folder, "solve", "profile.json", "--host-memory", budget, "--global-batch", options.global_batch, *given,
+            folder, "solve", "profile.json", "--host-memory", f"{budget}B", "--global-batch", options.global_batch,
+            *given,
         )  # fmt: skip
         plan = Plan.load(folder / "plan.json")
         assert plan.prediction.peak_process_bytes is not None
