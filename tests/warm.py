@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
@@ -27,9 +28,9 @@ from typing import TextIO
 from ssdplan import cli
 from ssdplan.executor.data import apart
 from ssdplan.executor.model import model as opening
-from ssdplan.profiler import layer_bench, profile
 from tests import inspected, watched
 from tests.bounds import HANG_SECONDS
+from tests.brief import measure_little
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 FOUND = "SSDPLAN_TESTS_FOUND"
@@ -89,9 +90,8 @@ def run(
     activations: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """`ssdplan` with these arguments, in `cwd`; with standard error in the file `stderr`, and no more than `data_bytes`
-    of memory that it may write to (`ulimit -d`). Without `activations` a profile measures none of them, and looks once
-    at what the process grows by: the two take most of its time. Errors: AssertionError where it does not end within
-    `HANG_SECONDS`."""
+    of memory that it may write to (`ulimit -d`). Without `activations` a profile measures little (`brief.py`).
+    Errors: AssertionError where it does not end within `HANG_SECONDS`."""
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
         pid = _ask("command", arguments, cwd, out.name, stderr or err.name, data_bytes, activations)
         code = _answer({"wait": pid})
@@ -103,6 +103,18 @@ def python(code: str, cwd: Path, seconds: float = HANG_SECONDS) -> subprocess.Co
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
         ended = _answer({"wait": _ask("code", (code,), cwd, out.name, err.name)}, seconds)
         return subprocess.CompletedProcess([code], ended, out.read(), err.read())
+
+
+def at_once(code: str, count: int, cwd: Path) -> list[subprocess.CompletedProcess[str]]:
+    """So many of `python` beside each other."""
+    with ExitStack() as files:
+        streams = [[files.enter_context(tempfile.NamedTemporaryFile("r")) for _ in range(2)] for _ in range(count)]
+        pids = [_ask("code", (code,), cwd, out.name, err.name) for out, err in streams]
+        codes = [_answer({"wait": pid}) for pid in pids]
+        return [
+            subprocess.CompletedProcess([code], ended, out.read(), err.read())
+            for ended, (out, err) in zip(codes, streams, strict=True)
+        ]
 
 
 def _ask(
@@ -188,9 +200,7 @@ def _command(
     if data_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     if not activations:
-        measure_model = profile.measure_model
-        profile.measure_model = lambda *given, **more: measure_model(*given, **{**more, "activations": None})
-        layer_bench.GROWING_ROUNDS = layer_bench.GROWING_RUNS = 1
+        measure_little()
     if what == "command" and data_bytes is None:
         opening.inspect = partial(inspected.inspect_once, folder=Path(os.environ[FOUND]))  # type: ignore[attr-defined]
     try:

@@ -19,18 +19,25 @@ from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.store.volumes import Blank
 from ssdplan.plans.documents.profile import Profile, logits_chunk_tokens
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
-from ssdplan.profiler import layer_bench, storage
+from ssdplan.profiler import contention, layer_bench, storage
 from ssdplan.profiler import profile as profiling
 from ssdplan.profiler.profile import ProfileLimits, profile, state_classes
 from ssdplan.profiler.storage import MIB
+from tests import brief
 from tests.made.models import make_model
 from tests.profiler.made import MadeDevice, MadeLayers, MadeMicroBatch, MadeModel, MadeWeights
 
-QUICK = ProfileLimits.within(1.5)
+QUICK = ProfileLimits.within(0.5)
 
 
 def silent(fraction: float, what: str) -> None:
     pass
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long compute and a drive are measured beside each other, test_contention.py is about."""
+    monkeypatch.setattr(contention, "SHORTEST_WINDOW_SECONDS", brief.WINDOW_SECONDS)
 
 
 @pytest.fixture

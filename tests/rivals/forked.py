@@ -1,5 +1,5 @@
-"""Processes of a comparison, each forked from the one that compares, which has imported what they need. A profile is
-without what could be kept of activations, which takes most of its time.
+"""Processes of a comparison, each forked from the one that compares, which has imported what they need. A profile
+measures little (`brief.py`).
 
 Owns `Forked`, which `rivals/processes.py` is given in the place of `subprocess.Popen`. A process that is forked is a
 child of its own, with a memory and signals of its own, and counted and killed as any other.
@@ -17,9 +17,9 @@ from transformers.models.llama import modeling_llama  # noqa: F401
 from ssdplan import cli
 from ssdplan.executor import sessions  # noqa: F401
 from ssdplan.executor.data import apart
-from ssdplan.profiler import profile
 from ssdplan.rivals import making, torch_arm  # noqa: F401
 from tests import watched
+from tests.brief import measure_little
 
 
 class Forked:
@@ -69,8 +69,7 @@ def _module(name: str, arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     sys.argv = [name, *arguments]
-    measure_model = profile.measure_model
-    profile.measure_model = lambda *given, **more: measure_model(*given, **{**more, "activations": None})
+    measure_little()
     try:
         if name == "ssdplan.cli":
             return cli.main(arguments)

@@ -31,7 +31,7 @@ from ssdplan import cli
 from ssdplan.rivals import arms, processes
 from tests.rivals.forked import Forked
 command = arms.profile_command
-arms.profile_command = lambda *known: [*command(*known), "--seconds", "4"]
+arms.profile_command = lambda *known: [*command(*known), "--seconds", "1"]
 processes.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=-3)
 sys.exit(cli.main(["compare", *sys.argv[1:]]))
 """

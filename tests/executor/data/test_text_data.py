@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +28,7 @@ from ssdplan.executor.data.text_data import Batch, HoldOut, TextData
 from ssdplan.executor.data.tokenising import tokenise
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
-from tests.bounds import HANG_SECONDS
+from tests import warm
 from tests.extent import examples
 from tests.made.models import EOS, make_tokenizer
 
@@ -643,15 +641,14 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, tokenizer: Any, damage: C
 def test_processes_that_make_one_cache_at_once_all_have_it(tmp_path: Path, model_dir: Path) -> None:
     path, cache = write_rows(tmp_path / "a.jsonl", DOCUMENTS * 50), tmp_path / "cache"
     code = (
-        "import sys, pathlib\nfrom ssdplan.executor.data.text_data import TextData\n"
+        "import pathlib\nfrom ssdplan.executor.data.text_data import TextData\n"
         "from ssdplan.executor.data.tokens import load_tokenizer\n"
-        "data, model, cache = map(pathlib.Path, sys.argv[1:])\n"
+        f"data, model, cache = map(pathlib.Path, {[*map(str, (path, model_dir, cache))]})\n"
         "print(TextData(data, load_tokenizer(model), sequence_length=4, cache=cache).content)"
     )
-    command = [sys.executable, "-c", code, path, model_dir, cache]
-    processes = [subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = {process.communicate(timeout=HANG_SECONDS)[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0]
+    ended = warm.at_once(code, 2, cwd=tmp_path)
+    assert [process.returncode for process in ended] == [0, 0], ended
+    said = {process.stdout for process in ended}
     assert len(said) == 1 and len(list(cache.iterdir())) == 1
 
 
