@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = is_of_results(error)
         if results and isinstance(error, BrokenPipeError):
             return 0  # who reads the results, as `head`, has enough of them
-        told = f"standard output: {no_room(error) or error.strerror}" if results else str(error)
+        name = "standard output" if results else error.filename
+        told = f"{name}: {no_room(error) or error.strerror}" if name else str(error)
         return _fail(told, DiskFullError.exit_code if no_room(error) else IoFailure.exit_code)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import OptionValue
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.units import format_bytes, format_seconds
 from ssdplan.plans.views.live_line import FIRST_STEPS, Pace, live_line
 from ssdplan.plans.views.progress_line import ProgressLine
@@ -117,14 +117,19 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
             f"--keep {options.keep}: the store holds the last 2 snapshots at most, each more would take another place "
             "for all optimizer states; to keep a model for longer, ssdplan export RUN --to DIR writes it"
         )
-    if options.keep != 2 and not (options.snapshot_every or options.snapshot_minutes):
-        raise UsageError(f"--keep {options.keep}: no snapshots are taken; give --snapshot-every N too")
     plan = Plan.load(options.plan) if options.plan else kept.plan if kept else None
     steps, data, out = options.steps, options.data, kept.directory.path if kept else options.out
     assert plan and steps and data and out, "whoever calls this has looked for them"
     plan.refuse_estimates()
     if plan.decision.zeroth_order:
         _require_zeroth_order(options, said)
+    if options.keep != 2 and not (options.snapshot_every or options.snapshot_minutes):
+        raise UsageError(f"--keep {options.keep}: no snapshots are taken; give --snapshot-every N too")
+    if kept and kept.plan.decision.optimizer != plan.decision.optimizer:
+        raise MismatchError(
+            f"{out}: the run trains by {kept.plan.decision.optimizer}, and this plan by {plan.decision.optimizer}; go "
+            "on with a plan for the run's own"
+        )
     options = _settled(options, plan)
     if plan.decision.precision != "fp16" and (options.loss_scale or options.loss_scale_growth):
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")

@@ -138,10 +138,10 @@ def _curves(run: Path, plan: Plan, *, every: bool) -> "Curves | None":
 def _of_training(run: Path, curves: "Curves", plan: Plan) -> str:
     from ssdplan.plans.views.curves_text import describe_curves
 
-    return describe_curves(curves, plan, _standing(run, curves))
+    return describe_curves(curves, plan, _standing(run, curves, plan))
 
 
-def _standing(run: Path, curves: "Curves") -> "Standing":
+def _standing(run: Path, curves: "Curves", plan: Plan) -> "Standing":
     from ssdplan.executor.store import is_locked
     from ssdplan.plans.documents.run import MODEL, RUN, Run
     from ssdplan.plans.views.curves_text import Standing
@@ -156,13 +156,13 @@ def _standing(run: Path, curves: "Curves") -> "Standing":
         done,
         kept.snapshots,
         time.time(),
-        _store(run, kept),
+        _store(run, kept, plan),
         kept.dropped,
         goes_on=is_locked(run),
     )
 
 
-def _store(run: Path, kept: "Run") -> tuple[str, ...]:
+def _store(run: Path, kept: "Run", plan: Plan) -> tuple[str, ...]:
     """Lines on what there is of a run's store; none where there is nothing. Of a run that was begun elsewhere, its own
     directory alone is looked at."""
     from ssdplan.executor.snapshots.run_directory import is_known, lies_in
@@ -178,7 +178,8 @@ def _store(run: Path, kept: "Run") -> tuple[str, ...]:
     if not volumes:
         return ()
     nbytes = sum(info.capacity_bytes for info in volumes)
-    words = "the states of its last snapshots" if kept.snapshots else "of use only while it runs"
+    held = kept.snapshots and not plan.decision.zeroth_order  # whose log is its state
+    words = "the states of its last snapshots" if held else "of use only while it runs"
     return (f"Its store takes {format_bytes(nbytes)}, {words}:", *(f"  {info.path}" for info in volumes))
 
 

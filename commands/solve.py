@@ -300,6 +300,8 @@ def call(options: Options) -> int:
     zeroth_order = asked_zeroth_order(
         options.given, mezo=options.optimizer == "mezo", directions=options.directions, masters=options.masters
     )
+    if "wear_price" in options.given and options.recompute != "auto":
+        raise UsageError(f"--wear-price: with --recompute {options.recompute} nothing is weighed by it; leave it out")
     source = _what_if(options)
     measured = estimate(source) if isinstance(source, WhatIf) else source
     if zeroth_order and measured.model.precision == "fp32":  # its own masters

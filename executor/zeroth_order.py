@@ -11,6 +11,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.files import Folder
 
+from .device.tensors import DTYPE_NAMES
 from .model.model import StreamedModel
 from .model.weights import Weights
 from .optimizer.zeroth_order import MeZO, Move, require_distinct_keys
@@ -61,7 +62,8 @@ def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:
         weights.read(index, sample, 0)
     lost = float((sample + optimizer.eps == sample).float().mean())
     if lost > MOST_LOST:
+        finer = "" if model.dtype == torch.float32 else ", or profile with --precision fp32"
         raise UsageError(
-            f"--eps {optimizer.eps:g}: {lost:.0%} of the weights would not change by it, in {model.dtype}; take a "
-            "larger --eps, or profile with --precision fp32"
+            f"--eps {optimizer.eps:g}: {lost:.0%} of the weights would not change by it, in "
+            f"{DTYPE_NAMES[model.dtype]}; take a larger --eps{finer}"
         )

@@ -229,9 +229,11 @@ class Folder:
             self._require_writable(name)
             with self._named(name):
                 os.rename(partial, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial, dir_fd=self._descriptor)
+            if isinstance(error, OSError) and error.filename is None:  # a write that fails names no file
+                error.filename = os.fspath(self.path / name)
             raise
         if durable:
             self.flush()

@@ -260,10 +260,8 @@ class Operations:
         )
         self._overflow = self._layers.not_finite(first_layer) or f"the gradient of {next(tensors)}"
         if not self._scaled:
-            raise NumericalError(
-                f"step {self._layers.step + 1}: {self._overflow} is not finite; lower --lr, or train with "
-                "--precision fp32"
-            )
+            finer = "" if self._dtype == torch.float32 else ", or profile with --precision fp32"
+            raise NumericalError(f"step {self._layers.step + 1}: {self._overflow} is not finite; lower --lr{finer}")
 
     def _bind_perturb(self, op: Perturb) -> Action:
         parameters = self._memory.view(op.parameters, self._dtypes[op.state])

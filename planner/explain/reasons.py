@@ -124,7 +124,7 @@ def _of_zeroth_order(plan: Plan, evidence: Evidence) -> tuple[Reason, ...]:
         ("bound", _bound(plan, evidence)),
         ("batch", _batch(plan, evidence)),
         ("writes", how_often_it_writes(plan, evidence.written_every)),
-        ("first-order training", why_this_optimizer(plan) if plan.comparison else ""),
+        ("first order", why_this_optimizer(plan) if plan.comparison else ""),
         ("to be faster", _help(plan)),
         ("wear", _wear(plan)),
     )
@@ -394,7 +394,8 @@ def _wear(plan: Plan) -> str:
     found = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
     if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
         return ""
-    rated = f"{found.volume.endurance_bytes / TB:,.0f} TB"
+    endurance = found.volume.endurance_bytes
+    rated = f"{endurance / TB:,.0f} TB" if endurance >= TB else f"{endurance / 1e9:,.3g} GB"
     drives = len(plan.machine.volumes)
     together = f", to {'both' if drives == 2 else f'all {drives}'} drives together" if drives > 1 else ""
     return (

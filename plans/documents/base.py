@@ -12,9 +12,10 @@ from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from ..errors import UsageError
+from ..errors import DiskFullError, UsageError
 from ..files import read_bounded, write_whole
 from ..json_errors import json_reason
+from ..room import no_room
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Kept = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -90,10 +91,12 @@ class Document(Part):
             raise UsageError(f"{path}: not a valid {kind}: {describe(error, cls)}") from error
 
     def save(self, path: Path) -> None:
-        """Write atomically and durably. Raises UsageError where it cannot be written."""
+        """Write atomically and durably. Raises UsageError where it cannot be written, DiskFullError where no room is."""
         try:
             write_whole(path, self.text(), durable=True)
         except OSError as error:
+            if reason := no_room(error):
+                raise DiskFullError(f"{path}: cannot write: {reason}") from error
             raise UsageError(f"{path}: cannot write: {error.strerror}") from error
 
     def text(self) -> str:
@@ -114,8 +117,11 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{where}: unknown key{hint}{more}"
     if first["type"] == "missing":
         return f"{where}: this field is missing{more}"
+    words = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]  # ours, without a prefix
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # parts of it do not fit each other
+        return f"{words}{more}" if not first["loc"] else f"{where}: {words}{more}"
     value = repr(first["input"])
-    return f"{where} = {value if len(value) < 60 else value[:57] + '...'}: {first['msg']}{more}"
+    return f"{where} = {value if len(value) < 60 else value[:57] + '...'}: {words}{more}"
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

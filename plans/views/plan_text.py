@@ -212,8 +212,8 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
         ("store on ssd", p.ssd_bytes, free, f"free on {volumes}"),
     ]
     two, one = (format_bytes(snapshot_store_bytes(schedule, keep=keep)) for keep in (2, 1))
-    takes = f"the store takes {two}" if p.ssd_bytes else f"there is a store of {two}"
-    kept = f"{takes} (run --snapshot-every N), or {one} (and --keep 1)"
+    takes = f"the store takes {two}" if p.ssd_bytes else f"a store of {two}"
+    kept = f"{takes} (run --snapshot-every N), {one} with --keep 1"
     bars = aligned(
         [
             (f"  {name}", f"{bar(used, most)} {format_bytes(used)} of {format_bytes(most)} {words}")

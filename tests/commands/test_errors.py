@@ -1,5 +1,7 @@
 """What becomes of an error: one line, and an exit code of its own; what nobody foresaw stays a traceback."""
 
+import os
+
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +25,18 @@ def test_a_process_that_gets_no_more_memory_says_so(words: str, monkeypatch: pyt
     said = CliRunner().invoke(cli.make_command_line(), ["doctor"])
     assert said.exit_code == 4
     assert said.stderr == f"ssdplan: error: the process may take no more memory: {words}\n"
+
+
+@pytest.mark.parametrize(("number", "code", "words"), [(28, 5, "no space left"), (30, 6, "Read-only file system")])
+def test_a_file_that_cannot_be_written_is_named(
+    number: int, code: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(options: doctor.Options) -> int:
+        raise OSError(number, os.strerror(number), "steps.csv")
+
+    monkeypatch.setattr(doctor, "call", call)
+    said = CliRunner().invoke(cli.make_command_line(), ["doctor"])
+    assert (said.exit_code, said.stderr) == (code, f"ssdplan: error: steps.csv: {words}\n")
 
 
 def test_what_nobody_foresaw_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,3 +232,10 @@ def test_programs_are_of_one_plan_and_solvers_of_this_machine(profile: Path) -> 
     told = solve("--host-memory", "64MiB", "--write-lp", "profile.json", code=UsageError.exit_code)
     assert "is a file, not a directory" in told
     assert not Path("plan.json").exists() and not Path("programs").exists()
+
+
+def test_a_wear_price_is_refused_where_nothing_is_weighed(profile: Path) -> None:
+    for way in ("all", "none", "paper"):
+        told = solve("--recompute", way, "--wear-price", 0.1, code=UsageError.exit_code)
+        assert f"--wear-price: with --recompute {way} nothing is weighed by it" in told
+    solve("--host-memory", "512MiB", "--global-batch", 2, "--recompute", "auto", "--wear-price", 0.1)

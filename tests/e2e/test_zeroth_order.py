@@ -33,7 +33,7 @@ def test_a_plan_without_gradients_is_shown_trained_and_replayed(home: Path, tmp_
     ).stdout  # fmt: skip
     assert "mezo, 2 random directions a step; no gradients, no states" in shown
     assert "a log of 48 bytes a step, which with the first weights is the state" in shown
-    assert "first-order" in shown
+    assert "first-order" in shown and "\n  first order " in shown, "the name of the reason is not cut"
     out = tmp_path / "run"
     ssdplan(
         "run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", out, "--eval-data", "held-out.txt", cwd=home
@@ -44,6 +44,9 @@ def test_a_plan_without_gradients_is_shown_trained_and_replayed(home: Path, tmp_
     assert measured["host_arena_bytes"][0] == measured["host_arena_bytes"][1]
     ssdplan("show", out, "--html", tmp_path / "run.html", cwd=home)
     ssdplan("run", "--resume", out, "--steps", 5, cwd=home)
+    ssdplan("solve", "profile.json", "--host-memory", "64MiB", "--micro-batches", 2, "-o", "adamw.json", cwd=home)
+    other = refused("run", "adamw.json", "--resume", out, "--steps", 7, cwd=home, code=8)
+    assert "the run trains by mezo, and this plan by adamw" in other
     ssdplan("replay", out, "--to", tmp_path / "last", cwd=home)
     weights = [(place / "model.safetensors").read_bytes() for place in (tmp_path / "last", out / "model")]
     assert weights[0] == weights[1]
@@ -60,6 +63,6 @@ def test_what_says_nothing_without_gradients_is_refused(home: Path, tmp_path: Pa
         assert f"{option[0]}: optimizer mezo has no gradients" in refused(*mezo, *option, cwd=home, code=2)
     assert "only --optimizer mezo" in refused(*mezo[:4], "--directions", 2, cwd=home, code=2)
     run = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / "run")
-    for option in (("--beta1", 0.8), ("--keep", 1, "--snapshot-every", 2), ("--replan",)):
+    for option in (("--beta1", 0.8), ("--replan",), ("--keep", 1), ("--keep", 1, "--snapshot-every", 2)):
         assert f"{option[0]}: the plan is for mezo" in refused(*run, *option, cwd=home, code=2)
     assert not (tmp_path / "run").exists()

@@ -125,10 +125,11 @@ def test_reasons_agree_with_tables_whatever_is_asked(name: str) -> None:
     assert ("The ssd is not used in a step" in " ".join(first.split())) == (not plan.prediction.ssd_bytes)
     (kept,) = [line for line in text.splitlines() if line.startswith("  with snapshots")]
     store = format_bytes(snapshot_store_bytes(schedule, keep=2))
-    there = "the store takes" if plan.prediction.ssd_bytes else "there is a store of"
+    there = "the store takes" if plan.prediction.ssd_bytes else "a store of"
     assert f" {there} {store} (run --snapshot-every N)" in kept, (
         "snapshots are on ssd, even of what a step has not there"
     )
+    assert kept.endswith(" with --keep 1"), "the line is whole"
     assert ("all in memory" in name) == (not plan.prediction.ssd_bytes)
 
 

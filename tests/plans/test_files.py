@@ -51,6 +51,15 @@ def test_a_file_that_fails_midway_leaves_what_was_there_and_nothing_else(tmp_pat
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_a_write_that_fails_names_its_file(tmp_path):
+    with pytest.raises(OSError) as caught, writing(tmp_path / "steps.csv"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "steps.csv")
+    with pytest.raises(OSError) as caught, writing(tmp_path / "steps.csv"):
+        raise OSError(28, "No space left on device", "/another")
+    assert caught.value.filename == "/another"
+
+
 def test_temporary_names_are_never_the_same(tmp_path):
     names = set()
     for _ in range(5):

@@ -222,6 +222,7 @@ def test_wear_is_warned_of_and_only_where_it_is_near() -> None:
     assert f"reaches its rated 1 TB after {days:.3g} days" in told(soon, "wear")
     assert told(soon, "wear").endswith(" days of training without a pause.") and "drives" not in told(soon, "wear")
     assert "years of training without a pause." in told(late, "wear")
+    assert "reaches its rated 2 GB after" in told(plan_for(rated(2 * 10**9)), "wear"), "not 0 TB"
     assert told(plan_for(made_machine()), "wear") == "", "nobody knows"
 
 

@@ -1,5 +1,6 @@
 """A plan or profile that was damaged is refused with one line that names the field."""
 
+import errno
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import DiskFullError, UsageError
 from ssdplan.plans.units import format_bytes, format_enough, format_seconds, format_there, parse_bytes
 from tests.made.profiles import made_profile
 
@@ -28,7 +29,10 @@ def test_a_profile_survives_a_round_trip(tmp_path):
         (lambda p: p["machine"].update(coers=3), "machine.coers: unknown key; did you mean cores?"),
         (lambda p: p["machine"].update(cores=0), "machine.cores = 0"),
         (lambda p: p["machine"].update(update_rate=float("nan")), "machine.update_rate"),
-        (lambda p: p["model"]["states"][0].update(elements=100), "not a multiple of 2048"),
+        (
+            lambda p: p["model"]["states"][0].update(elements=100),
+            "model.states.0: elements = 100 is not a multiple of",
+        ),
         (lambda p: p["model"]["layers"][0].update(states=[99]), "a state that does not exist"),
         (lambda p: p.update(schema="ssdplan.plan/1"), "this is a plan, not a profile; ssdplan run"),
         (lambda p: p.update(schema="ssdplan.sweep/1"), "this is a sweep, not a profile"),
@@ -132,3 +136,12 @@ def test_a_key_that_is_named_twice_is_refused(tmp_path, field, twice):
     path.write_text(text.replace(f'"{field}": ', twice, 1))
     with pytest.raises(UsageError, match=f"profile.json: not a profile: {field} is named twice"):
         Profile.load(path)
+
+
+def test_a_full_disk_is_an_error_of_its_own(tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ssdplan.plans.documents.base.write_whole", full)
+    with pytest.raises(DiskFullError, match=r"profile\.json: cannot write: no space left"):
+        made_profile().save(tmp_path / "profile.json")
