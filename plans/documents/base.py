@@ -91,7 +91,7 @@ class Document(Part):
             raise UsageError(f"{path}: not a valid {kind}: {describe(error, cls)}") from error
 
     def save(self, path: Path) -> None:
-        """Write atomically and durably. Raises UsageError where it cannot be written, DiskFullError where no room is."""
+        """Write atomically and durably. Raises UsageError where it cannot be written, DiskFullError without room."""
         try:
             write_whole(path, self.text(), durable=True)
         except OSError as error:
