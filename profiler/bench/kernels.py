@@ -26,7 +26,6 @@ from .report import Row, Target, Unit
 from .turns import ratio_of, spread, take_turns
 
 MIB = 1 << 20
-MEMORY_CALLS = 3
 ALIGNMENT = 2 * MIB
 """Every array begins at a huge page."""
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY = 1e-5, 0.9, 0.95, 1e-8, 0.1
@@ -382,24 +381,16 @@ def _output_to_errors() -> Iterator[None]:
 
 
 def peak_bytes(work: Callable[[], object]) -> int | None:
-    """The most resident memory that `work` takes beyond what is there before; None where the kernel does not tell.
-
-    The least of a few calls: what else becomes resident meanwhile, as when the kernel makes huge pages of what the
-    process has, only adds."""
-    taken: list[int] = []
+    """The most resident memory that `work` took beyond what was there before; None where the kernel does not tell."""
     with process.nothing_kept():
-        for _ in range(MEMORY_CALLS):
-            try:
-                Path("/proc/self/clear_refs").write_text("5")
-            except OSError:
-                return None
-            before = _status("VmRSS")
-            work()
-            peak = _status("VmHWM")
-            if peak is None or before is None:
-                return None
-            taken.append(max(peak - before, 0))
-    return min(taken)
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return None
+        before = _status("VmRSS")
+        work()
+        peak = _status("VmHWM")
+    return max(peak - before, 0) if peak is not None and before is not None else None
 
 
 def _status(field: str) -> int | None:

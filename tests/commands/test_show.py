@@ -1,11 +1,13 @@
 """`ssdplan show --csv`: the steps of a run as a table, and why there is none."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from ssdplan import cli
+from ssdplan.commands import show
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.schedule.build import build_schedule
@@ -51,6 +53,22 @@ def test_a_run_has_a_row_for_each_step(home: Path, capsys: pytest.CaptureFixture
         ("2", "2.0", "96", "20", "", "", "True"),
         ("3", "", "97", "40", "0.1", "", "False"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("logs", "words"), [(False, "the states of its last snapshots"), (True, "of use only while it runs")]
+)
+def test_what_a_store_is_for(home: Path, logs: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without gradients has its log for a state."""
+    path, identity = home / "run", "ab" * 16
+    volume = Namespace(
+        superblock=Namespace(store=bytes.fromhex(identity)), capacity_bytes=5 << 20, path=path / "volume-0.ssdplan"
+    )
+    monkeypatch.setattr("ssdplan.executor.store.inspect", lambda places: [volume])
+    kept = Run(schema="ssdplan.run/1", snapshots=True, stores=(identity,))
+    plan = Namespace(decision=Namespace(zeroth_order=logs or None))
+    lines = show._store(path, kept, plan)  # type: ignore[arg-type]
+    assert lines == (f"Its store takes 5 MiB, {words}:", f"  {path / 'volume-0.ssdplan'}")
 
 
 @pytest.mark.parametrize(

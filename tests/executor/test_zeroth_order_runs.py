@@ -243,8 +243,11 @@ def test_a_run_that_was_shared_is_replayed_though_its_store_lay_elsewhere(
 
 
 def test_eps_that_the_weights_lose_is_refused(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--eps 1e-06: \d+% of the weights would not change by it"):
+    lost = r"--eps 1e-06: \d+% of the weights would not change by it, in bf16; .* --precision fp32$"
+    with pytest.raises(UsageError, match=lost):
         run(directory, tmp_path / "run", precision=torch.bfloat16, optimizer=MeZO(eps=1e-6))
+    with pytest.raises(UsageError, match=r"in fp32; take a larger --eps$"):
+        run(directory, tmp_path / "run", optimizer=MeZO(eps=1e-20))
     for eps in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="must be positive and finite"):
             MeZO(eps=eps)

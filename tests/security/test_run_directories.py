@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -316,5 +317,6 @@ def test_a_shown_run_that_came_from_elsewhere_names_no_place_outside_of_it(known
         Claims.of_user().note("0" * 32, run)
     looked_at = []
     monkeypatch.setattr("ssdplan.executor.store.inspect", lambda places: looked_at.extend(places) or [])
-    assert show._store(run, kept) == ()
+    plan = SimpleNamespace(decision=SimpleNamespace(zeroth_order=None))
+    assert show._store(run, kept, plan) == ()
     assert looked_at == ([outside] if known else [])
