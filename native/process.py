@@ -165,8 +165,9 @@ def keep_large(wanted: bool) -> None:
 def nothing_kept() -> Iterator[None]:
     """The C library holds no memory that was freed: what it keeps of earlier work would not count as taken, and what it
     keeps of this work, because the next array does not fit where one lay, would count twice. Afterwards it keeps as
-    much as `settle_heap` lets it."""
+    much as `settle_heap` lets it, whatever `keep_large` was told before."""
     give_back()
+    keep_large(False)
     if (mallopt := _of_libc("mallopt")) is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_TRIM_THRESHOLD, 0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ssdplan import native
+from ssdplan.native import process
 from ssdplan.profiler.bench import kernels as bench_kernels
 from ssdplan.profiler.bench.kernels import AdamStates, Setting, peak_bytes
 from ssdplan.profiler.bench.report import Row
@@ -118,8 +119,12 @@ def test_the_chain_takes_memory_and_ours_none() -> None:
     assert row.rival == pytest.approx(1.25 * array, rel=0.1)
 
 
-def test_peak_memory_is_what_was_taken_and_given_back() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_peak_memory_is_what_was_taken_and_given_back(keeps: bool) -> None:
+    """Also where an operation before had malloc keep large pieces."""
     held = torch.ones(32 * MIB // 4)
+    process.keep_large(keeps)
+    held.clone()
     assert peak_bytes(lambda: held.sum()) < 2 * MIB
     assert peak_bytes(lambda: held.clone()) == pytest.approx(32 * MIB, abs=2 * MIB)
 
