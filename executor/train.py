@@ -47,7 +47,7 @@ from .snapshots.resume import Kept
 from .snapshots.run_directory import RunDirectory
 from .snapshots.snapshots import Origin
 from .stepping import FirstOrder, Stepping, ZerothOrder
-from .zeroth_order import opened_log, require_perturbed
+from .zeroth_order import opened_log, require_own_log, require_perturbed
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ def train(
     if resume:
         assert origin, "a run that goes on keeps snapshots"
         resume.require_same(plan, origin, recipe, watch.note if anyway else None)
+        if logs and resume.snapshot:
+            require_own_log(resume.directory.folder, plan, origin, recipe)
     compact()
     require_memory(plan, device)
     with contextlib.ExitStack() as stack:

@@ -8,14 +8,14 @@ import contextlib
 import torch
 
 from ssdplan.plans.documents.plan import Plan
-from ssdplan.plans.errors import UsageError
+from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.files import Folder
 
 from .device.tensors import DTYPE_NAMES
 from .model.model import StreamedModel
 from .model.weights import Weights
 from .optimizer.zeroth_order import MeZO, Move, require_distinct_keys
-from .optimizer.zeroth_order_log import Header, LogFile
+from .optimizer.zeroth_order_log import LOG, Header, LogFile, read_log, require_own
 from .recipe import Recipe
 from .snapshots.snapshots import Origin
 
@@ -30,9 +30,26 @@ def opened_log(
 ) -> tuple[LogFile, tuple[Move, ...]]:
     """The log of a run that has `steps` behind it, and the updates of these but the first `since`. Raises MismatchError
     for another's log."""
+    header = _header(plan, origin, recipe)
+    if not steps:
+        return LogFile.create(folder, header), ()
+    log, moves = LogFile.go_on(folder, header, steps)
+    return log, tuple(move for step in moves[since:] for move in step)
+
+
+def require_own_log(folder: Folder, plan: Plan, origin: Origin, recipe: Recipe) -> None:
+    """Raise MismatchError where a stopped run cannot go on with its log: before anything of the run changes."""
+    there, header = read_log(folder).header, _header(plan, origin, recipe)
+    require_own(folder, there, header)
+    before, now = (each.origin.get("recipe", {}).get("optimizer.decay_all") for each in (there, header))
+    if before != now:  # a log says by how much a step's decay was, and not of which tensors
+        raise MismatchError(f"{folder.path / LOG}: --decay-all cannot change in a run without gradients")
+
+
+def _header(plan: Plan, origin: Origin, recipe: Recipe) -> Header:
     zeroth_order, optimizer = plan.decision.zeroth_order, recipe.optimizer
     assert zeroth_order is not None and isinstance(optimizer, MeZO)
-    header = Header(
+    return Header(
         model=origin.model,
         weights=origin.weights,
         seed=optimizer.seed,
@@ -41,10 +58,6 @@ def opened_log(
         origin=origin.model_dump(mode="json"),
         masters=zeroth_order.masters,
     )
-    if not steps:
-        return LogFile.create(folder, header), ()
-    log, moves = LogFile.go_on(folder, header, steps)
-    return log, tuple(move for step in moves[since:] for move in step)
 
 
 def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:

@@ -20,7 +20,7 @@ from ..model.weights import Weights
 from ..optimizer.passes import Pending, perturb
 from ..optimizer.weight_decay import spared_parameters
 from ..optimizer.zeroth_order import tensor_key
-from ..optimizer.zeroth_order_log import read_log
+from ..optimizer.zeroth_order_log import LOG, Header, read_log
 from .kept_weights import KeptReader, KeptWeights
 from .resume import Kept, reopened
 from .snapshots import weights_fingerprint
@@ -61,6 +61,7 @@ def replayed(
         raise UsageError(f"{path}: has made no step yet, so its model is the first one")
     logged = read_log(kept.directory.folder)
     header, log = logged.header, logged.moves
+    _require_own(kept, header)
     steps = kept.step if step is None else step
     if not 0 <= steps <= len(log):
         raise UsageError(f"--step {steps}: the log of {path} has {len(log)} steps")
@@ -81,6 +82,22 @@ def replayed(
     tensors = _tensors(model, weights, lives, header.seed, decaying, lasting, spared, threads, progress)
     export_model(to, source=source, entries=saved_entries(model), tensors=tensors)
     return steps
+
+
+def _require_own(kept: Kept, header: Header) -> None:
+    """Raise MismatchError for the log of a run by another plan or seed."""
+    decision, seed = kept.plan.decision, kept.directory.run.options.get("seed")
+    assert decision.zeroth_order is not None
+    for name, log, run in (
+        ("directions", header.directions, decision.zeroth_order.directions),
+        ("masters", header.masters, decision.zeroth_order.masters),
+        ("precision", header.precision, decision.precision),
+        ("seed", str(header.seed), header.seed if seed is None else seed),
+    ):
+        if str(log) != str(run):
+            raise MismatchError(
+                f"{kept.directory.path / LOG}: is not this run's log: its {name} is {log}, and the run's is {run}"
+            )
 
 
 def source_of(kept: Kept) -> Path:

@@ -248,7 +248,7 @@ def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, re
         directory.adopt()
     plan, path = directory.current_plan(), directory.path
     unseen = tuple(place for place in directory.left if _is_empty(place))
-    origin, log = _logged_steps(directory.folder)
+    origin, log = _logged_steps(directory.folder, reading=reading)
     steps = len(log) - 1
     if not steps:
         return Kept(directory, plan, None, (), clearable, unseen, 0)
@@ -259,17 +259,40 @@ def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, re
     return Kept(directory, plan, snapshot, (), clearable, unseen, steps, weights)
 
 
-def _logged_steps(folder: Folder) -> tuple[dict[str, Any], list[bytes]]:
-    """The origin that the log names, and its checksums after none, one and so on of the steps that both the log and
-    metrics.jsonl have: a kill may have come between two lines."""
-    if not (folder.has_file(LOG) and folder.has_file(METRICS)):
+def _logged_steps(folder: Folder, *, reading: bool) -> tuple[dict[str, Any], list[bytes]]:
+    """The origin that the log names, and its checksums after none, one and so on of its steps: for `reading` of all,
+    else of those that metrics.jsonl has too, for a kill may have come between two lines. Raises MismatchError where one
+    of the two files is gone: to begin again would lose what the other has."""
+    has_log, has_metrics = folder.has_file(LOG), folder.has_file(METRICS)
+    if not has_log and not has_metrics:
+        return {}, [b""]
+    if not has_log:
+        told = _told_steps(folder)
+        if told:
+            raise MismatchError(
+                f"{folder.path / LOG}: is gone, and {METRICS} tells of {told} steps; without it the run cannot go on: "
+                "bring it back"
+            )
         return {}, [b""]
     log = read_log(folder)
+    if reading:
+        return log.header.origin, log.checksums
+    told = _told_steps(folder) if has_metrics else 0
+    if not told and len(log.moves) > 1:
+        raise MismatchError(
+            f"{folder.path / METRICS}: tells of no step, and the log beside it has {len(log.moves)}; bring it "
+            "back. ssdplan replay writes the model of any of these steps without it"
+        )
+    return log.header.origin, log.checksums[: told + 1]
+
+
+def _told_steps(folder: Folder) -> int:
+    """The last step of which metrics.jsonl has a whole line."""
     told = 0
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         for line in lines(folder):
             told = operator.index(line["step"]) if "loss" in line else told
-    return log.header.origin, log.checksums[: told + 1]
+    return told
 
 
 def _require_unused(directory: RunDirectory, ours: Sequence[Lying], places: Sequence[Path]) -> None:

@@ -55,6 +55,8 @@ def run(
     every: int = 1,
     directions: int = 2,
     masters: bool = False,
+    anyway: bool = False,
+    evaluated: bool = True,
     watch: Watch | None = None,
     **choices: Any,
 ) -> list[float]:
@@ -72,11 +74,13 @@ def run(
     )
     recipe = Recipe(steps=steps, optimizer=optimizer, eval_every=eval_every, snapshot_every=snapshot_every)
     arguments: dict[str, Any] = {"data": directory / "text.txt", "eval_data": directory / "held-out.txt"}
+    if not evaluated:
+        del arguments["eval_data"]
     arguments |= {"recipe": recipe, "watch": watch, "options": {"model": str(directory / "llama")}}
     if not resume:
         return train(plan, model, EmulatedDevice(), out=out, **arguments).losses
     with reopened(out) as kept:
-        return train(plan, model, EmulatedDevice(), out=out, resume=kept, **arguments).losses
+        return train(plan, model, EmulatedDevice(), out=out, resume=kept, anyway=anyway, **arguments).losses
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -234,7 +238,7 @@ def test_a_run_that_was_shared_is_replayed_though_its_store_lay_elsewhere(
     directory: Path, whole: Path, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shared"
-    shutil.copytree(whole, shared, ignore=shutil.ignore_patterns("model", "*.ssdplan"))
+    shutil.copytree(whole, shared, ignore=shutil.ignore_patterns("model", "*.ssdplan", METRICS))
     document = json.loads((shared / "run.json").read_text())
     document |= {"volumes": ["/no/such/drive"], "identity": "0" * len(document.get("identity") or "0" * 32)}
     (shared / "run.json").write_text(json.dumps(document))
@@ -256,6 +260,45 @@ def test_eps_that_the_weights_lose_is_refused(directory: Path, tmp_path: Path) -
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_direction(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(NumericalError, match=r"step 1: the losses along direction 0 are .* lower --lr or --eps"):
         run(directory, tmp_path / "run", optimizer=MeZO(eps=1e30))
+
+
+def test_a_run_of_which_a_file_is_gone_is_not_begun_again(directory: Path, whole: Path, tmp_path: Path) -> None:
+    for name, words in ((LOG, f"and {METRICS} tells of 6 steps"), (METRICS, "the log beside it has 6")):
+        out = tmp_path / name
+        shutil.copytree(whole, out)
+        (out / name).unlink()
+        with pytest.raises(MismatchError, match=words):
+            run(directory, out, steps=STEPS + 1, resume=True)
+        assert (out / METRICS).exists() != (out / LOG).exists()
+    assert replay(tmp_path / METRICS, tmp_path / "replayed") == STEPS
+    assert same(weights(tmp_path / "replayed"), weights(whole / "model"))
+
+
+def test_what_may_change_does_and_a_refusal_changes_nothing(directory: Path, whole: Path, tmp_path: Path) -> None:
+    """Held-out text may come and go; another rate only when asked for twice, and then the log goes on with it."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    before = (out / "run.json").read_bytes(), (out / LOG).read_bytes()
+    other = replace(OPTIMIZER, lr=2e-2)
+    with pytest.raises(MismatchError, match=r"optimizer\.lr was 0\.01 and is 0\.02"):
+        run(directory, out, steps=STEPS + 1, resume=True, optimizer=other)
+    with pytest.raises(MismatchError, match=r"--decay-all cannot change"):
+        run(directory, out, steps=STEPS + 1, resume=True, anyway=True, optimizer=replace(OPTIMIZER, decay_all=False))
+    assert before == ((out / "run.json").read_bytes(), (out / LOG).read_bytes())
+    assert len(run(directory, out, steps=STEPS + 1, resume=True, evaluated=False)) == STEPS + 1
+    losses = run(directory, out, steps=STEPS + 2, resume=True, anyway=True, optimizer=other)
+    assert losses[:STEPS] == losses_of(whole) and len(losses) == STEPS + 2
+    assert replay(out, tmp_path / "last") == STEPS + 2
+    assert same(weights(tmp_path / "last"), weights(out / "model"))
+
+
+def test_another_runs_log_is_not_replayed(directory: Path, whole: Path, tmp_path: Path) -> None:
+    run(directory, tmp_path / "three", steps=2, directions=3)
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.copy(tmp_path / "three" / LOG, out / LOG)
+    with pytest.raises(MismatchError, match="its directions is 3, and the run's is 2"):
+        replay(out, tmp_path / "to")
 
 
 def kept_in(out: Path) -> list[str]:
