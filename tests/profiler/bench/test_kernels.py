@@ -112,12 +112,18 @@ def test_ratios_are_of_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_chain_takes_memory_and_ours_none() -> None:
-    """torch's isinf makes a copy and a mask of 1 byte an element: 1.25 times the array (MemAscend III-C).
-    isnan's own mask comes on top where the first is still resident, as was seen after other tests: 1.5 times."""
-    _, row = bench_kernels.measure_overflow(Setting(nbytes=256 * MIB, threads=1, pairs=1), silent)
+    """torch's isinf makes a copy and a mask of 1 byte an element: 1.25 times the array (MemAscend III-C). In a process
+    of its own: what torch takes depends on what the tests before have left in malloc."""
+    code = (
+        "from ssdplan.profiler.bench import kernels\n"
+        f"_, row = kernels.measure_overflow(kernels.Setting({256 * MIB}, threads=1, pairs=1), lambda *told: None)\n"
+        "print(row.ours, row.rival)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300)
+    ours, rival = map(int, done.stdout.split())
     array = 64 * MIB
-    assert row.ours is not None and row.ours < 2 * MIB
-    assert row.rival is not None and 1.25 * 0.9 * array < row.rival < 1.5 * 1.1 * array
+    assert ours < 2 * MIB
+    assert rival == pytest.approx(1.25 * array, rel=0.1)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
