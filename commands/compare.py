@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from ssdplan.plans.errors import SsdplanError, UsageError
+from ssdplan.plans.errors import SsdplanError
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Command, Section
 from .parsing.types import COUNT, DIRECTORY, NAMES, PATH, POSITIVE, SIZE, SIZES, Choice
+from .parsing.without_gradients import asked_zeroth_order
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Options:
     plots: Path | None
     csv: Path | None
     json: bool
+    given: frozenset[str] = frozenset()
 
 
 def command() -> Command:
@@ -136,6 +138,7 @@ def command() -> Command:
     return Command(
         Options,
         call,
+        tells_given=True,
         sections=[
             Section("What is trained", trained),
             Section("In which ways, and how often", ways),
@@ -148,8 +151,8 @@ def command() -> Command:
 def call(options: Options) -> int:
     of.require_engine()
     of.require_writable(options.csv, "--csv")
-    if options.directions != 1 and options.optimizer != "mezo":
-        raise UsageError("--directions: only --optimizer mezo draws random directions; give that too")
+    mezo = options.optimizer == "mezo"
+    zeroth_order = asked_zeroth_order(options.given, mezo=mezo, directions=options.directions, masters="fp32")
     from ssdplan.rivals.arms import Batch
     from ssdplan.rivals.compare import Request, compare
 
@@ -170,7 +173,7 @@ def call(options: Options) -> int:
                     options.micro_batches,
                     options.precision,
                     options.device,
-                    options.directions if options.optimizer == "mezo" else 0,
+                    zeroth_order.directions if zeroth_order else 0,
                 ),
                 steps=options.steps,
                 rounds=options.rounds,

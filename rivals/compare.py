@@ -139,8 +139,6 @@ def _checked(request: Request) -> ModelFacts:
         raise UsageError("--steps 1: the first step of a process does not count; train at least 2")
     if request.batch.sequence_length < 2:
         raise UsageError("--sequence-length 1 leaves no token to predict; it must be 2 or more")
-    if request.batch.directions and request.recompute != (known.AUTO,):
-        raise UsageError("--recompute: optimizer mezo has no backward, which could recompute; leave it out")
     if request.device_memory is not None and known.OURS not in request.arms:
         raise UsageError(f"--device-memory is the budget of the arm {known.OURS}, which --arms leaves out")
     if not request.volume.is_dir() or not os.access(request.volume, os.W_OK):

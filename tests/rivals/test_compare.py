@@ -231,7 +231,7 @@ def test_an_arm_that_fails_is_a_row_and_an_exit_code(tmp_path, monkeypatch, caps
         (["--shape", SHAPE, "--host-memory", "1000MiB,1000.1MiB"], "look the same"),
         (["--shape", SHAPE, "--steps", "1"], "--steps"),
         (["--shape", SHAPE, "--directions", "2"], "only --optimizer mezo"),
-        (["--shape", SHAPE, "--optimizer", "mezo", "--recompute", "all"], "no backward"),
+        (["--shape", SHAPE, "--optimizer", "mezo", "--recompute", "all"], "nothing to recompute"),
         (["--shape", SHAPE, "--sequence-length", "1"], "--sequence-length"),
         (["--shape", SHAPE, "--volume", "nowhere"], "nowhere"),
     ],
