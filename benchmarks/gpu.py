@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from commands import begun, end_on_sigterm
 ROOT = Path(__file__).resolve().parents[1]
 LAST_LINES = 12
 GRACE_SECONDS = 5.0
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,17 @@ class Step:
     """The most that it may take."""
     without_ssdplan: bool = False
     without_gpu: bool = False
+    beside: str = ""
+    """A step that is begun at the same time: neither measures seconds."""
 
 
 STEPS = (
     Step("build", "missing wheels, ssdplan itself, versions, doctor", 180, without_ssdplan=True, without_gpu=True),
     Step("probes", "copies, registration, libraries, attention, waits: torch alone", 60, without_ssdplan=True),
     Step("layers", "a block forward and backward: pipelined, and synchronised after each", 90),
-    Step("tests", "the tests marked gpu, several at once", 120, without_gpu=True),
     Step("train", "a profile, plans with and without recomputation, and one that needs the ssd", 300),
-    Step("sanitizer", "two tiny steps under torch's CUDA sanitizer, serial and overlapped", 90),
+    Step("tests", "the tests marked gpu, several at once", 120, without_gpu=True),
+    Step("sanitizer", "two tiny steps under torch's CUDA sanitizer, serial and overlapped", 120, beside="tests"),
 )
 NAMES = tuple(step.name for step in STEPS)
 
@@ -58,23 +63,21 @@ def main() -> int:
     statuses: dict[str, str] = {}
     facts: dict[str, Any] = {}
     with (out / "results.jsonl").open("a", encoding="utf-8") as results:
-        for step in (step for step in STEPS if step.name in given.steps):
-            print(f"gpu: {step.name}: {step.about}", file=sys.stderr, flush=True)
+        for group in _groups(given.steps):
             left = given.limit - (time.monotonic() - began)
-            if why := _in_the_way(step, facts, left, given.device):
-                line: dict[str, Any] = {"step": step.name, "status": "skipped", "seconds": 0.0, "error": why}
-            else:
-                try:
-                    line = _run(step, out, left if given.device == "cpu" else min(step.seconds, left), given)
-                except KeyboardInterrupt:
-                    found = _merged(out / f"{step.name}.figures.jsonl")
-                    _add(results, {"step": step.name, "status": "failed", "figures": found, "error": "interrupted"})
-                    raise
-            if step.name == "build":
-                facts = line["figures"]
-            statuses[step.name] = line["status"]
-            _add(results, line)
-            print(f"gpu: {step.name}: {_in_words(line)}", file=sys.stderr, flush=True)
+            ready = []
+            for step in group:
+                print(f"gpu: {step.name}: {step.about}", file=sys.stderr, flush=True)
+                if why := _in_the_way(step, facts, left, given.device):
+                    _told(results, statuses, _skipped(step, why))
+                else:
+                    ready.append(step)
+            for line in _run(ready, out, left, given):
+                if line["step"] == "build":
+                    facts = line["figures"]
+                _told(results, statuses, line)
+                if line.get("error") == INTERRUPTED:
+                    raise KeyboardInterrupt
     print(f"gpu: all of it is in {out}", file=sys.stderr)
     if facts.get("missing"):
         return 2
@@ -111,10 +114,63 @@ def _in_the_way(step: Step, facts: dict[str, Any], left: float, device: str) -> 
     return ""
 
 
-def _run(step: Step, out: Path, seconds: float, given: argparse.Namespace) -> dict[str, Any]:
-    """A step's line. Its process, and all that this began, is gone when it returns."""
-    figures, log = out / f"{step.name}.figures.jsonl", out / f"{step.name}.log"
+def _groups(names: Sequence[str]) -> list[list[Step]]:
+    """The steps, in order; with a step, those that run beside it."""
+    groups: list[list[Step]] = []
+    for step in (step for step in STEPS if step.name in names):
+        if groups and step.beside == groups[-1][0].name:
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return groups
+
+
+def _skipped(step: Step, why: str) -> dict[str, Any]:
+    return {"step": step.name, "status": "skipped", "seconds": 0.0, "error": why}
+
+
+def _told(results: Any, statuses: dict[str, str], line: dict[str, Any]) -> None:
+    statuses[line["step"]] = line["status"]
+    _add(results, line)
+    print(f"gpu: {line['step']}: {_in_words(line)}", file=sys.stderr, flush=True)
+
+
+def _run(steps: Sequence[Step], out: Path, left: float, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The lines of steps that are begun together. Their processes, and all that these began, are gone at the end."""
+    with ExitStack() as stack:
+        started = time.monotonic()
+        processes = []
+        for step in steps:
+            processes.append(stack.enter_context(_begun(step, out, left, given)))
+            stack.callback(_end, processes[-1])
+        for step, process in zip(steps, processes, strict=True):
+            seconds = left if given.device == "cpu" else min(step.seconds, left)
+            try:
+                code = process.wait(timeout=max(0.0, started + seconds - time.monotonic()))
+                status = "ok" if code == 0 else "failed"
+            except subprocess.TimeoutExpired:
+                status = "timeout"
+            except KeyboardInterrupt:
+                status = INTERRUPTED
+            _end(process)
+            line = {"step": step.name, "status": status, "seconds": round(time.monotonic() - started, 2)}
+            line["figures"] = _merged(out / f"{step.name}.figures.jsonl")
+            if status == INTERRUPTED:
+                line |= {"status": "failed", "error": INTERRUPTED}
+            elif status != "ok":
+                said = (out / f"{step.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                line["error"] = f"not done after {seconds:.0f} s; " * (status == "timeout") + "\n".join(
+                    said[-LAST_LINES:]
+                )
+            yield line
+
+
+@contextmanager
+def _begun(step: Step, out: Path, left: float, given: argparse.Namespace) -> Iterator["subprocess.Popen[bytes]"]:
+    """The process of a step, which writes to `STEP.log` and `STEP.figures.jsonl`."""
+    figures = out / f"{step.name}.figures.jsonl"
     figures.unlink(missing_ok=True)
+    seconds = left if given.device == "cpu" else min(step.seconds, left)
     call = [sys.executable, str(ROOT / "benchmarks" / "gpu_steps.py"), step.name, "--out", str(out)]
     call += ["--device", given.device, "--figures", str(figures), "--target", str(given.target.absolute())]
     call += ["--seconds", str(seconds), "--volume", str((given.volume or out).absolute())]
@@ -122,26 +178,13 @@ def _run(step: Step, out: Path, seconds: float, given: argparse.Namespace) -> di
     paths = [str(given.target.absolute()), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"OMP_NUM_THREADS": "1"} if given.device == "cpu" else {}
-    started = time.monotonic()
     with (
-        log.open("wb") as said,
+        (out / f"{step.name}.log").open("wb") as said,
         begun(
             call, stdout=said, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
         ) as process,
     ):
-        try:
-            code = process.wait(timeout=seconds)
-            status = "ok" if code == 0 else "failed"
-        except subprocess.TimeoutExpired:
-            status = "timeout"
-        finally:
-            _end(process)
-    line = {"step": step.name, "status": status, "seconds": round(time.monotonic() - started, 2)}
-    line["figures"] = _merged(figures)
-    if status != "ok":
-        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        line["error"] = f"not done after {seconds:.0f} s; " * (status == "timeout") + "\n".join(last)
-    return line
+        yield process
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -251,9 +251,9 @@ def tests(given: Given) -> None:
 
 
 def train(given: Given) -> None:
-    """Hidden 2048, 8 layers, 2048 tokens, 4 micro-batches of 4 rows: with 12 GiB of host memory, with and without
+    """Hidden 2048, 6 layers, 2048 tokens, 4 micro-batches of 4 rows: with 12 GiB of host memory, with and without
     recomputation, then with 4 GiB, so that the SSD works."""
-    shape = {"hidden": 64, "layers": 2, "vocab": 320} if given.dry else {"hidden": 2048, "layers": 8, "vocab": 32000}
+    shape = {"hidden": 64, "layers": 2, "vocab": 320} if given.dry else {"hidden": 2048, "layers": 6, "vocab": 32000}
     length, rows = (32, 1) if given.dry else (2048, 4)
     with tempfile.TemporaryDirectory(prefix="ssdplan-gpu-", dir=given.volume) as name:
         folder = Path(name)
@@ -264,7 +264,7 @@ def train(given: Given) -> None:
         write_text(text)
         _command("profile", "--model", model, "--device", given.device, "--sequence-length", length,
                  "--micro-batch-sizes", rows, "--precision", "fp32" if given.dry else "bf16",
-                 "--seconds", 3 if given.dry else 20, "--volume", folder, "-o", profile)  # fmt: skip
+                 "--seconds", 3 if given.dry else 15, "--volume", folder, "-o", profile)  # fmt: skip
         measured = json.loads(profile.read_text("utf-8"))
         given.note(machine=measured["machine"], profile_notes=measured["notes"])
         sizes = ("--micro-batch-size", rows, "--micro-batches", 4)
