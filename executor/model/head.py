@@ -16,6 +16,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from ssdplan.native import process
 from ssdplan.plans.errors import MismatchError
 
+from .cross_entropy import Room, cross_entropy
 from .inspection.standins import split_call, stand_ins
 from .model import StreamedModel
 from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
@@ -49,6 +50,11 @@ class Head:
             )
         self._model, self._device, self._chunk_tokens = model, device, chunk_tokens
         self._blocks = model.blocks
+        self._room = Room()
+
+    def clear(self) -> None:
+        """Free what losses without gradients share."""
+        self._room.clear()
 
     def loss(
         self,
@@ -119,7 +125,7 @@ class Head:
         self._give_back()  # of the chunk before
         leaf = self._tokens(hidden, chunk).requires_grad_(in_gradient is not None)
         loss = self._chunk_loss(inputs, chunk, parameters, leaf, normaliser)
-        self._give_back()  # of logits as the model makes them, before the loss's gradients
+        self._give_back()  # of logits as the model makes them
         (loss * loss_scale).backward()
         if in_gradient is not None:
             assert leaf.grad is not None
@@ -150,32 +156,25 @@ class Head:
 
         with stand_ins(self._blocks, answer):
             logits = run_model(self._model, chunk, parameters | zeros).logits
-        self._give_back_before(logits)  # of loss and its gradients, before the weights'
-        if logits.dtype != torch.float32:
-            logits = logits.float()  # as the loss does, so that those of less precision are gone while it computes
-            self._give_back_before(logits)  # of the loss's own gradients, before those of less precision
+        labels = _next_tokens(inputs.labels, chunk)
+        if self._device.type == "cpu":
+            if logits.requires_grad:  # of probabilities in fp32, before the weights' gradients
+                logits.register_hook(lambda gradient: process.give_back())
+            return cross_entropy(logits, labels, normaliser, self._room)
         loss: torch.Tensor = ForCausalLMLoss(
-            logits,
-            None,
-            logits.shape[-1],
-            num_items_in_batch=normaliser,
-            shift_labels=_next_tokens(inputs.labels, chunk),
+            logits.float(), None, logits.shape[-1], num_items_in_batch=normaliser, shift_labels=labels
         )
         return loss
+
+    def _give_back(self) -> None:
+        """Return to the system what freed tensors left in the heap, before the largest of the next ones come. Takes
+        next to nothing where large ones were mapped by themselves."""
+        if self._device.type == "cpu":
+            process.give_back()
 
     def _embedding_shapes(self) -> dict[str, tuple[int, ...]]:
         states = [self._model.states[index] for index in self._model.layers[0].states]
         return {tensor.name: tensor.shape for state in states for tensor in state.tensors}
-
-    def _give_back(self) -> None:
-        """Return to the system what freed tensors left in the heap, before the largest of the next ones come."""
-        if self._device.type == "cpu":
-            process.give_back()
-
-    def _give_back_before(self, tensor: torch.Tensor) -> None:
-        """Return freed heap once this tensor's gradient exists, before it propagates."""
-        if tensor.requires_grad and self._device.type == "cpu":
-            tensor.register_hook(lambda gradient: process.give_back())
 
 
 def _next_tokens(labels: torch.Tensor, chunk: _Chunk) -> torch.Tensor:

@@ -86,6 +86,11 @@ class Layers:
         self._losses: dict[tuple[int, Along], torch.Tensor] = {}
         self._shared: dict[tuple[int, ...], tuple[LayerCall, ...]] = {}
         self.saved_blocks.begin_step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Free what losses without gradients share, which the next one makes again."""
+        self._head.clear()
 
     def begin_step(
         self,
@@ -313,6 +318,8 @@ class Layers:
     def _begin(self, layer: int, micro_batch: int) -> None:
         """Seeds the generators. And large pieces of memory stay with malloc from block to block, which ask for the same
         ones; not those of an embedding or a head, which would leave holes."""
+        if layer != self._last or torch.is_grad_enabled():
+            self.clear()
         if self._device.type == "cpu":
             process.keep_large(0 < layer < self._last)
         key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
