@@ -74,7 +74,7 @@ def _told_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def write_text(path: Path) -> None:
-    """Words of a letter, the same each time: enough rows for any of the scripts."""
+def write_text(path: Path, lines: int = 2000) -> None:
+    """Words of a letter, the same each time, of 400 tokens a line; by default enough rows for any of the scripts."""
     words = random.Random(1)
-    path.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(2000)))
+    path.write_text("\n".join(" ".join(words.choices("abcdefgh", k=200)) for _ in range(lines)))

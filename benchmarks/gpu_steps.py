@@ -261,7 +261,7 @@ def train(given: Given) -> None:
         model = _model(folder, **shape)
         given.note(model_seconds=round(time.monotonic() - started, 1))
         profile, plan, text = given.out / "profile.json", given.out / "plan.json", folder / "text.txt"
-        write_text(text)
+        write_text(text, 400)
         _command("profile", "--model", model, "--device", given.device, "--sequence-length", length,
                  "--micro-batch-sizes", rows, "--precision", "fp32" if given.dry else "bf16",
                  "--seconds", 3 if given.dry else 15, "--volume", folder, "-o", profile)  # fmt: skip
@@ -311,7 +311,7 @@ def sanitizer(given: Given) -> None:
     with tempfile.TemporaryDirectory(prefix="ssdplan-gpu-", dir=given.volume) as name:
         folder = Path(name)
         model = _model(folder, hidden=64, layers=2, vocab=320)
-        write_text(text := folder / "text.txt")
+        write_text(text := folder / "text.txt", 50)
         _command("profile", "--model", model, "--device", given.device, "--sequence-length", 32,
                  "--micro-batch-sizes", 1, "--precision", "fp32", "--seconds", 1, "--volume", folder,
                  "-o", folder / "profile.json")  # fmt: skip

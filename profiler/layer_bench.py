@@ -250,10 +250,10 @@ class Bench:
         kept = [process.kept_bytes()]
         for kind in range(1, 3 if self._shares else 2):
             micro_batch = kind * len(self._sizes) + self._sizes.index(size)
-            self._layers.clear()  # so that both figures hold what they share
+            self._layers.head.clear()  # so that both figures hold what they share
             _, forward = self._device.peak_bytes(partial(self.forward, layer, micro_batch))
             backward = saved = 0
-            self._layers.clear()
+            self._layers.head.clear()
             if True in self.directions(layer):
                 (_, saved), backward = self._device.peak_bytes(
                     partial(saved_activation_bytes, partial(self.backward, layer, micro_batch))
@@ -297,7 +297,7 @@ class Bench:
         for _ in range(1 if rung else GROWING_ROUNDS):
             for micro_batch in self._shorter[size]:
                 run(layer, micro_batch)
-            self._layers.clear()
+            self._layers.head.clear()
             grown.append(process.growth_bytes(several))
         return max((growth for growth in grown if growth is not None), default=None)
 

@@ -1,9 +1,9 @@
 """The loss of logits on the CPU, whose gradient is made where the probabilities were.
 
-Owns that function, with the bits of transformers' ForCausalLMLoss. That one makes four arrays of [tokens, vocabulary] in
-fp32: the logits, their log-probabilities, the gradient of these, and that of the logits. Pages for them came anew for
-each micro-batch, which was a third of a head's time (50 of 170 ms at 256 tokens and a vocabulary of 32,000). Here one
-array serves for all four, a few rows at a time, by the same kernels of torch; where no gradient is wanted, the same
+Owns that function, with the bits of transformers' ForCausalLMLoss. That one makes four arrays of [tokens, vocabulary]
+in fp32: the logits, their log-probabilities, the gradient of these, and that of the logits. Pages for them came anew
+for each micro-batch, which was a third of a head's time (50 of 170 ms at 256 tokens and a vocabulary of 32,000). Here
+one array serves for all four, a few rows at a time, by the same kernels of torch; where no gradient is wanted, the same
 array for all micro-batches.
 """
 
@@ -43,7 +43,7 @@ def cross_entropy(
     `normaliser`, int64 []; fp32 []. A token whose label is `IGNORED_LABEL` counts nothing. Its gradient can be taken
     once. `room`: where probabilities lie if no gradient is wanted."""
     if torch.is_grad_enabled() and logits.requires_grad:
-        return _CrossEntropy.apply(logits, labels, normaliser)  # type: ignore[no-any-return, no-untyped-call]
+        return _CrossEntropy.apply(logits, labels, normaliser)
     return _loss(_log_probabilities(logits, room), labels, normaliser)
 
 
@@ -55,16 +55,14 @@ class _CrossEntropy(torch.autograd.Function):
         return _loss(ctx.array, labels, normaliser)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         array: torch.Tensor = ctx.array
         del ctx.array
         given = array if ctx.dtype == torch.float32 else torch.empty_like(array, dtype=ctx.dtype)
         rows = _rows_at_once(array)
         of_slice = torch.zeros(min(rows, len(array)), array.shape[1])
         minus = -(gradient / ctx.normaliser)
-        for labels, of_tokens, wanted in zip(
-            ctx.labels.split(rows), array.split(rows), given.split(rows), strict=True
-        ):
+        for labels, of_tokens, wanted in zip(ctx.labels.split(rows), array.split(rows), given.split(rows), strict=True):
             part = of_slice[: len(of_tokens)]
             counted = labels != IGNORED_LABEL
             places = labels.where(counted, 0)[:, None]

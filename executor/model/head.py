@@ -21,6 +21,10 @@ from .inspection.standins import split_call, stand_ins
 from .model import StreamedModel
 from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
 
+IN_PLACE = ("cpu",)
+"""Devices on which a loss makes its gradient in place. On a GPU, whose memory costs nothing to get, transformers' own
+loss runs."""
+
 
 @dataclass(frozen=True)
 class _Chunk:
@@ -53,7 +57,7 @@ class Head:
         self._room = Room()
 
     def clear(self) -> None:
-        """Free what losses without gradients share."""
+        """Free what losses without gradients share, which the next one makes again."""
         self._room.clear()
 
     def loss(
@@ -157,12 +161,13 @@ class Head:
         with stand_ins(self._blocks, answer):
             logits = run_model(self._model, chunk, parameters | zeros).logits
         labels = _next_tokens(inputs.labels, chunk)
-        if self._device.type == "cpu":
+        if self._device.type in IN_PLACE:
             if logits.requires_grad:  # of probabilities in fp32, before the weights' gradients
                 logits.register_hook(lambda gradient: process.give_back())
             return cross_entropy(logits, labels, normaliser, self._room)
+        logits = logits.float()  # as the loss does, so that those of less precision are gone while it computes
         loss: torch.Tensor = ForCausalLMLoss(
-            logits.float(), None, logits.shape[-1], num_items_in_batch=normaliser, shift_labels=labels
+            logits, None, logits.shape[-1], num_items_in_batch=normaliser, shift_labels=labels
         )
         return loss
 

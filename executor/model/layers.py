@@ -8,8 +8,6 @@ stateless template (`template.py`). It schedules nothing, moves nothing between 
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,6 +23,7 @@ from ssdplan.plans.errors import MismatchError, first_line, says_no_memory
 from ssdplan.plans.graph.ops import Side
 
 from ..device.device import generators
+from ..device.seeds import seed_generators
 from .accumulation import adder, take_from_leaf
 from .finiteness import Finiteness
 from .head import Head
@@ -66,7 +65,7 @@ class Layers:
         rungs: Mapping[tuple[str, str], Keeping] = MappingProxyType({}),
     ) -> None:
         """`rungs`: (class of blocks, name) -> what a forward by that rung keeps."""
-        self._head = Head(model, device, head_chunk_tokens)
+        self.head = Head(model, device, head_chunk_tokens)
         self.saved_blocks = SavedBlocks(rungs)
         self._model = model
         self._device = device
@@ -86,11 +85,7 @@ class Layers:
         self._losses: dict[tuple[int, Along], torch.Tensor] = {}
         self._shared: dict[tuple[int, ...], tuple[LayerCall, ...]] = {}
         self.saved_blocks.begin_step()
-        self.clear()
-
-    def clear(self) -> None:
-        """Free what losses without gradients share, which the next one makes again."""
-        self._head.clear()
+        self.head.clear()
 
     def begin_step(
         self,
@@ -265,7 +260,7 @@ class Layers:
                 result.backward(self._view(out_gradient, micro_batch))
             elif layer == self._last:
                 assert hidden is not None and out_gradient is None
-                self._losses[micro_batch, HERE] = self._head.backward(
+                self._losses[micro_batch, HERE] = self.head.backward(
                     self._micro_batches[micro_batch],
                     parameters,
                     hidden,
@@ -311,7 +306,7 @@ class Layers:
         with torch.no_grad():
             parameters = self._parameters(self._last, weights, training=False)
             self._begin(self._last, micro_batch)
-            self._losses[micro_batch, along] = self._head.loss(
+            self._losses[micro_batch, along] = self.head.loss(
                 self._micro_batches[micro_batch], parameters, hidden, normaliser=self._normaliser
             )
 
@@ -319,13 +314,10 @@ class Layers:
         """Seeds the generators. And large pieces of memory stay with malloc from block to block, which ask for the same
         ones; not those of an embedding or a head, which would leave holes."""
         if layer != self._last or torch.is_grad_enabled():
-            self.clear()
+            self.head.clear()
         if self._device.type == "cpu":
             process.keep_large(0 < layer < self._last)
-        key = struct.pack("<4q", self._seed, self._step, layer, micro_batch)
-        seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
-        for generator in self._generators:
-            generator.manual_seed(seed)
+        seed_generators(self._generators, self._seed, self._step, layer, micro_batch)
 
     def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
         """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that

@@ -153,6 +153,13 @@ FORWARD_SECONDS = {"embedding": 0.001, "block.0": 0.004, "block.1": 0.006, "head
 """A row of tokens; backward takes three times as long."""
 
 
+class MadeHead:
+    """Losses of it share nothing."""
+
+    def clear(self) -> None:
+        pass
+
+
 @dataclass
 class MadeLayers:
     """Takes known times of a made clock, and really runs an MLP with a residual and a mask in `backward`."""
@@ -163,6 +170,7 @@ class MadeLayers:
     clock: MadeTime = field(default_factory=MadeTime)
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     """Method, layer, rows."""
+    head: MadeHead = field(default_factory=MadeHead)
 
     def begin_step(self, step: int, micro_batches: Sequence[Any]) -> int:
         self.micro_batches = list(micro_batches)
