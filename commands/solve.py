@@ -304,7 +304,9 @@ def call(options: Options) -> int:
         raise UsageError(f"--wear-price: with --recompute {options.recompute} nothing is weighed by it; leave it out")
     source = _what_if(options)
     measured = estimate(source) if isinstance(source, WhatIf) else source
-    if zeroth_order and measured.model.precision == "fp32":  # its own masters
+    if zeroth_order and measured.model.precision == "fp32":
+        if "masters" in options.given:
+            raise UsageError("--masters: this profile is of fp32, in which weights are their own masters; leave it out")
         zeroth_order = zeroth_order.model_copy(update={"masters": False})
     request = SolveRequest(
         host_memory_bytes=options.host_memory or measured.machine.host_available_bytes // 2,

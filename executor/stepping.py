@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.graph.timeline import Timeline
 
@@ -59,8 +60,8 @@ class FirstOrder:
 
     resumable = False
 
-    def __init__(self, recipe: Recipe, scaling: LossScale | None) -> None:
-        self._recipe, self.scaling = recipe, scaling
+    def __init__(self, recipe: Recipe, scaling: LossScale | None, precision: Precision) -> None:
+        self._recipe, self.scaling, self._precision = recipe, scaling, precision
 
     def step(self, session: Session, step: int, batches: list[Batch]) -> Stepped:
         scaling = self.scaling
@@ -69,7 +70,7 @@ class FirstOrder:
         loss, tokens, timeline = session.train_step(step, batches, optimizer, scaling)
         overflow = session.operations.overflow
         if not (overflow or math.isfinite(loss)):
-            raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr, or train with --precision fp32")
+            raise NumericalError(f"step {step + 1}: the loss is {loss}; lower --lr{_more_exactly(self._precision)}")
         if scaling:
             self.scaling = scaling.after(step + 1, overflow)
         return Stepped(
@@ -92,10 +93,10 @@ class ZerothOrder:
     resumable = True
     scaling = None
 
-    def __init__(self, recipe: Recipe, log: LogFile, *, skips: bool) -> None:
-        """`skips`: a step whose losses are not finite is logged as one that moves nothing, as in fp16 by gradients;
-        else it ends the run."""
-        self._recipe, self._log, self._skips = recipe, log, skips
+    def __init__(self, recipe: Recipe, log: LogFile, precision: Precision) -> None:
+        """In fp16 a step whose losses are not finite is logged as one that moves nothing, as by gradients; else it ends
+        the run."""
+        self._recipe, self._log, self._precision = recipe, log, precision
 
     def step(self, session: Session, step: int, batches: list[Batch]) -> Stepped:
         optimizer = self._recipe.optimizer_at(step)
@@ -103,12 +104,12 @@ class ZerothOrder:
         losses, tokens, timeline = session.zeroth_order_step(step, batches, optimizer)
         every = [loss for both in losses for loss in both]
         finite = all(map(math.isfinite, every))
-        if not finite and not self._skips:
+        if not finite and self._precision != "fp16":
             number = next(number for number, both in enumerate(losses) if not all(map(math.isfinite, both)))
             plus, minus = losses[number]
             raise NumericalError(
-                f"step {step + 1}: the losses along direction {number} are {plus} and {minus}; lower --lr or --eps, or "
-                "train with --precision fp32"
+                f"step {step + 1}: the losses along direction {number} are {plus} and {minus}; lower --lr or --eps"
+                f"{_more_exactly(self._precision)}"
             )
         moves = optimizer.moves(step, losses) if finite else optimizer.nothing(step, len(losses))
         self._log.append(moves)
@@ -126,3 +127,7 @@ class ZerothOrder:
 
     def sync(self) -> None:
         self._log.sync()
+
+
+def _more_exactly(precision: Precision) -> str:
+    return "" if precision == "fp32" else ", or train with --precision fp32"

@@ -180,11 +180,11 @@ def train(
             stack.enter_context(log)
             assert isinstance(recipe.optimizer, MeZO)
             sessions.current.move(recipe.optimizer, moves)
-            stepping = ZerothOrder(recipe, log, skips=plan.decision.precision == "fp16")
+            stepping = ZerothOrder(recipe, log, plan.decision.precision)
             if recipe.snapshots:
                 keeper = WeightsKeeper(run.folder, model.path, log, recipe, metrics_file, watch, since)
         else:
-            stepping = FirstOrder(recipe, _scaling(plan, recipe, resume))
+            stepping = FirstOrder(recipe, _scaling(plan, recipe, resume), plan.decision.precision)
             if origin:
                 keeper = StoreKeeper(origin, plan, recipe, metrics_file, watch, begun)
         how = "" if logs else "with a snapshot "

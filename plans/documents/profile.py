@@ -4,7 +4,7 @@ Owns the fields and their units: bytes, seconds, bytes a second, elements a seco
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -51,7 +51,7 @@ class Volume(Part):
     write_cores_unsummed: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     bandwidth_kept: Kept = 1.0
     """The fraction of its bandwidth that the volume keeps while compute runs on the same cores."""
-    endurance_bytes: Bytes | None = None
+    endurance_bytes: Annotated[int, Field(ge=1, lt=1 << 60)] | None = None
     """What may be written to the drive in its life, by its maker's rating; None when nobody said."""
 
     @model_validator(mode="after")

@@ -62,6 +62,8 @@ def test_what_says_nothing_without_gradients_is_refused(home: Path, tmp_path: Pa
     for option in (("--clip-grad-norm", 1), ("--optimizer-states", "fp32"), ("--delay-ratio", 0.5)):
         assert f"{option[0]}: optimizer mezo has no gradients" in refused(*mezo, *option, cwd=home, code=2)
     assert "only --optimizer mezo" in refused(*mezo[:4], "--directions", 2, cwd=home, code=2)
+    for masters in ("fp32", "none"):
+        assert "--masters: this profile is of fp32" in refused(*mezo, "--masters", masters, cwd=home, code=2)
     run = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / "run")
     for option in (("--beta1", 0.8), ("--replan",), ("--keep", 1), ("--keep", 1, "--snapshot-every", 2)):
         assert f"{option[0]}: the plan is for mezo" in refused(*run, *option, cwd=home, code=2)
