@@ -1,10 +1,12 @@
-"""One pass of the zeroth-order optimizer over a range of a tensor: on host by the native kernel, elsewhere by torch.
+"""One pass of the zeroth-order optimizer over a range of a tensor: on host by the native kernel, on a GPU by a Triton
+kernel, or by torch where there is no Triton.
 
-Owns that both have the same bits: `native/src/zeroth_order.hpp` defines a direction, and each line here is one of its
+Owns that all have the same bits: `native/src/zeroth_order.hpp` defines a direction, and each line here is one of its
 operations in fp32 on whole tensors, so that nothing is fused and each rounds to nearest even. The caller says what is
 pending.
 """
 
+import importlib.util
 from collections.abc import Sequence
 
 import torch
@@ -46,6 +48,11 @@ def perturb(
     `tensor`: 32 bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
     """
     if parameters.device.type != "cpu":
+        if importlib.util.find_spec("triton") is not None:
+            from .passes_triton import perturb as by_triton
+
+            by_triton(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first)
+            return
         _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first)
         return
     form, elements = DTYPE_NAMES[parameters.dtype], parameters.numel()
