@@ -22,18 +22,18 @@ class Room:
     """Memory for log-probabilities, which losses without a gradient use one after the other."""
 
     def __init__(self) -> None:
-        self._flat = torch.empty(0)
+        self._flat = torch.empty(0, dtype=torch.float32)
 
     def array(self, shape: torch.Size) -> torch.Tensor:
         """fp32 of that shape, which holds anything; it is overwritten by what is asked for next."""
         if self._flat.numel() < shape.numel():
-            self._flat = torch.empty(0)  # the smaller one is gone first
-            self._flat = torch.empty(shape.numel())
+            self._flat = torch.empty(0, dtype=torch.float32)  # the smaller one is gone first
+            self._flat = torch.empty(shape.numel(), dtype=torch.float32)
         return self._flat[: shape.numel()].view(shape)
 
     def clear(self) -> None:
         """Free it."""
-        self._flat = torch.empty(0)
+        self._flat = torch.empty(0, dtype=torch.float32)
 
 
 def cross_entropy(
@@ -60,7 +60,7 @@ class _CrossEntropy(torch.autograd.Function):
         del ctx.array
         given = array if ctx.dtype == torch.float32 else torch.empty_like(array, dtype=ctx.dtype)
         rows = _rows_at_once(array)
-        of_slice = torch.zeros(min(rows, len(array)), array.shape[1])
+        of_slice = torch.zeros(min(rows, len(array)), array.shape[1], dtype=torch.float32)
         minus = -(gradient / ctx.normaliser)
         for labels, of_tokens, wanted in zip(ctx.labels.split(rows), array.split(rows), given.split(rows), strict=True):
             part = of_slice[: len(of_tokens)]
@@ -77,7 +77,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _log_probabilities(logits: torch.Tensor, room: Room | None = None) -> torch.Tensor:
     """fp32 [tokens, vocabulary], in `room` or an array of its own."""
     flat = logits.detach().reshape(-1, logits.shape[-1])
-    array = room.array(flat.shape) if room else torch.empty(flat.shape)
+    array = room.array(flat.shape) if room else torch.empty(flat.shape, dtype=torch.float32)
     rows = _rows_at_once(array)
     for given, part in zip(flat.split(rows), array.split(rows), strict=True):
         part.copy_(given)
