@@ -147,6 +147,7 @@ def test_the_simulated_step_is_the_bound_with_fill_and_drain() -> None:
 
 def test_a_step_that_waits_for_chunks_gets_more_of_them_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drive about as slow as updates: what a stage waits for cannot be hidden later."""
+    monkeypatch.setattr(search, "GPU_OPERATION_SECONDS", 0.0)
     machine = made_machine(update_rate=4e8, volumes=(made_volume(read=3e9, write=3e9),))
     profile = made_profile(model=made_model(blocks=12, hidden=1024, flops=8e10), machine=machine)
     request = SolveRequest(host_memory_bytes=700 * MIB, micro_batches=1, micro_batch_size=1)
@@ -159,10 +160,11 @@ def test_a_step_that_waits_for_chunks_gets_more_of_them_on_their_way(monkeypatch
 
 
 def test_of_paces_about_as_fast_the_one_with_fewer_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operations count where compute wants the cores that run them, and nowhere else."""
+    """Operations count where compute wants the cores that run them, and where they were measured to begin on a GPU."""
 
-    def operations(*, shared: bool, core_seconds: float) -> int:
+    def operations(*, shared: bool, core_seconds: float, gpu_seconds: float = 0.0) -> int:
         monkeypatch.setattr(search, "OPERATION_CORE_SECONDS", core_seconds)
+        monkeypatch.setattr(search, "GPU_OPERATION_SECONDS", gpu_seconds)
         machine = made_machine(shared=shared, update_rate=4e8, volumes=(made_volume(read=3e9, write=3e9),))
         profile = made_profile(model=made_model(blocks=12, hidden=1024, flops=8e10), machine=machine)
         plan = planned(profile, SolveRequest(700 * MIB, micro_batches=1, micro_batch_size=1))
@@ -171,6 +173,8 @@ def test_of_paces_about_as_fast_the_one_with_fewer_operations(monkeypatch: pytes
     free, dear = (operations(shared=True, core_seconds=each) for each in (0.0, 1.0))
     assert dear < 0.7 * free
     assert operations(shared=False, core_seconds=0.0) == operations(shared=False, core_seconds=1.0) > dear
+    assert operations(shared=True, core_seconds=0.0, gpu_seconds=1.0) == free
+    assert operations(shared=False, core_seconds=0.0, gpu_seconds=1.0) < 0.7 * free
 
 
 def test_what_fits_in_memory_does_not_use_the_drive() -> None:
