@@ -264,7 +264,7 @@ def train(given: Given) -> None:
         write_text(text, 400)
         _command("profile", "--model", model, "--device", given.device, "--sequence-length", length,
                  "--micro-batch-sizes", rows, "--precision", "fp32" if given.dry else "bf16",
-                 "--seconds", 3 if given.dry else 15, "--volume", folder, "-o", profile)  # fmt: skip
+                 "--seconds", 3 if given.dry else 10, "--volume", folder, "-o", profile)  # fmt: skip
         measured = json.loads(profile.read_text("utf-8"))
         given.note(machine=measured["machine"], profile_notes=measured["notes"])
         sizes = ("--micro-batch-size", rows, "--micro-batches", 4)

@@ -171,7 +171,7 @@ def describe(preview: Preview, *, colour: bool) -> str:
     figures = [
         ("format", f"{preview.format}, rendered by {preview.rendered_by}"),
         ("samples", f"{preview.samples:,} in {preview.files:,} file(s)"),
-        ("tokens read", _share(preview.tokens, preview.learnt_before_cut, "would be learnt in rows without an end")),
+        ("tokens read", _share(preview.tokens, preview.learnt_before_cut, "would be learnt in rows of any length")),
         ("tokens in rows", _share(preview.row_tokens, preview.learnt_tokens, "are learnt")),
         ("tokens a sample", ", ".join(f"{name} {value:,.0f}" for name, value in preview.lengths.items())),
         ("row length", f"{preview.sequence_length} tokens, {preview.sequence_length_from}"),

@@ -227,7 +227,7 @@ def _prediction(plan: Plan, schedule: Schedule) -> list[str]:
 
 def _wear(machine: Machine, found: Wear) -> str:
     if found.days is None or found.volume is None or found.volume.endurance_bytes is None:
-        return "ssdplan profile --endurance SIZE, the drive's rating, shows how long it lasts"
+        return "a profile with --endurance SIZE, the drive's rating, lets plans say how long it lasts"
     rated = decimal(found.volume.endurance_bytes)
     rest = f"; {times(found.unrated, 'other volume')} without a rating" if found.unrated else ""
     name = short(drive_name(machine, found.volume), 24)

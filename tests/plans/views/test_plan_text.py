@@ -246,7 +246,7 @@ def test_the_least_budgets() -> None:
 def test_how_long_the_drive_lasts() -> None:
     """5 GiB in 12.5 s are 37.1 TB a day: 600 TB last 16.2 days."""
     prediction = _prediction(_made_schedule(), ssd_write_bytes=5 * GIB)
-    assert "profile --endurance SIZE" in _line(_page(prediction=prediction), "drive wear")
+    assert "a profile with --endurance SIZE" in _line(_page(prediction=prediction), "drive wear")
     (volume,) = made_machine().volumes
     rated = made_machine(volumes=(volume.model_copy(update={"endurance_bytes": 600 * 10**12}),))
     line = _line(_page(prediction=prediction, machine=rated), "drive wear")
