@@ -125,6 +125,11 @@ def _groups(names: Sequence[str]) -> list[list[Step]]:
     return groups
 
 
+def _most(step: Step, left: float, device: str) -> float:
+    """Seconds that a step may take; a dry run is bounded by all steps' limit alone."""
+    return left if device == "cpu" else min(step.seconds, left)
+
+
 def _skipped(step: Step, why: str) -> dict[str, Any]:
     return {"step": step.name, "status": "skipped", "seconds": 0.0, "error": why}
 
@@ -144,7 +149,7 @@ def _run(steps: Sequence[Step], out: Path, left: float, given: argparse.Namespac
             processes.append(stack.enter_context(_begun(step, out, left, given)))
             stack.callback(_end, processes[-1])
         for step, process in zip(steps, processes, strict=True):
-            seconds = left if given.device == "cpu" else min(step.seconds, left)
+            seconds = _most(step, left, given.device)
             try:
                 code = process.wait(timeout=max(0.0, started + seconds - time.monotonic()))
                 status = "ok" if code == 0 else "failed"
@@ -170,10 +175,9 @@ def _begun(step: Step, out: Path, left: float, given: argparse.Namespace) -> Ite
     """The process of a step, which writes to `STEP.log` and `STEP.figures.jsonl`."""
     figures = out / f"{step.name}.figures.jsonl"
     figures.unlink(missing_ok=True)
-    seconds = left if given.device == "cpu" else min(step.seconds, left)
     call = [sys.executable, str(ROOT / "benchmarks" / "gpu_steps.py"), step.name, "--out", str(out)]
     call += ["--device", given.device, "--figures", str(figures), "--target", str(given.target.absolute())]
-    call += ["--seconds", str(seconds), "--volume", str((given.volume or out).absolute())]
+    call += ["--seconds", str(_most(step, left, given.device)), "--volume", str((given.volume or out).absolute())]
     call += ["--wheels", str(given.wheels.absolute())] if given.wheels else []
     paths = [str(given.target.absolute()), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
