@@ -3,7 +3,10 @@
 It measures with the executor's pass on the executor's device and knows nothing of models.
 """
 
+from dataclasses import dataclass
 from functools import partial
+
+import torch
 
 from ssdplan.plans.documents.state_layout import Precision
 
@@ -18,6 +21,16 @@ PENDING = 4
 """Updates of the pass that tells how much longer each makes one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Rates of zeroth-order passes, in elements a second."""
+
+    copies: float
+    """Of a pass that makes both copies and no update."""
+    pending: float
+    """Of each pending update alone, by which a pass takes longer."""
+
+
 def measure_passes(
     perturb: Perturb,
     device: Device,
@@ -27,31 +40,35 @@ def measure_passes(
     progress: Progress,
     *,
     clock: Clock = REAL,
-) -> tuple[float, float, list[str]]:
-    """Elements a second of a zeroth-order pass that makes both copies and no update, and by how much each pending
-    update slows it: elements a second of that alone; and notes for people."""
+) -> tuple[Passes, Passes | None, list[str]]:
+    """Passes over parameters in the profile's precision; in half precision, passes over their fp32 masters too; and
+    notes for people."""
     dtype = FORMATS[precision]
-    parameters, plus, minus = (
-        device.allocate(PERTURBED_ELEMENTS * dtype.itemsize).view(dtype).fill_(0.01) for _ in range(3)
-    )
+    formats = [dtype] if dtype == torch.float32 else [dtype, torch.float32]
+    kept = {form: device.allocate(PERTURBED_ELEMENTS * form.itemsize).view(form).fill_(0.01) for form in formats}
+    plus, minus = (device.allocate(PERTURBED_ELEMENTS * dtype.itemsize).view(dtype).fill_(0.01) for _ in range(2))
 
-    def seconds(updates: int) -> float:
+    def seconds(form: torch.dtype, updates: int) -> float:
         pending = [(number, 0, 1e-6, 1.0) for number in range(updates)]
         started = clock()
         perturb(
-            parameters, plus, minus, seed=1, tensor=2, step=3, direction=0, eps=1e-3, pending=pending, threads=threads
+            kept[form], plus, minus, seed=1, tensor=2, step=3, direction=0, eps=1e-3, pending=pending, threads=threads
         )
         device.synchronize()
         return (clock() - started) / PERTURBED_ELEMENTS
 
-    seconds(1)  # memory that was never touched is not there yet, nor kernels that never ran
+    for form in formats:
+        seconds(form, 1)  # memory that was never touched is not there yet, nor kernels that never ran
     figures = repeat(
-        {"copies": partial(seconds, 0), "updates": partial(seconds, PENDING)},
+        {(form, updates): partial(seconds, form, updates) for form in formats for updates in (0, PENDING)},
         limits,
         progress,
         "zeroth-order passes",
         clock=clock,
     )
     notes = [f"zeroth-order passes: {trouble}" for figure in figures.values() if (trouble := figure.trouble())]
-    each = (figures["updates"].mean - figures["copies"].mean) / PENDING
-    return 1 / figures["copies"].mean, 1 / max(each, figures["copies"].mean / 100), notes
+    rates = []
+    for form in formats:
+        copies, updates = figures[form, 0].mean, figures[form, PENDING].mean
+        rates.append(Passes(1 / copies, 1 / max((updates - copies) / PENDING, copies / 100)))
+    return rates[0], rates[1] if len(rates) > 1 else None, notes

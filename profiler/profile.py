@@ -26,7 +26,7 @@ from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
 from .parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Perturb, Weights
-from .passes import measure_passes
+from .passes import Passes, measure_passes
 from .processor import cores, cpu_name
 from .products import DEFAULT_PRECISION, FORMATS, product_costs, slow_precision
 from .storage import MOST_WRITTEN, measure_volume
@@ -132,12 +132,13 @@ def profile(
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
     updates, remarks = measure_update(UpdateBench(precision, threads, memory.available), time_limit, part)
     notes += remarks
-    passes: tuple[float | None, float | None] = (None, None)
+    passes: Passes | None = None
+    over_masters: Passes | None = None
     if perturb:
-        *rates, remarks = measure_passes(
+        passes, over_masters, remarks = measure_passes(
             perturb, device, precision, threads, Limits(limits.passes_seconds), portion(progress, 0.4, 0.41)
         )
-        passes, notes = (rates[0], rates[1]), notes + remarks
+        notes += remarks
     together: tuple[float | None, float | None] = (None, None)
 
     def beside_compute(work: Work) -> None:
@@ -208,8 +209,10 @@ def profile(
             update_rate=updates.fp32.rate,
             update_rate_bf16=updates.bf16.rate,
             checksum_rate=updates.checksum_rate,
-            perturb_rate=passes[0],
-            pending_rate=passes[1],
+            perturb_rate=passes.copies if passes else None,
+            pending_rate=passes.pending if passes else None,
+            perturb_rate_masters=over_masters.copies if over_masters else None,
+            pending_rate_masters=over_masters.pending if over_masters else None,
             compute_beside_updates=together[0],
             updates_beside_compute=together[1],
             update_threads=threads,

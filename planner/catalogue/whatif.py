@@ -288,6 +288,10 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         update_rate_bf16=moved / (_updated_bytes("bf16") + copy),
         perturb_rate=passing / (3 * copy + DRAWN_BYTES),
         pending_rate=passing / DRAWN_BYTES,
+        perturb_rate_masters=None
+        if copy == ELEMENT_BYTES["fp32"]
+        else passing / (ELEMENT_BYTES["fp32"] + 2 * copy + DRAWN_BYTES),
+        pending_rate_masters=None if copy == ELEMENT_BYTES["fp32"] else passing / DRAWN_BYTES,
         update_threads=cores,
         compute_threads=cores,
         volumes=tuple(

@@ -207,7 +207,9 @@ def _seconds_alone(
             seconds.append(timings[op.layer_class].by_rung(op.rung).backward_seconds)
             longer[op.index] = timings[op.layer_class].backward_cold_seconds
         elif isinstance(op, Perturb):
-            seconds.append(perturb_seconds(machine, op.elements, copies=bool(op.copies), pending=op.waiting))
+            seconds.append(
+                perturb_seconds(machine, op.elements, copies=bool(op.copies), pending=op.waiting, masters=op.masters)
+            )
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.optimizer_states)

@@ -97,7 +97,8 @@ class Forms:
         self.store_bytes = _less(of.ssd_bytes(model, groups, work), absent - on_device)
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
-        self.times = _Times(machine, self.classes, states).of(self.stages)
+        masters = work.zeroth_order is not None and work.zeroth_order.masters
+        self.times = _Times(machine, self.classes, states, masters=masters).of(self.stages)
         least = [
             max((form.get(CONSTANT, 0.0) for _, form in resources if is_constant(form)), default=0.0)
             for resources in self.times
@@ -142,8 +143,12 @@ _remembered: deque[tuple[Model, Machine, Work, Forms]] = deque(maxlen=REMEMBERED
 class _Times:
     """Seconds of stages on one machine."""
 
-    def __init__(self, machine: Machine, classes: Sequence[str], optimizer_states: OptimizerStates) -> None:
+    def __init__(
+        self, machine: Machine, classes: Sequence[str], optimizer_states: OptimizerStates, *, masters: bool
+    ) -> None:
         self.machine, self.rate = machine, update_rate(machine, optimizer_states)
+        self.masters = masters
+        """Zeroth-order passes are over masters."""
         frontier = combined_frontier(machine.volumes)
         self.edges = hull_edges(frontier)
         full = (frontier[0][0], frontier[-1][1])
@@ -169,8 +174,8 @@ class _Times:
             updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
         compute = stage.compute_seconds
         if stage.perturbed or stage.pending:
-            passes = perturb_seconds(machine, stage.perturbed, copies=True, pending=0.0)
-            each = perturb_seconds(machine, 1.0, copies=False, pending=1.0)
+            passes = perturb_seconds(machine, stage.perturbed, copies=True, pending=0.0, masters=self.masters)
+            each = perturb_seconds(machine, 1.0, copies=False, pending=1.0, masters=self.masters)
             compute = _sum(compute, {CONSTANT: passes}, _scaled(stage.pending, each))
         times: list[tuple[str, Linear]] = [("compute", compute), ("h2d", h2d), ("d2h", d2h)]
         if machine.compute_shares_cpu:

@@ -95,6 +95,11 @@ class Machine(Part):
     precision (ZO-Offloading section 2.3). None: nobody measured it, and there are no zeroth-order plans."""
     pending_rate: Positive | None = None
     """Elements a second by which a pass takes longer for each update that is pending: it draws one direction more."""
+    perturb_rate_masters: Positive | None = None
+    """`perturb_rate` over fp32 masters, which a pass rounds before it perturbs them. None: nobody measured it, as in
+    fp32, where parameters are their own masters, and plans count on `perturb_rate`."""
+    pending_rate_masters: Positive | None = None
+    """`pending_rate` over fp32 masters."""
     compute_beside_updates: Kept | None = None
     """The fraction of its pace that compute keeps while updates run one after the other on the same cores."""
     updates_beside_compute: Kept | None = None
@@ -114,11 +119,14 @@ def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
     return machine.update_rate
 
 
-def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending: float) -> float:
+def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending: float, masters: bool) -> float:
     """Seconds of a zeroth-order pass over so many elements, with copies or without, where so many updates are pending.
-    The machine's rates are known: a request sees to it."""
-    assert machine.perturb_rate and machine.pending_rate
-    return elements * (copies / machine.perturb_rate + pending / machine.pending_rate)
+    `masters`: over fp32 masters in half precision. The machine's rates are known: a request sees to it."""
+    copying, updating = machine.perturb_rate, machine.pending_rate
+    if masters:
+        copying, updating = machine.perturb_rate_masters or copying, machine.pending_rate_masters or updating
+    assert copying and updating
+    return elements * (copies / copying + pending / updating)
 
 
 class State(Part):

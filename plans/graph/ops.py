@@ -244,6 +244,8 @@ class Perturb(Op):
     parameters: Region
     plus: Region | None
     minus: Region | None
+    masters: bool
+    """`parameters` are fp32 masters of what compute takes."""
     rounded: Region | None = None
     """The copy of masters as they are, in the format that compute takes."""
 

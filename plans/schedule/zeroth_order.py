@@ -237,6 +237,7 @@ class _ZerothOrder:
                 parameters=weights,
                 plus=plus,
                 minus=minus,
+                masters=self.zeroth_order.masters,
                 rounded=rounded,
             ),
             when,

@@ -6,25 +6,35 @@ import pytest
 import torch
 
 from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.passes import PERTURBED_ELEMENTS, measure_passes
+from ssdplan.profiler.products import FORMATS
 from tests.profiler.made_time import MadeTime
 
-COPIES, UPDATE = 2e-9, 5e-10
-"""Seconds an element, of both copies and of each pending update."""
+COPIES, UPDATE, MASTERS = 2e-9, 5e-10, 1.25
+"""Seconds an element, of both copies and of each pending update; and how many times that over masters."""
 
 
-def test_a_pass_and_each_pending_update_have_rates_of_their_own() -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_pass_and_each_pending_update_have_rates_of_their_own(precision: Precision) -> None:
     clock, seen = MadeTime(), set[tuple[int, torch.dtype]]()
+    dtype = FORMATS[precision]
 
     def perturb(parameters: torch.Tensor, plus: torch.Tensor, minus: torch.Tensor, **how: Any) -> None:
         assert parameters.numel() == plus.numel() == minus.numel() == PERTURBED_ELEMENTS
+        assert plus.dtype == minus.dtype == dtype
         seen.add((len(how["pending"]), parameters.dtype))
-        clock.sleep(PERTURBED_ELEMENTS * (COPIES + UPDATE * len(how["pending"])))
+        slower = MASTERS if parameters.dtype != dtype else 1
+        clock.sleep(PERTURBED_ELEMENTS * slower * (COPIES + UPDATE * len(how["pending"])))
 
-    copies, pending, notes = measure_passes(
-        perturb, EmulatedDevice(), "bf16", 2, Limits(0.5), lambda share, what: None, clock=clock
+    passes, over_masters, notes = measure_passes(
+        perturb, EmulatedDevice(), precision, 2, Limits(2.0), lambda share, what: None, clock=clock
     )
-    assert copies == pytest.approx(1 / COPIES) and pending == pytest.approx(1 / UPDATE)
-    assert {dtype for _, dtype in seen} == {torch.bfloat16} and {0, 4} <= {count for count, _ in seen}
+    assert passes.copies == pytest.approx(1 / COPIES) and passes.pending == pytest.approx(1 / UPDATE)
+    assert {(0, dtype), (4, dtype)} <= seen and {form for _, form in seen} == {dtype, torch.float32}
+    assert (over_masters is None) == (precision == "fp32")
+    if over_masters:
+        assert over_masters.copies == pytest.approx(1 / COPIES / MASTERS)
+        assert over_masters.pending == pytest.approx(1 / UPDATE / MASTERS)
     assert not notes

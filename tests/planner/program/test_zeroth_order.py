@@ -32,11 +32,12 @@ from tests.planner.machines import models
 from tests.planner.zeroth_order_table import ROWS, ablation, device_mib, host_gib
 
 PASSES = {"perturb_rate": 2e9, "pending_rate": 3e9}
+OVER_MASTERS = {"perturb_rate_masters": 1.5e9, "pending_rate_masters": 2e9}
 
 
 def profile_of(**choices: Any) -> Profile:
     made = made_profile(**choices)
-    return made.model_copy(update={"machine": made.machine.model_copy(update=PASSES)})
+    return made.model_copy(update={"machine": made.machine.model_copy(update=PASSES | OVER_MASTERS)})
 
 
 @settings(deadline=None, max_examples=40, print_blob=True)
@@ -91,18 +92,27 @@ def test_counts_what_the_graph_moves_to_the_byte(
     verify(schedule)
 
 
-def test_a_pass_takes_its_copies_and_what_is_pending() -> None:
+@pytest.mark.parametrize("masters", [False, True])
+def test_a_pass_takes_its_copies_and_what_is_pending(masters: bool) -> None:
     profile = profile_of(blocks=4)
-    zeroth = ZerothOrder(directions=2, written_every=3)
+    copying, updating = (OVER_MASTERS if masters else PASSES).values()
+    zeroth = ZerothOrder(directions=2, written_every=3, masters=masters)
     decision = decide(profile.model, zeroth_order=zeroth, parameters=1.0)
     graph = build_schedule(profile.model, decision).steady
-    timeline = simulate(graph, profile.model, profile.machine, 1)
+    timeline, slowest = simulate(graph, profile.model, profile.machine, 1), 0.0
     for op, start, end in zip(graph.ops, timeline.starts, timeline.ends, strict=True):
         if isinstance(op, Perturb):
             elements = profile.model.states[op.state].elements
             pending = 2 * (3 + 1) / 2 if op.updates else 0  # of two directions, after 1, 2 or 3 steps
-            alone = elements * (1 / PASSES["perturb_rate"] + pending / PASSES["pending_rate"])
+            alone = elements * (1 / copying + pending / updating)
             assert end - start >= 0.999 * alone
+            slowest = max(slowest, alone / (end - start))
+    assert slowest == pytest.approx(1.0, rel=1e-3)  # some pass has its cores to itself
+
+    old = profile.machine.model_copy(update=dict.fromkeys(OVER_MASTERS))
+    assert simulate(graph, profile.model, old, 1) == simulate(
+        graph, profile.model, old.model_copy(update=dict(zip(OVER_MASTERS, PASSES.values(), strict=True))), 1
+    )
 
 
 def test_solve_fits_its_budgets_and_beats_first_order_memory() -> None:
