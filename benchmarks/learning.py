@@ -1,9 +1,9 @@
-"""Learning without gradients: the demo's model is taught to tell Milton from Shakespeare by its own forwards alone.
+"""Learning without gradients: the demo's model is taught to tell questions from statements by its forwards alone.
 
-Makes a task of classification as text from the demo's packages: three lines of verse, "The author is", and a name. The
-works that it is judged by are others than it learns from. It profiles, solves with `--optimizer mezo`, trains, and
-compares the accuracy of the trained model with that of the first one, both by plain PyTorch. What is there is kept, so
-a call that was stopped goes on where it was: to the same bits, as every run does.
+Makes a task of classification as text from the demo's plays: a sentence without its last mark in quotes, then ", he",
+and " asked." or " said.". The plays that it is judged by are others than it learns from. It profiles, solves with
+`--optimizer mezo`, trains, and compares the accuracy of the trained model with that of the first one, both by plain
+PyTorch. What is there is kept, so a call that was stopped goes on where it was: to the same bits, as every run does.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,17 +21,16 @@ from commands import command, end_on_sigterm
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import demo
 
-AUTHORS = ("Milton", "Shakespeare")
-QUESTION = "\nThe author is"
-LINES = 3
-"""Of an example."""
-ROWS = 4000
-"""To learn from, half of each author."""
+ANSWERS = {"?": " asked.", ".": " said."}
+"""What is learnt behind a sentence -> by the mark that the sentence had."""
+SENTENCE = re.compile(r"(?<=[.?!] )([A-Z][^.?!\[\]]{24,159})([.?])(?= )")
+"""What follows the end of another, within so many characters; and its mark."""
+ROWS = 1000
+"""To learn from, half of each answer."""
 HELD_OUT_ROWS = 400
-MILTON = ("paradise_lost*", "paradise_regained*")
-"""What is learnt from, and what the model is judged by, as file names of the package."""
 HELD_OUT_PLAYS = ("winters_tale", "coriolanus", "cymbeline", "richard_ii")
-LENGTH = 64
+"""What the model is judged by."""
+LENGTH = 48
 """Tokens of a row; longer examples are left out."""
 AT_ONCE = 8
 """Examples of which plain PyTorch takes both answers at once."""
@@ -78,49 +76,44 @@ def make_task(work: Path, model: Path, seed: int) -> None:
     """Write train.jsonl and held-out.jsonl, unless they are there."""
     if (work / "held-out.jsonl").exists():
         return
-    packages = work / "assets" / "downloads"
     plays = sorted((work / "assets" / "train").glob("*.txt"))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    for name, rows, number in (("train.jsonl", ROWS, 0), ("held-out.jsonl", HELD_OUT_ROWS, 1)):
-        (milton,) = {path.read_text(errors="replace") for path in packages.rglob(f"miltondata/texts/{MILTON[number]}")}
-        shakespeare = [play.read_text(errors="replace") for play in plays if (play.stem in HELD_OUT_PLAYS) == number]
-        drawn = random.Random(seed + number)
-        texts = []
-        for author, works in zip(AUTHORS, ([milton], shakespeare), strict=True):
-            every = [verse for text in works for verse in verses(text)]
-            fitting = [each for each in every if len(tokenizer(each).input_ids) < LENGTH - 12]
-            texts += [(author, verse) for verse in drawn.sample(fitting, rows // 2)]
-        drawn.shuffle(texts)
+    for name, rows, held_out in (("train.jsonl", ROWS, False), ("held-out.jsonl", HELD_OUT_ROWS, True)):
+        found: dict[str, list[str]] = {mark: [] for mark in ANSWERS}
+        for play in plays:
+            if (play.stem in HELD_OUT_PLAYS) == held_out:
+                for sentence, mark in sentences(play.read_text(errors="replace")):
+                    prompt = f'"{sentence}", he'
+                    if len(tokenizer(prompt + ANSWERS[mark]).input_ids) < LENGTH:  # an end token comes behind it
+                        found[mark].append(prompt)
+        drawn = random.Random(seed + held_out)
+        examples = [(prompt, mark) for mark in ANSWERS for prompt in drawn.sample(found[mark], rows // 2)]
+        drawn.shuffle(examples)
         with (work / name).open("w", encoding="utf-8") as file:
-            for author, verse in texts:
-                file.write(json.dumps({"prompt": verse + QUESTION, "completion": f" {author}"}) + "\n")
+            for prompt, mark in examples:
+                file.write(json.dumps({"prompt": prompt, "completion": ANSWERS[mark]}) + "\n")
 
 
-def verses(text: str) -> Iterator[str]:
-    """Three lines each that follow each other: no headings, names of speakers, stage directions or line numbers."""
-    kept: list[str] = []
-    for raw in text.splitlines():
-        line = re.sub(r"\s+\d+\s*$", "", raw).strip()
-        if len(line.split()) < 5 or line.isupper() or re.search(r"[\[\]]|Gutenberg|Project|[Ee]text", line):
-            kept = []
-            continue
-        kept.append(line)
-        if len(kept) == LINES:
-            yield "\n".join(kept)
-            kept = []
+def sentences(text: str) -> list[tuple[str, str]]:
+    """Questions and statements that others precede, each without its mark, and the mark: no headings, names of
+    speakers or stage directions."""
+    lines = [line.strip() for line in text.splitlines()]
+    spoken = (line for line in lines if len(line.split()) > 3 and not line.isupper())
+    kept = (line for line in spoken if not re.search(r"[\[\]]|Gutenberg|Project|[Ee]text", line))
+    return SENTENCE.findall(re.sub(r"\s+", " ", " ".join(kept)))
 
 
 @torch.no_grad()
 def accuracy(model: Path, held_out: Path) -> float:
-    """The share of examples whose author's name the model finds likelier than the other's, by plain PyTorch."""
+    """The share of examples whose answer the model finds likelier than the other, by plain PyTorch."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     rows = [json.loads(line) for line in held_out.read_text(encoding="utf-8").splitlines()]
-    right = 0
+    right, answers = 0, list(ANSWERS.values())
     for begin in range(0, len(rows), AT_ONCE):
         part = rows[begin : begin + AT_ONCE]
-        prompts = [len(tokenizer(row["prompt"]).input_ids) for row in part for _ in AUTHORS]
-        ids = [tokenizer(f"{row['prompt']} {author}").input_ids for row in part for author in AUTHORS]
+        prompts = [len(tokenizer(row["prompt"]).input_ids) for row in part for _ in answers]
+        ids = [tokenizer(row["prompt"] + answer).input_ids for row in part for answer in answers]
         longest = max(map(len, ids))
         padded = torch.tensor([each + [0] * (longest - len(each)) for each in ids])
         mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
@@ -130,8 +123,8 @@ def accuracy(model: Path, held_out: Path) -> float:
             logits = whole.get_output_embeddings()(row[prompt - 1 : len(each) - 1]).log_softmax(-1)
             scores.append(float(logits.gather(-1, torch.tensor(each[prompt:])[:, None]).sum()))
         for number, row in enumerate(part):
-            of_row = scores[number * len(AUTHORS) : (number + 1) * len(AUTHORS)]
-            right += AUTHORS[of_row.index(max(of_row))] == row["completion"].strip()
+            of_row = scores[number * len(answers) : (number + 1) * len(answers)]
+            right += answers[of_row.index(max(of_row))] == row["completion"]
     return right / len(rows)
 
 
@@ -158,7 +151,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=400, help="steps between two looks at accuracy [%(default)s]")
     parser.add_argument("--rows", type=int, default=8, help="of a step [%(default)s]")
     parser.add_argument("--directions", type=int, default=1, help="of a step [%(default)s]")
-    parser.add_argument("--lr", default="1e-5", help="[%(default)s]")
+    parser.add_argument("--lr", default="5e-6", help="[%(default)s]")
     parser.add_argument("--eps", default="1e-3", help="[%(default)s]")
     parser.add_argument("--host-memory", default="1GiB", help="[%(default)s]")
     parser.add_argument("--seed", type=int, default=1, help="of examples, directions and order [%(default)s]")

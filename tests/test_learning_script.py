@@ -1,7 +1,6 @@
-"""`benchmarks/learning.py`: it is judged by other works than it learns from, and its accuracy is that of answers."""
+"""`benchmarks/learning.py`: it is judged by other plays than it learns from, and its accuracy is that of answers."""
 
 import json
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,55 +31,53 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def lay(work: Path, name: str, author: str) -> None:
-    """A work of lines that name their author, among what no verse has."""
-    drawn = random.Random(name)
-    lines = [f"{author} of {name.partition('.')[0]} sings {drawn.randrange(10**6)} of men" for _ in range(60)]
-    lines[6], lines[13], lines[20] = "A SCENE OF FIVE WORDS HERE", "[Enter some of the five lords]", "HAMLET."
-    path = work / name
+def lay(path: Path) -> None:
+    """A play of questions and statements that name it, among what no sentence has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines))
+    play = path.stem
+    said = (
+        f"What is it of {play} that moves {number} men?\nThere is of {play} a tale\nof as many as {number} men."
+        for number in range(40)
+    )
+    path.write_text("PLAY.\n" + "\n\nHAMLET.\n".join(said))
 
 
-def test_three_lines_of_verse_have_nothing_else_among_them(learning: Any) -> None:
-    text = "one two three four five\nsix seven eight nine ten  60\na b c d e\nHAMLET.\nf g h i j\nk l m n o\np q r s t"
-    assert list(learning.verses(text)) == [
-        "one two three four five\nsix seven eight nine ten\na b c d e",
-        "f g h i j\nk l m n o\np q r s t",
+def test_a_sentence_is_of_speech_alone_and_loses_its_mark(learning: Any) -> None:
+    text = (
+        "ACT I. SCENE OF FIVE WORDS\nIt begins here and now. \nHAMLET.\nWhat say you to that, my good\n"
+        "lord of five words?\n[Enter some of the five lords]\nHe comes not here to speak of it. So short a one. Go\n"
+        "from me now, and let it be as it was! So says the man who comes [aside] here.\nThat is the end of all of it."
+    )
+    assert learning.sentences(text) == [
+        ("What say you to that, my good lord of five words", "?"),
+        ("He comes not here to speak of it", "."),
     ]
 
 
-def test_the_task_is_judged_by_other_works_and_answers_are_counted(learning: Any, tmp_path: Path) -> None:
+def test_the_task_is_judged_by_other_plays_and_answers_are_counted(learning: Any, tmp_path: Path) -> None:
     assets = tmp_path / "assets"
     model = make_model("llama", assets / "model", vocab_size=300)
     make_tokenizer(model)
-    texts = assets / "downloads" / "package" / "miltondata" / "texts"
-    lay(texts, "paradise_lost_gut.txt", "Milton")
-    lay(texts, "paradise_regained_gut.txt", "Milton")
     for play in ("hamlet", "coriolanus"):
-        lay(assets / "train", f"{play}.txt", "Shakespeare")
+        lay(assets / "train" / f"{play}.txt")
     learning.make_task(tmp_path, model, 1)
-    works = {"train.jsonl": ("paradise_lost_gut", "hamlet"), "held-out.jsonl": ("paradise_regained_gut", "coriolanus")}
-    for file, (milton, shakespeare) in works.items():
+    for file, play in {"train.jsonl": "hamlet", "held-out.jsonl": "coriolanus"}.items():
         rows = [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]
-        assert sorted(row["completion"] for row in rows) == [" Milton"] * (len(rows) // 2) + [" Shakespeare"] * (
-            len(rows) // 2
-        )
+        answers = sorted(row["completion"] for row in rows)
+        assert answers == [" asked."] * (len(rows) // 2) + [" said."] * (len(rows) // 2)
         for row in rows:
-            work = milton if row["completion"] == " Milton" else shakespeare
-            verse, question = row["prompt"].rsplit("\n", 1)
-            assert question == "The author is"
-            assert all(line.startswith(f"{row['completion'].strip()} of {work} sings") for line in verse.splitlines())
+            begins = "What is it" if row["completion"] == " asked." else "There is"
+            assert row["prompt"].startswith(f'"{begins} of {play} ') and row["prompt"].endswith(' men", he')
     tokenizer, whole = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).float()
     right = 0
     for row in rows:
         scores = {}
-        for author in learning.AUTHORS:
-            ids = tokenizer(f"{row['prompt']} {author}", return_tensors="pt").input_ids
+        for answer in learning.ANSWERS.values():
+            ids = tokenizer(row["prompt"] + answer, return_tensors="pt").input_ids
             prompt = len(tokenizer(row["prompt"]).input_ids)
             labels = ids.clone()
             labels[:, :prompt] = -100
             with torch.no_grad():
-                scores[author] = -float(whole(input_ids=ids, labels=labels).loss) * (ids.shape[1] - prompt)
-        right += max(scores, key=scores.__getitem__) == row["completion"].strip()
+                scores[answer] = -float(whole(input_ids=ids, labels=labels).loss) * (ids.shape[1] - prompt)
+        right += max(scores, key=scores.__getitem__) == row["completion"]
     assert learning.accuracy(model, tmp_path / "held-out.jsonl") == right / len(rows)
