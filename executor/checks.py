@@ -17,7 +17,7 @@ from ssdplan.plans.room import file_size_limit
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 
-from .device.device import Device
+from .device.interface import Device
 from .device.tensors import DTYPES
 from .model.directory.export import MAX_SHARD_BYTES
 from .model.model import StreamedModel

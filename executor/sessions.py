@@ -19,7 +19,7 @@ from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 
 from .checks import compact, schedule_of
-from .device.device import Device
+from .device.interface import Device
 from .device.tensors import DTYPES
 from .memory.arenas import Memory
 from .memory.migration import Snapshotted, Source, carry_over, settle

@@ -28,7 +28,7 @@ from .batches import Texts
 from .calibration import Calibrator
 from .checks import check, compact, look_ahead, require_memory
 from .data.reader import Apart
-from .device.device import Device
+from .device.interface import Device
 from .loop import Loop
 from .memory.store_records import Records
 from .metrics.metrics import History, MetricsFile, cut_back, write_report

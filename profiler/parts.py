@@ -182,15 +182,15 @@ MakeMicroBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torc
 
 
 class HostArena(Protocol):
-    """`HostArena` of `executor/device/device.py`: `bytes` is a uint8 tensor; `note` says why it is not page-locked, if
-    it is not."""
+    """`HostArena` of `executor/device/host_arena.py`: `bytes` is a uint8 tensor; `note` says why it is not page-locked,
+    if it is not."""
 
     bytes: torch.Tensor
     note: str
 
 
 class Device(Protocol):
-    """`Device` of `executor/device/device.py`"""
+    """`Device` of `executor/device/interface.py`"""
 
     @property
     def kind(self) -> str: ...

@@ -1,8 +1,8 @@
-"""The device: a GPU's memory and streams, or an emulated one with a memory and copies of its own.
+"""A GPU: its memory and its streams, and which device a command means.
 
-The only module of the project that touches CUDA. It owns where arenas live, how bytes cross the link, on which stream
-an op works, how a GPU's libraries are set up so that they give the same bits twice, and what of its memory is left; it
-knows nothing of layers, states or plans.
+The only module of the project that touches CUDA. It owns how bytes cross the link, on which stream an op works, how a
+GPU's libraries are set up so that they give the same bits twice, and what of its memory is left; it knows nothing of
+layers, states or plans.
 """
 
 import contextlib
@@ -10,216 +10,20 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssdplan import native
-from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.errors import MemoryBudgetError, MismatchError, SsdplanError, UsageError, first_line
 from ssdplan.plans.graph.ops import Resource
 from ssdplan.plans.units import format_bytes
 
-from .tensors import tensors_in
+from .emulated import EmulatedDevice
+from .host_arena import HostArena
+from .interface import Device, Taken
+from .squares import squares_of_rows
 
 Result = TypeVar("Result")
-
-
-class HostArena:
-    """One block of page-locked host memory and its bytes as a torch tensor. Close it when no view is left."""
-
-    def __init__(self, nbytes: int, *, lock: bool = True) -> None:
-        try:
-            self._arena = native.Arena(nbytes, lock=lock)
-        except MemoryError as error:
-            raise MemoryBudgetError(f"host memory: cannot allocate an arena of {nbytes} bytes: {error}") from error
-        self.bytes: torch.Tensor = torch.from_dlpack(self._arena)
-        self.address = self._arena.address
-        self.nbytes = nbytes
-        self.note = "" if self._arena.locked or not lock else self._arena.lock_error
-
-    def close(self) -> None:
-        """Give the memory back: now, or when the last view is dropped."""
-        del self.bytes
-        if not self._arena.exports:
-            self._arena.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The most bytes of a device that a run has taken, beyond what its libraries keep in any case."""
-
-    reserved: int
-    """What torch's allocator held, with what it rounds up and the gaps that it leaves."""
-    allocated: int
-    """The tensors alone."""
-
-
-class Device(Protocol):
-    """What the executor and the profiler need of a device."""
-
-    kind: str
-    index: int
-    """Which of several."""
-    name: str
-    torch_device: torch.device
-    reserve_bytes: int
-    """What no plan may have of its memory."""
-
-    def memory_bytes(self) -> int: ...
-    def keep_to(self, budget_bytes: int) -> None: ...
-    def taken(self) -> Taken | None: ...
-    def allocate(self, nbytes: int) -> torch.Tensor: ...
-    def host_arena(self, nbytes: int) -> HostArena: ...
-    def release(self, arena: HostArena) -> None: ...
-    def lane(self, resource: Resource) -> contextlib.AbstractContextManager[None]: ...
-    def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
-    def copy_d2h(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
-    def copy_d2h_gradient(
-        self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
-    ) -> tuple[bool, int]: ...
-    def synchronize(self) -> None: ...
-    def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...
-
-
-_ROWS_AT_ONCE = 4096
-"""Rows folded at once, in 32 MiB beside them, or 64 where fp32 is not enough: well within what is kept for this process
-of a GPU's reserve. On an H200, 512 at once took 2 ms of launches beside a copy of 0.3 ms."""
-_UNIT = 1074
-"""Sums of squares are integers in units of two to the minus this: every float64 is such an integer."""
-
-
-class EmulatedDevice:
-    """A device made of DRAM: an arena of its own and real copies over a link of one core."""
-
-    kind = "cpu"
-    index = 0
-    name = "emulated device in DRAM"
-    reserve_bytes = 0
-
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cpu")
-
-    def memory_bytes(self) -> int:
-        """Half of what DRAM is free now: the other half is the host's."""
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-        return available // 2
-
-    def keep_to(self, budget_bytes: int) -> None:
-        """Nothing of torch's bounds what its tensors take of DRAM."""
-
-    def taken(self) -> None:
-        """Nobody counts it: `peak_bytes` does, op by op."""
-
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes] of the device's memory, kept until the process ends or the tensor is dropped."""
-        return torch.from_dlpack(native.Arena(nbytes, lock=False))
-
-    def host_arena(self, nbytes: int) -> HostArena:
-        return HostArena(nbytes)
-
-    def release(self, arena: HostArena) -> None:
-        arena.close()
-
-    @contextlib.contextmanager
-    def lane(self, resource: Resource) -> Iterator[None]:
-        yield
-
-    def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """uint8 to uint8, equally long, contiguous; done when it returns. Lets other threads run."""
-        native.copy(target.data_ptr(), source.data_ptr(), source.nbytes)
-
-    copy_d2h = copy_h2d
-
-    def copy_d2h_gradient(
-        self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
-    ) -> tuple[bool, int]:
-        """Copy a range of a gradient, fp32 to fp32; returns (finite, sum of squares), gathered as the bytes pass
-        (MemAscend 4.4).
-
-        A whole number of grains (`state_layout.GRAIN`). The sum is an integer in units of 2**-1074; the sums of all
-        ranges add up to the gradient's, in any order. `whole`: the gradient, with the first of its ranges that a step
-        copies; None with the others.
-        """
-        return native.copy_statistics(target.data_ptr(), source.data_ptr(), source.numel())
-
-    def synchronize(self) -> None:
-        pass
-
-    def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]:
-        """Run `work`; returns its result and the most bytes that torch held during it beyond those of before."""
-        with _LiveBytes() as live:
-            result = work()
-        return result, live.peak
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of every storage that torch makes while it is active, for as long as the storage lives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *(kwargs or {}).values()))}
-        made = {}
-        for tensor in tensors_in((result,)):
-            storage = tensor.untyped_storage()
-            if tensor.device.type != "meta" and storage._cdata not in given:
-                made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        if made:  # else no more lives than before
-            self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()} | made
-            self.peak = max(self.peak, sum(nbytes for _, nbytes in self._live.values()))
-        return result
-
-
-def squares_of_rows(gradient: torch.Tensor) -> int | None:
-    """The sum of squares of fp32 [rows * GRAIN] where it lies, in units of 2**-1074; None when an element is not
-    finite.
-
-    A row's sum is rounded to about 1e-7 of itself (squares that are none in fp32 count as zero) and depends on that row
-    alone; rows add up exactly. So a state's sum is the same however it is cut into ranges, and so is what is clipped by
-    it.
-    """
-    rows = gradient.view(-1, GRAIN)
-    sums = _row_sums(rows, torch.float32)
-    if not sums.isfinite().all():  # an element is not, or the square of one is none of fp32's numbers
-        sums = torch.where(sums.isfinite(), sums, _row_sums(rows, torch.float64))
-        if not sums.isfinite().all():
-            return None
-    # Each sum as an integer of 31 bits times a power of two; eight neighbouring powers share an integer of 64 bits.
-    mantissas, exponents = torch.frexp(sums)
-    powers = exponents.long() + (_UNIT - 31)
-    shared = torch.zeros(256, dtype=torch.int64)
-    shared.index_add_(0, powers // 8, (mantissas * (1 << 31)).long() << powers % 8)
-    return sum(part << 8 * place for place, part in enumerate(shared.tolist()))
-
-
-def _row_sums(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum of squares of each row, computed in `dtype`, as float64 on host.
-
-    Rows are folded in halves, one operation an element: a GPU's own reductions add in an order that depends on how many
-    rows they are given.
-    """
-    sums = []
-    for part in rows.split(_ROWS_AT_ONCE):
-        half = GRAIN // 2
-        folded = part[:, :half].to(dtype, copy=True).square_()
-        folded.add_(part[:, half:].to(dtype, copy=True).square_())
-        while half > 1:
-            half //= 2
-            folded = folded[:, :half].add_(folded[:, half:])
-        sums.append(folded[:, 0].to(torch.float64, copy=True))
-    return torch.cat(sums).cpu()
-
 
 RESERVE_BYTES, RESERVE_SHARE = 512 << 20, 0.02
 """Of a GPU's memory, whichever is more, no plan may have: for the code of kernels, which is loaded when they first run,

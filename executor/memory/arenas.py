@@ -8,7 +8,7 @@ import torch
 
 from ssdplan.plans.graph.ops import Region, Schedule, Tier
 
-from ..device.device import Device
+from ..device.interface import Device
 
 
 class Memory:

@@ -17,7 +17,7 @@ from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Transfer, Update
 
-from ..device.device import Device
+from ..device.interface import Device
 from ..memory.arenas import Memory
 from ..model.layers import Layers
 from ..model.model import StreamedModel

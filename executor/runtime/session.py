@@ -17,7 +17,7 @@ from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.homes import device_tier
 
 from ..data.text_data import Batch
-from ..device.device import Device
+from ..device.interface import Device
 from ..memory.arenas import Memory
 from ..memory.states import States
 from ..memory.store_records import Records

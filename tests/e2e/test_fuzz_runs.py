@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan import cli
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe

@@ -12,7 +12,7 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.directory.loaded import Zeroed
 from ssdplan.executor.model.inspection.inspection import inspect
 from ssdplan.executor.model.inspection.isolation import isolation

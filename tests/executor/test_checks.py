@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ssdplan.executor.checks import require_memory
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.native import process
 from ssdplan.native.process import Memory
 from ssdplan.planner.request import SolveRequest

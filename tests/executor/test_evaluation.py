@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe

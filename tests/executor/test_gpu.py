@@ -7,7 +7,8 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from ssdplan.executor.device.device import CudaDevice, EmulatedDevice
+from ssdplan.executor.device.device import CudaDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.packed import pack, packed_bytes, unpack

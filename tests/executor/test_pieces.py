@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model import model as models
 from ssdplan.executor.model.model import LayerSpec, StateSpec, open_model
 from ssdplan.executor.optimizer.adamw import AdamW

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssdplan import cli
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.train import train

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from ssdplan import native
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe, Watch

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.optimizer.learning_rate import LearningRate

@@ -13,7 +13,7 @@ import torch
 
 from ssdplan import native
 from ssdplan.executor.data.text_data import Batch
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.device.tensors import DTYPE_NAMES, DTYPES
 from ssdplan.executor.memory.store_records import Records
 from ssdplan.executor.model.layers import MicroBatch

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.loop import Loop
 from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.optimizer.zeroth_order_log import LOG

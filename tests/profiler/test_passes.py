@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.passes import PERTURBED_ELEMENTS, measure_passes

@@ -36,7 +36,7 @@ from ssdplan.commands import run as run_command
 from ssdplan.commands.configuration import read_configuration
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import end_tokens, load_tokenizer, vocabulary_of
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.directory.weight_files import left_weights
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.weights import Weights

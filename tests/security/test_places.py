@@ -16,7 +16,7 @@ import torch
 from ssdplan import cli
 from ssdplan.executor.data import token_cache
 from ssdplan.executor.data.token_cache import open_cache, write_cache
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe

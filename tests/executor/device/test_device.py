@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ssdplan import cli
-from ssdplan.executor.device.device import CudaDevice, EmulatedDevice, open_device
+from ssdplan.executor.device.device import CudaDevice, open_device
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.weights import Weights

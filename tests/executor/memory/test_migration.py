@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ssdplan.executor.calibration import STEPS, Calibrator
-from ssdplan.executor.device.device import EmulatedDevice, HostArena
+from ssdplan.executor.device.emulated import EmulatedDevice
+from ssdplan.executor.device.host_arena import HostArena
 from ssdplan.executor.metrics.metrics import MetricsFile
 from ssdplan.executor.model.model import StreamedModel, open_model
 from ssdplan.executor.optimizer.adamw import AdamW

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.metrics.event_file import EventFile
 from ssdplan.executor.metrics.metrics import MetricsFile, cut_back, tagged, write_report
 from ssdplan.executor.metrics.reporting import Reporting, Reports

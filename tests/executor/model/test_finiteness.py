@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.finiteness import Finiteness
 from ssdplan.executor.model.layers import Layers
 from ssdplan.executor.model.model import open_model

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.memory.store_records import Records
 from ssdplan.executor.model.layers import Layers, MicroBatch

@@ -13,7 +13,7 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.inspection.inspection import inspect
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import StreamedModel, open_model

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ssdplan.executor.device.device import EmulatedDevice, squares_of_rows
+from ssdplan.executor.device.emulated import EmulatedDevice
+from ssdplan.executor.device.squares import squares_of_rows
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import Result, train

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 from ssdplan import native
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW, RangeUpdate
 from ssdplan.executor.optimizer.weight_decay import spared_parameters, spared_spans, windows

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ssdplan import native
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.memory.store_records import Records
 from ssdplan.executor.model.model import StreamedModel
 from ssdplan.executor.optimizer.adamw import AdamW

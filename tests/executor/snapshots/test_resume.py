@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from ssdplan.executor import sessions as session
 from ssdplan.executor.data.text_data import TextData
 from ssdplan.executor.data.tokens import load_tokenizer
-from ssdplan.executor.device.device import EmulatedDevice
+from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.optimizer.learning_rate import LearningRate
