@@ -18,9 +18,10 @@ from unittest.mock import patch
 from one_plan import OnePlan, add_options, one_plan
 
 from commands import end_on_sigterm
+from ssdplan.executor.device.interface import Action
 from ssdplan.executor.model.layers import Layers
 from ssdplan.executor.runtime.operations import Operations
-from ssdplan.executor.runtime.runner import Action, OverlappedRunner
+from ssdplan.executor.runtime.runner import OverlappedRunner
 from ssdplan.executor.store import Store
 from ssdplan.planner.predict import simulator
 from ssdplan.plans.documents.plan import Plan

@@ -92,7 +92,7 @@ def measured(folder: Path, given: argparse.Namespace) -> Dispatch:
 def empty(schedule: Schedule, plan: Plan) -> float:
     """Seconds of a steady step whose operations do nothing."""
     device = open_device(plan.machine.device)
-    runner = OverlappedRunner(device.lane, in_flight=IN_FLIGHT)
+    runner = OverlappedRunner(device.submit, in_flight=IN_FLIGHT)
     nothing = [_nothing] * len(schedule.steady.ops)
     try:
         times = [runner.run(schedule.steady, nothing).seconds for _ in range(WARM_RUNS + EMPTY_RUNS)]

@@ -332,7 +332,7 @@ def _session(
             graphs.append(schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
         runner: Runner = (
-            SerialRunner(device.lane) if recipe.serial else OverlappedRunner(device.lane, in_flight=IN_FLIGHT)
+            SerialRunner(device.submit) if recipe.serial else OverlappedRunner(device.submit, in_flight=IN_FLIGHT)
         )
         session = Session(
             schedule,

@@ -22,6 +22,7 @@ from ssdplan.plans.documents.state_layout import (
     Precision,
     optimizer_parts,
 )
+from ssdplan.plans.graph.ops import Resource
 
 from .clock import REAL, Clock
 from .measure import Limits, Measurement, Progress, repeat
@@ -61,15 +62,18 @@ def _measure_copies(
     target.fill_(2)  # memory that was never touched is not there yet
     device.synchronize()
 
-    def of_a_byte(copy: Callable[[torch.Tensor, torch.Tensor], None], to: torch.Tensor, source: torch.Tensor) -> float:
+    def of_a_byte(
+        lane: Resource, copy: Callable[[torch.Tensor, torch.Tensor], None], to: torch.Tensor, source: torch.Tensor
+    ) -> float:
         started = clock()
-        for nbytes in COPY_SIZES:
-            copy(to[:nbytes], source[:nbytes])
+        with device.lane(lane):  # one behind the other, as in a run
+            for nbytes in COPY_SIZES:
+                copy(to[:nbytes], source[:nbytes])
         return (clock() - started) / sum(COPY_SIZES)
 
     copies = {
-        "h2d": partial(of_a_byte, device.copy_h2d, target, host),
-        "d2h": partial(of_a_byte, device.copy_d2h, host, target),
+        "h2d": partial(of_a_byte, "h2d", device.copy_h2d, target, host),
+        "d2h": partial(of_a_byte, "d2h", device.copy_d2h, host, target),
     }
     figures = repeat(copies, limits, progress, f"copies to and from {device.name}", clock=clock)
     return figures["h2d"], figures["d2h"]

@@ -9,7 +9,9 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -20,8 +22,8 @@ from ssdplan.plans.units import format_bytes
 
 from .emulated import EmulatedDevice
 from .host_arena import HostArena
-from .interface import Device, Taken
-from .squares import squares_of_rows
+from .interface import Action, Begun, Device, Rest, Taken
+from .squares import row_sums, summed
 
 Result = TypeVar("Result")
 
@@ -44,6 +46,10 @@ _NO_MEMORY = (
 """What CUDA and its libraries say where torch's allocator is not the one that finds no memory."""
 _NO_SAME_BITS = re.compile(r"(\S+) does not have a deterministic implementation")
 _WANTED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
+
+
+ANCHORED_SECONDS = 10.0
+"""The longest for which one moment tells when a GPU's events were: they count milliseconds in 24 bits from there."""
 
 
 class CudaDevice:
@@ -72,6 +78,8 @@ class CudaDevice:
         self._registered: set[int] = set()
         torch.cuda.set_device(self.torch_device)
         self._streams = {name: torch.cuda.Stream(self.torch_device) for name in ("h2d", "d2h", "compute")}
+        self._clock = torch.cuda.Stream(self.torch_device)
+        self._anchor = self._anchored()
         with self.lane("compute"):
             self._warm()
         self.keep_to(self.memory_bytes())
@@ -173,6 +181,36 @@ class CudaDevice:
             yield
             stream.synchronize()
 
+    def submit(self, resource: Resource, action: Action, after: Sequence[Begun]) -> "_Work | None":
+        """Launch what `action` launches in the stream of `resource`, behind `after`, and wait for none of it. What it
+        raises is said as `lane` says it, here and in the wait for its end."""
+        torch.cuda.set_device(self.torch_device)
+        stream = self._streams.get(resource)
+        if stream is None:
+            rest = action()
+            if rest is not None:
+                rest()
+            return None
+        if time.perf_counter() - self._anchor[1] > ANCHORED_SECONDS:
+            self._anchor = self._anchored()
+        with self._told(resource), torch.cuda.stream(stream):
+            for work in after:
+                assert isinstance(work, _Work)
+                stream.wait_event(work.ended)
+            began = torch.cuda.Event(enable_timing=True)
+            ended = torch.cuda.Event(enable_timing=True, blocking=True)
+            began.record(stream)
+            rest = action()
+            ended.record(stream)
+        return _Work(began, ended, rest, self._anchor, partial(self._told, resource))
+
+    def _anchored(self) -> "tuple[torch.cuda.Event, float]":
+        """An event that has just been, and when: in a stream of its own, so that it waits for nobody's work."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._clock)
+        event.synchronize()
+        return event, time.perf_counter()
+
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """Say what CUDA raises in our words, where a user can act on it."""
@@ -200,23 +238,33 @@ class CudaDevice:
         )
 
     def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Has ended when the lane's work has."""
         target.copy_(source, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
 
     copy_d2h = copy_h2d
 
     def copy_d2h_gradient(
         self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
-    ) -> tuple[bool, int]:
+    ) -> Callable[[], tuple[bool, int]]:
         """As the emulated device's, but the sum of `whole` comes with its first range, and (True, 0) with the others:
         sums take some thirty launches, which cost twenty times what a range's copy takes. The GPU sums where the
         gradient lies, so that the host reads no byte a second time: in a precision of its own, good to about 1e-6. The
         copy goes first, and what launches the sums runs beside it.
         """
         target.copy_(source, non_blocking=True)
-        squares = 0 if whole is None else squares_of_rows(whole)
-        torch.cuda.current_stream().synchronize()
-        return squares is not None, squares or 0
+        if whole is None:
+            return lambda: (True, 0)
+        sums = self._to_host(row_sums(whole))
+
+        def found() -> tuple[bool, int]:
+            squares = summed(whole, sums)
+            return squares is not None, squares or 0
+
+        return found
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that is there when the lane's work has ended."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
@@ -233,6 +281,35 @@ class CudaDevice:
         result = work()
         torch.cuda.synchronize(self.torch_device)
         return result, torch.cuda.max_memory_reserved(self.torch_device) - allocated
+
+
+class _Work:
+    """What a stream of a GPU was given."""
+
+    __slots__ = ("_anchor", "_began", "_rest", "_told", "ended")
+
+    def __init__(
+        self,
+        began: torch.cuda.Event,
+        ended: torch.cuda.Event,
+        rest: Rest | None,
+        anchor: tuple[torch.cuda.Event, float],
+        told: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._began, self.ended, self._rest, self._anchor, self._told = began, ended, rest, anchor, told
+
+    @property
+    def holds(self) -> bool:
+        return self._rest is not None
+
+    def wait(self) -> tuple[float, float]:
+        with self._told():
+            self.ended.synchronize()
+            if self._rest is not None:
+                self._rest()
+        event, moment = self._anchor
+        began, ended = (moment + event.elapsed_time(each) / 1e3 for each in (self._began, self.ended))
+        return began, ended
 
 
 def _settle() -> None:

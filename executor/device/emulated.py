@@ -4,7 +4,7 @@ Owns what stands in a GPU's place where there is none, and what torch's tensors 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from ssdplan import native
 from ssdplan.plans.graph.ops import Resource
 
 from .host_arena import HostArena
+from .interface import Action, Begun
 from .tensors import tensors_in
 
 Result = TypeVar("Result")
@@ -57,6 +58,12 @@ class EmulatedDevice:
     def lane(self, resource: Resource) -> Iterator[None]:
         yield
 
+    def submit(self, resource: Resource, action: Action, after: Sequence[Begun]) -> None:
+        """What a lane does, the thread that calls does: it has ended when this returns."""
+        rest = action()
+        if rest is not None:
+            rest()
+
     def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """uint8 to uint8, equally long, contiguous; done when it returns. Lets other threads run."""
         native.copy(target.data_ptr(), source.data_ptr(), source.nbytes)
@@ -65,15 +72,16 @@ class EmulatedDevice:
 
     def copy_d2h_gradient(
         self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
-    ) -> tuple[bool, int]:
-        """Copy a range of a gradient, fp32 to fp32; returns (finite, sum of squares), gathered as the bytes pass
-        (MemAscend 4.4).
+    ) -> Callable[[], tuple[bool, int]]:
+        """Copy a range of a gradient, fp32 to fp32; what it returns says, once the copy has ended, (finite, sum of
+        squares), gathered as the bytes pass (MemAscend 4.4).
 
         A whole number of grains (`state_layout.GRAIN`). The sum is an integer in units of 2**-1074; the sums of all
         ranges add up to the gradient's, in any order. `whole`: the gradient, with the first of its ranges that a step
         copies; None with the others.
         """
-        return native.copy_statistics(target.data_ptr(), source.data_ptr(), source.numel())
+        found = native.copy_statistics(target.data_ptr(), source.data_ptr(), source.numel())
+        return lambda: found
 
     def synchronize(self) -> None:
         pass

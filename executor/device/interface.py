@@ -4,7 +4,7 @@ Owns the words between them and nothing that does anything: `device.py` is a GPU
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -15,6 +15,10 @@ from ssdplan.plans.graph.ops import Resource
 from .host_arena import HostArena
 
 Result = TypeVar("Result")
+Rest = Callable[[], None]
+"""What is left to do on host of work whose part on the device has ended."""
+Action = Callable[[], Rest | None]
+"""Begins work in the lane that it is called in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,18 @@ class Taken:
     """What torch's allocator held, with what it rounds up and the gaps that it leaves."""
     allocated: int
     """The tensors alone."""
+
+
+class Begun(Protocol):
+    """Work that a device has taken and may not have ended."""
+
+    @property
+    def holds(self) -> bool:
+        """It has a rest on host, and what waits for it waits for that too."""
+
+    def wait(self) -> tuple[float, float]:
+        """Sleep until it has ended, then do its rest; called once. Returns when it began and ended on the device, as
+        time.perf_counter has it. Raises what it failed with."""
 
 
 class Device(Protocol):
@@ -45,10 +61,14 @@ class Device(Protocol):
     def host_arena(self, nbytes: int) -> HostArena: ...
     def release(self, arena: HostArena) -> None: ...
     def lane(self, resource: Resource) -> contextlib.AbstractContextManager[None]: ...
+    def submit(self, resource: Resource, action: Action, after: Sequence[Begun]) -> Begun | None:
+        """Have `action` begin its work in the lane of `resource`, behind what that has already and behind `after`, of
+        whichever lanes. None: it has ended, its rest too, as it has in every lane that is none of the device's."""
+
     def copy_h2d(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
     def copy_d2h(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
     def copy_d2h_gradient(
         self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
-    ) -> tuple[bool, int]: ...
+    ) -> Callable[[], tuple[bool, int]]: ...
     def synchronize(self) -> None: ...
     def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...

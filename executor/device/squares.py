@@ -22,10 +22,31 @@ def squares_of_rows(gradient: torch.Tensor) -> int | None:
     alone; rows add up exactly. So a state's sum is the same however it is cut into ranges, and so is what is clipped by
     it.
     """
-    rows = gradient.view(-1, GRAIN)
-    sums = _row_sums(rows, torch.float32)
+    return summed(gradient, row_sums(gradient).cpu())
+
+
+def row_sums(gradient: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The sum of squares of each row, computed in `dtype`, as float64 where the gradient lies.
+
+    Rows are folded in halves, one operation an element: a GPU's own reductions add in an order that depends on how many
+    rows they are given.
+    """
+    sums = []
+    for part in gradient.view(-1, GRAIN).split(_ROWS_AT_ONCE):
+        half = GRAIN // 2
+        folded = part[:, :half].to(dtype, copy=True).square_()
+        folded.add_(part[:, half:].to(dtype, copy=True).square_())
+        while half > 1:
+            half //= 2
+            folded = folded[:, :half].add_(folded[:, half:])
+        sums.append(folded[:, 0].to(torch.float64, copy=True))
+    return torch.cat(sums)
+
+
+def summed(gradient: torch.Tensor, sums: torch.Tensor) -> int | None:
+    """What `squares_of_rows` says of a gradient whose rows have these sums in fp32, which are on host."""
     if not sums.isfinite().all():  # an element is not, or the square of one is none of fp32's numbers
-        sums = torch.where(sums.isfinite(), sums, _row_sums(rows, torch.float64))
+        sums = torch.where(sums.isfinite(), sums, row_sums(gradient, torch.float64).cpu())
         if not sums.isfinite().all():
             return None
     # Each sum as an integer of 31 bits times a power of two; eight neighbouring powers share an integer of 64 bits.
@@ -34,21 +55,3 @@ def squares_of_rows(gradient: torch.Tensor) -> int | None:
     shared = torch.zeros(256, dtype=torch.int64)
     shared.index_add_(0, powers // 8, (mantissas * (1 << 31)).long() << powers % 8)
     return sum(part << 8 * place for place, part in enumerate(shared.tolist()))
-
-
-def _row_sums(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum of squares of each row, computed in `dtype`, as float64 on host.
-
-    Rows are folded in halves, one operation an element: a GPU's own reductions add in an order that depends on how many
-    rows they are given.
-    """
-    sums = []
-    for part in rows.split(_ROWS_AT_ONCE):
-        half = GRAIN // 2
-        folded = part[:, :half].to(dtype, copy=True).square_()
-        folded.add_(part[:, half:].to(dtype, copy=True).square_())
-        while half > 1:
-            half //= 2
-            folded = folded[:, :half].add_(folded[:, half:])
-        sums.append(folded[:, 0].to(torch.float64, copy=True))
-    return torch.cat(sums).cpu()

@@ -17,7 +17,7 @@ from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Transfer, Update
 
-from ..device.interface import Device
+from ..device.interface import Action, Device, Rest
 from ..memory.arenas import Memory
 from ..model.layers import Layers
 from ..model.model import StreamedModel
@@ -25,7 +25,6 @@ from ..optimizer.adamw import AdamW, RangeUpdate
 from ..optimizer.weight_decay import Span, spared_parameters, spared_spans, windows
 from ..optimizer.zeroth_order import Pass
 from ..store import Store
-from .runner import Action
 
 _GIVE_BACK_EVERY = 64
 """Compute ops: often enough that the heap hardly grows, and seldom enough that it costs a few thousandths of them."""
@@ -209,12 +208,17 @@ class Operations:
 
     def _take_gradient(
         self, state: int, start: int, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
-    ) -> None:
+    ) -> Rest:
         """`start`: where `whole` starts in the state, or without one where `source` does."""
-        finite, squares = self._device.copy_d2h_gradient(target, source, whole)
-        if not finite:
-            self._overflowed(state, start, target if whole is None else whole)
-        self._squares.append(squares)
+        found = self._device.copy_d2h_gradient(target, source, whole)
+
+        def take() -> None:
+            finite, squares = found()
+            if not finite:
+                self._overflowed(state, start, target if whole is None else whole)
+            self._squares.append(squares)
+
+        return take
 
     def _bind_update(self, op: Update) -> Action:
         passing = self._passing(op.optimizer, op.stored) if op.stored else None

@@ -1,15 +1,17 @@
 """Runners: walk a graph of operations, one after the other or all lanes at once. Both give the same bits.
 
 Owns threads and the order in which ready ops start; what an op does is given in as a list of actions, one an op. The
-policy is the simulator's: each resource is a lane, and a lane takes ready ops in the graph's order.
+policy is the simulator's: each resource is a lane, and a lane takes ready ops in the graph's order. A device may take
+an op without waiting for its end; then it is told what that op is behind.
 """
 
 import contextlib
+import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from types import FrameType
@@ -18,14 +20,20 @@ from typing import Protocol
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Resource
 from ssdplan.plans.graph.timeline import Timeline
 
+from ..device.interface import Action, Begun
 from .interruption import ENDS
 
-Action = Callable[[], None]
-Lane = Callable[[Resource], AbstractContextManager[None]]
+Submit = Callable[[Resource, Action, Sequence[Begun]], Begun | None]
+"""`Device.submit` of `executor/device/interface.py`"""
 
 IN_FLIGHT: dict[Resource, int] = {"read": 4, "write": 4}
 """Lane -> ops that it has under way at once, where that is more than one: while the bytes of one are checked and the
 next is set going, the drive works on the other. Ops of a lane start in their order all the same."""
+OF_THE_DEVICE: frozenset[Resource] = frozenset(("h2d", "d2h", "compute"))
+"""Lanes in which an op may have been taken and not ended."""
+MOST_TAKEN = 3
+"""Ops that a lane of the device has at most: one that runs, and two behind it. More would keep it no busier, and an
+interruption waits for all of them."""
 _NONE = -1
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 0.01
@@ -61,8 +69,8 @@ class Runner(Protocol):
 class SerialRunner:
     """The graph in order, one op at a time: slow, and easy to believe."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
         self._graph: Graph | None = None
         self._times: list[float] = []
 
@@ -71,8 +79,9 @@ class SerialRunner:
         self._graph = graph
         try:
             for op, action in zip(graph.ops, actions, strict=True):
-                with self._lane(op.resource):
-                    action()
+                begun = self._submit(op.resource, action, ())
+                if begun is not None:
+                    begun.wait()
                 times.append(time.perf_counter())
         finally:
             self._graph = None
@@ -102,11 +111,16 @@ class OverlappedRunner:
     Compute runs in the thread that calls `run`: a thread of its own would have OpenMP threads of its own beside those
     that the caller's has, and with more of these than cores each wait of theirs becomes a sleep (on two cores a layer
     took 1.4 to 1.7 times as long).
+
+    Where the device takes an op without waiting for its end (`Begun`), ops of its lanes follow at once, behind it on
+    the device; ops of other lanes, which may touch what it touches from the host, follow when it has ended. A thread
+    for each such lane sleeps until its oldest op has.
     """
 
-    def __init__(self, lane: Lane, in_flight: Mapping[Resource, int] | None = None) -> None:
-        """`in_flight`: lane -> how many of its ops at once, if not 1; of the lane of compute it is 1."""
-        self._lane = lane
+    def __init__(self, submit: Submit, in_flight: Mapping[Resource, int] | None = None) -> None:
+        """`in_flight`: lane -> how many of its ops at once, if not 1; of the device's lanes it is 1."""
+        assert not OF_THE_DEVICE & (in_flight or {}).keys()
+        self._submit = submit
         self._programs: dict[int, _Program] = {}
         self._lock = threading.Lock()
         self._run: _Run | None = None
@@ -115,6 +129,9 @@ class OverlappedRunner:
         self._threads = [
             _Worker(name) for name in RESOURCES for _ in range((in_flight or {}).get(name, 1)) if name != "compute"
         ]
+        self._watched: dict[int, queue.SimpleQueue[tuple[_Run, int, Begun] | None]] = {}
+        """Of each lane whose device has taken an op without waiting for it."""
+        self._watchers: list[threading.Thread] = []
         self._idle: list[list[_Worker]] = [[] for _ in RESOURCES]
         self._idle[self._own.lane].append(self._own)
         for worker in self._threads:
@@ -138,7 +155,9 @@ class OverlappedRunner:
             except BaseException as interruption:  # from a signal's handler that is not ours, between any two steps
                 self._fail(run, interruption)
                 self._own.index = _NONE
-                while not self._abandoned and any(worker.index != _NONE for worker in self._threads):
+                while not self._abandoned and (
+                    any(worker.index != _NONE for worker in self._threads) or any(run.taken)
+                ):
                     time.sleep(_PAUSE_SECONDS)  # what runs must end before its memory may go away
                 raise
             finally:
@@ -180,6 +199,11 @@ class OverlappedRunner:
             now = time.perf_counter()
             # One that was handed an op a moment ago has not begun it.
             running = [(index, began if began >= run.began else now) for index, began in running]
+            running += [
+                (index, max(run.starts[index], run.lane_end[lane]))
+                for lane, taken in enumerate(run.taken)
+                for index in taken
+            ]
             return Standing(run.program.graph, len(run.starts) - run.left, run.last_end, tuple(sorted(running)))
 
     def abandon(self, error: BaseException) -> None:
@@ -195,10 +219,14 @@ class OverlappedRunner:
         self._closing = True
         for worker in self._threads:
             worker.wake()
+        for taken in self._watched.values():
+            taken.put(None)
         if not self._abandoned:
             for worker in self._threads:
                 assert worker.thread is not None
                 worker.thread.join()
+            for watcher in self._watchers:
+                watcher.join()
 
     def _work(self, worker: "_Worker") -> None:
         while True:
@@ -214,14 +242,67 @@ class OverlappedRunner:
     def _perform(self, run: "_Run", worker: "_Worker", index: int) -> int:
         """Run an op in the calling thread, which is `worker`'s. Returns the one that it runs next."""
         error: BaseException | None = None
+        program, begun = run.program, None
         run.starts[index] = worker.began = time.perf_counter()
         try:
-            with self._lane(run.program.resources[index]):
-                run.actions[index]()
+            after = [before for wait in program.behind[index] if (before := run.begun[wait]) is not None]
+            begun = self._submit(program.resources[index], run.actions[index], after)
         except BaseException as caught:
             error = caught
+        if begun is not None:
+            return self._taken(run, worker, index, begun)
         run.ends[index] = end = time.perf_counter()
         return self._ended(run, worker, index, end, error)
+
+    def _taken(self, run: "_Run", worker: "_Worker", index: int, begun: Begun) -> int:
+        """Note that the device has taken op `index`, have its end watched, and hand on what may follow behind it there.
+        Returns the op that `worker` runs next."""
+        lane = worker.lane
+        with self._lock:
+            run.begun[index] = begun
+            run.taken[lane].append(index)
+            touched = [] if begun.holds else self._release(run, run.program.on_device[index])
+            after, woken = self._hand_out(run, worker, touched)
+            watched = self._watched.get(lane)
+            if watched is None:
+                watched = self._watched[lane] = queue.SimpleQueue()
+                watcher = threading.Thread(
+                    target=self._watch, args=(lane, watched), name=f"ssdplan-{worker.name}-ends", daemon=True
+                )
+                self._watchers.append(watcher)
+                watcher.start()
+        watched.put((run, index, begun))
+        for each in woken:
+            each.wake()
+        return after
+
+    def _watch(self, lane: int, watched: "queue.SimpleQueue[tuple[_Run, int, Begun] | None]") -> None:
+        """See the ops of a lane of the device end, in their order."""
+        while (item := watched.get()) is not None:
+            run, index, begun = item
+            error: BaseException | None = None
+            launched = run.starts[index]
+            try:
+                began, end = begun.wait()
+            except BaseException as caught:
+                error, began, end = caught, launched, time.perf_counter()
+            # The device's clock and ours agree to some microseconds, and what came before on host came before.
+            run.ends[index] = end = min(max(end, launched), time.perf_counter())
+            run.starts[index] = min(max(began, launched), end)
+            with self._lock:
+                followers = run.program.followers[index] if begun.holds else run.program.on_host[index]
+                assert run.taken[lane][0] == index
+                run.taken[lane].popleft()
+                run.lane_end[lane] = run.last_end = end
+                run.begun[index] = None
+                run.left -= 1
+                run.running -= 1
+                if error is not None:
+                    run.error = run.error or error
+                touched = self._release(run, followers)
+                _, woken = self._hand_out(run, None, (*touched, lane))
+            for each in woken:
+                each.wake()
 
     def _begin(self, run: "_Run") -> int:
         """Hand out what waits for nothing. Returns the op that the caller itself is to run."""
@@ -243,41 +324,48 @@ class OverlappedRunner:
             run.running -= 1
             if error is not None:
                 run.error = run.error or error
-            touched = []
-            missing, lanes, ready, idle = run.missing, run.program.lanes, run.ready, self._idle
-            for follower in run.program.followers[index]:
-                missing[follower] -= 1
-                if not missing[follower]:
-                    lane = lanes[follower]
-                    heappush(ready[lane], follower)
-                    if idle[lane]:
-                        touched.append(lane)
+            touched = self._release(run, run.program.followers[index])
             after, woken = self._hand_out(run, worker, touched)
         for each in woken:
             each.wake()
         return after
 
-    def _hand_out(self, run: "_Run", worker: "_Worker", lanes: Iterable[int]) -> tuple[int, list["_Worker"]]:
+    def _release(self, run: "_Run", followers: Iterable[int]) -> list[int]:
+        """Note that these wait for one op less. Returns the lanes that have work now and a thread that sleeps. The
+        caller holds the lock."""
+        touched = []
+        missing, lanes, ready, idle = run.missing, run.program.lanes, run.ready, self._idle
+        for follower in followers:
+            missing[follower] -= 1
+            if not missing[follower]:
+                lane = lanes[follower]
+                heappush(ready[lane], follower)
+                if idle[lane]:
+                    touched.append(lane)
+        return touched
+
+    def _hand_out(self, run: "_Run", worker: "_Worker | None", lanes: Iterable[int]) -> tuple[int, list["_Worker"]]:
         """Give `worker`, which is awake, the first ready op of its lane, and those of `lanes` to threads that sleep;
         returns its op and the threads to wake. The caller holds the lock. A thread without an op is anybody's to wake
-        as soon as the lock is free."""
+        as soon as the lock is free. A lane of the device that has as many ops as it may gets none."""
         woken = []
         after = _NONE
         if run.error is None:
-            mine = run.ready[worker.lane]
-            if mine:
-                after = heappop(mine)
+            taken = run.taken
+            if worker is not None and run.ready[worker.lane] and len(taken[worker.lane]) < MOST_TAKEN:
+                after = heappop(run.ready[worker.lane])
                 run.running += 1
             for lane in lanes:
                 ready, idle = run.ready[lane], self._idle[lane]
-                while ready and idle:
+                while ready and idle and len(taken[lane]) < MOST_TAKEN:
                     other = idle.pop()
                     other.index = heappop(ready)
                     run.running += 1
                     woken.append(other)
-        worker.index = after
-        if after == _NONE:
-            self._idle[worker.lane].append(worker)
+        if worker is not None:
+            worker.index = after
+            if after == _NONE:
+                self._idle[worker.lane].append(worker)
         run.check_end()
         return after, woken
 
@@ -313,7 +401,7 @@ def _interruptions() -> Iterator[list[BaseException]]:
 class _Program:
     """What running a graph needs to know of it, once for all its runs."""
 
-    __slots__ = ("first", "followers", "graph", "lanes", "resources", "waits")
+    __slots__ = ("behind", "first", "followers", "graph", "lanes", "on_device", "on_host", "resources", "waits")
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -326,6 +414,17 @@ class _Program:
             for wait in op.waits:
                 followers[wait].append(op.index)
         self.followers = [tuple(each) for each in followers]
+        device = [resource in OF_THE_DEVICE for resource in self.resources]
+        self.on_device = [tuple(each for each in of if device[each]) for of in self.followers]
+        """Of each op of the device, the followers that are the device's too."""
+        self.on_host = [tuple(each for each in of if not device[each]) for of in self.followers]
+        self.behind = [
+            tuple(wait for wait in op.waits if device[wait] and self.lanes[wait] != self.lanes[op.index])
+            if device[op.index]
+            else ()
+            for op in graph.ops
+        ]
+        """Of each op of the device, what it waits for in the device's other lanes; in its own it is behind all."""
 
 
 class _Run:
@@ -334,9 +433,11 @@ class _Run:
     __slots__ = (
         "actions",
         "began",
+        "begun",
         "caller",
         "ends",
         "error",
+        "lane_end",
         "last_end",
         "left",
         "missing",
@@ -345,6 +446,7 @@ class _Run:
         "ready",
         "running",
         "starts",
+        "taken",
     )
 
     def __init__(self, program: _Program, actions: Sequence[Action], lanes: int, caller: "_Worker") -> None:
@@ -354,6 +456,11 @@ class _Run:
         self.ready: list[list[int]] = [[] for _ in range(lanes)]
         self.left, self.running = count, 0
         self.starts, self.ends = [0.0] * count, [0.0] * count
+        self.begun: list[Begun | None] = [None] * count
+        """What the device has taken and nobody has seen end."""
+        self.taken: list[deque[int]] = [deque() for _ in range(lanes)]
+        """Of each lane, in order, what the device has taken and nobody has seen end."""
+        self.lane_end = [0.0] * lanes
         self.error: BaseException | None = None
         self.over = False
         self.began = self.last_end = time.perf_counter()

@@ -17,7 +17,7 @@ from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.homes import device_tier
 
 from ..data.text_data import Batch
-from ..device.interface import Device
+from ..device.interface import Action, Device
 from ..memory.arenas import Memory
 from ..memory.states import States
 from ..memory.store_records import Records
@@ -28,7 +28,7 @@ from ..optimizer.loss_scale import LossScale
 from ..optimizer.zeroth_order import MeZO, Move, Pass
 from ..store import Store
 from .operations import Operations
-from .runner import Action, Runner
+from .runner import Runner
 
 
 @dataclass

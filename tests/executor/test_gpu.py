@@ -232,16 +232,23 @@ def test_a_gradients_copy_says_what_is_in_it():
     device = CudaDevice()
     gradient = torch.randn(3 * 2048, device="cuda") * torch.logspace(-12, 12, 3 * 2048, device="cuda")
     host = torch.zeros(2048)
+
+    def copied(source, whole):
+        device.synchronize()  # what was made elsewhere is there
+        with device.lane("d2h"):
+            found = device.copy_d2h_gradient(host, source, whole)
+        return found()
+
     for scale in (1.0, 1e20, 0.0):  # the second squares beyond fp32
         scaled = gradient * scale
-        finite, squares = device.copy_d2h_gradient(host, scaled[:2048], scaled)
+        finite, squares = copied(scaled[:2048], scaled)
         assert finite and torch.equal(host, scaled[:2048].cpu())
         assert squares / (1 << 1074) == pytest.approx(float(scaled.cpu().double().square().sum()), rel=1e-5)
-        assert device.copy_d2h_gradient(host, scaled[4096:], None) == (True, 0)
+        assert copied(scaled[4096:], None) == (True, 0)
         assert torch.equal(host, scaled[4096:].cpu())
     for bad in (float("inf"), float("nan")):
         gradient[4097] = bad
-        assert not device.copy_d2h_gradient(host, gradient[:2048], gradient)[0]
+        assert not copied(gradient[:2048], gradient)[0]
 
 
 def test_a_run_without_gradients_has_the_updates_of_one_on_the_cpu(directory, tmp_path):

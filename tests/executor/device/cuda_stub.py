@@ -2,12 +2,15 @@
 answers.
 
 Tensors that are asked for on a GPU are made in DRAM, and counted as torch's allocator would count them on one; streams
-are names, and work on them is done when it is asked for. So it knows nothing of time and of races.
+are names, and work on them is done when it is asked for. So it knows nothing of races, and an
+event is when it was recorded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -52,6 +55,13 @@ class Stub:
     registered: set[int] = field(default_factory=set)
     live: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
     peak: tuple[int, int] = (0, 0)
+    waits: list[tuple[str, str]] = field(default_factory=list)
+    """Every wait of a stream for what another had then."""
+    slept: int = 0
+    """Waits of the host for an event by sleep."""
+    spun: int = 0
+    """And by spinning, or for a stream."""
+    counting: threading.Lock = field(default_factory=threading.Lock)
 
     def allocated(self) -> int:
         self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
@@ -101,10 +111,17 @@ class Stub:
 
     def functions(self) -> dict[str, Any]:
         """What stands in torch.cuda's place."""
-        names = iter(["h2d", "d2h", "compute"] * 8)
+        names = iter(["h2d", "d2h", "compute", "clock"] * 8)
+
+        def spin() -> None:
+            self.spun += 1
 
         def stream(name: str) -> SimpleNamespace:
-            return SimpleNamespace(name=name, synchronize=lambda: None)
+            def wait_event(event: _Event) -> None:
+                assert event.stream, "an event that nobody recorded holds nothing back"
+                self.waits.append((name, event.stream))
+
+            return SimpleNamespace(name=name, synchronize=spin, wait_event=wait_event)
 
         cudart = SimpleNamespace(
             cudaHostRegister=self.register,
@@ -125,6 +142,7 @@ class Stub:
             "current_device": lambda: self.device,
             "Stream": lambda device: stream(next(names)),
             "stream": self.on,
+            "Event": lambda **how: _Event(self, **how),
             "current_stream": lambda: stream(self.stream),
             "synchronize": lambda device: None,
             "cudart": lambda: cudart,
@@ -137,6 +155,29 @@ class Stub:
             "reset_peak_memory_stats": lambda device: setattr(self, "peak", (self.allocated(), self.reserved())),
             "set_per_process_memory_fraction": lambda fraction, device: setattr(self, "fraction", fraction),
         }
+
+
+class _Event:
+    """A moment of a stream."""
+
+    def __init__(self, stub: Stub, *, enable_timing: bool, blocking: bool = False) -> None:
+        assert enable_timing
+        self.stub, self.blocking, self.stream, self.moment = stub, blocking, "", 0.0
+
+    def record(self, stream: SimpleNamespace) -> None:
+        self.stream, self.moment = stream.name, time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self.stream
+        with self.stub.counting:
+            if self.blocking:
+                self.stub.slept += 1
+            else:
+                self.stub.spun += 1
+
+    def elapsed_time(self, other: _Event) -> float:
+        assert self.stream and other.stream
+        return 1e3 * (other.moment - self.moment)
 
 
 def _elsewhere(value: Any) -> Any:
@@ -156,7 +197,8 @@ class _InDram(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         asked = any(isinstance(v, torch.device) and v.type == "cuda" for v in (*args, *kwargs.values()))
-        result = func(*map(_elsewhere, args), **{name: _elsewhere(value) for name, value in kwargs.items()})
+        given = {name: _elsewhere(value) for name, value in kwargs.items() if name != "pin_memory"}
+        result = func(*map(_elsewhere, args), **given)
         if asked and isinstance(result, torch.Tensor):
             self._stub.made.append((self._stub.stream, tuple(result.shape)))
             self._stub.take(result.untyped_storage())

@@ -2,7 +2,8 @@
 failures. `tests/executor/test_gpu.py` has what only a GPU can tell."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.weights import Weights
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.runtime.runner import OF_THE_DEVICE
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.errors import MemoryBudgetError, MismatchError, SsdplanError, UsageError
 from ssdplan.plans.graph.ops import Resource
+from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.profiler import layer_bench
 from ssdplan.profiler.measure import Limits
 from ssdplan.profiler.model import measure_model
@@ -262,6 +265,64 @@ def test_what_was_taken_is_counted_from_the_libraries_up(stub: Stub) -> None:
     assert (device.taken().reserved, device.taken().allocated) == (0, 0)
 
 
+# Work that is given without waiting for its end
+
+
+def test_work_is_launched_behind_what_it_is_told_and_waits_asleep(stub: Stub) -> None:
+    device = CudaDevice()
+    done: list[str] = []
+    stub.waits.clear()
+    stub.slept = stub.spun = 0
+    place = device.allocate(MIB)
+
+    def launch(name: str) -> Callable[[], Callable[[], None]]:
+        def action() -> Callable[[], None]:
+            place.fill_(len(done))
+            done.append(f"{name} in {stub.stream}")
+            return lambda: done.append(f"rest of {name}")
+
+        return action
+
+    before = time.perf_counter()
+    first = device.submit("h2d", launch("copy"), ())
+    assert first is not None and first.holds
+    second = device.submit("compute", launch("layer"), [first])
+    assert second is not None
+    assert done == ["copy in h2d", "layer in compute"] and stub.waits == [("compute", "h2d")]
+    assert stub.slept == stub.spun == 0, "nobody waited yet"
+    (began, ended), after = first.wait(), time.perf_counter()
+    assert before <= began <= ended <= after
+    assert done[2:] == ["rest of copy"] and (stub.slept, stub.spun) == (1, 0)
+    assert device.submit("cpu", launch("update"), ()) is None
+    assert done[3:] == ["update in default", "rest of update"]
+    plain = device.submit("d2h", lambda: None, [second])
+    assert plain is not None and not plain.holds and stub.waits[1:] == [("d2h", "compute")]
+
+
+def test_what_fails_later_is_told_where_it_is_waited_for(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CudaDevice()
+    begun = device.submit("compute", lambda: None, ())
+    assert begun is not None
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(begun.ended, "synchronize", fail)
+    with pytest.raises(MemoryBudgetError, match="Made 100 has too little for compute"):
+        begun.wait()
+
+
+def test_events_are_told_from_a_moment_not_long_ago(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CudaDevice()
+    stub.spun = 0
+    for _ in range(3):
+        device.submit("compute", lambda: None, ())
+    assert stub.spun == 0
+    monkeypatch.setattr("ssdplan.executor.device.device.ANCHORED_SECONDS", 0.0)
+    device.submit("compute", lambda: None, ())
+    assert stub.spun == 1, "one moment more, of a stream where nothing else is"
+
+
 # Profiles and runs
 
 
@@ -303,10 +364,10 @@ def test_a_profile_leaves_out_the_sizes_that_have_no_room(
         )
 
 
-def _run(directory: Path, out: Path, device: Any, kind: Any) -> tuple[Any, Result]:
+def _run(directory: Path, out: Path, device: Any, kind: Any, *, serial: bool = True) -> tuple[Any, Result]:
     model = open_model(directory / "llama", torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, device=kind, optimizer=0.5, parameters=0.5, alpha=0.3)
-    recipe = Recipe(steps=2, optimizer=AdamW(lr=1e-3), serial=True)
+    recipe = Recipe(steps=2, optimizer=AdamW(lr=1e-3), serial=serial)
     return plan, train(plan, model, device, data=directory / "text.txt", out=out, recipe=recipe)
 
 
@@ -323,19 +384,37 @@ def test_a_run_trains_the_same_and_says_what_the_allocator_held(stub: Stub, dire
     assert result.losses == emulated.losses
 
 
+def test_a_run_gives_the_gpu_work_ahead(
+    stub: Stub, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its waits are asleep, and each step's end is seen; the losses are those of one op after the other."""
+    _, expected = _run(directory, tmp_path / "serial", CudaDevice(), "cuda")
+    monkeypatch.setattr(CudaDevice, "_to_host", lambda self, tensor: tensor.clone())  # in threads that see no stub
+    stub.waits.clear()
+    stub.slept = 0
+    plan, found = _run(directory, tmp_path / "ahead", CudaDevice(), "cuda", serial=False)
+    assert found.losses == expected.losses
+    schedule = build_schedule(plan.model, plan.decision)
+    graphs = (schedule.first, schedule.steady, schedule.flush)
+    assert stub.slept == sum(op.resource in OF_THE_DEVICE for graph in graphs for op in graph.ops)
+    lanes = {(op.resource, graph.ops[wait].resource) for graph in graphs for op in graph.ops for wait in op.waits}
+    assert set(stub.waits) <= {each for each in lanes if set(each) <= OF_THE_DEVICE and each[0] != each[1]}
+    assert stub.waits, "some work was given before what it is behind had ended"
+
+
 @pytest.mark.parametrize(("operator", "lane"), [("mm", "compute"), ("copy_", "h2d")])
 def test_a_run_without_memory_ends_with_its_own_error(
     stub: Stub, directory: Path, tmp_path: Path, operator: str, lane: Resource
 ) -> None:
     device = CudaDevice()
-    real = device.lane
+    real = device.submit
 
-    def lane_of(resource: Resource) -> Any:
+    def submit(resource: Resource, *work: Any) -> Any:
         if resource == lane:
             stub.fails[operator] = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has")
-        return real(resource)
+        return real(resource, *work)
 
-    device.lane = lane_of  # type: ignore[method-assign]
+    device.submit = submit  # type: ignore[method-assign]
     with pytest.raises(MemoryBudgetError, match=f"too little for {lane}: 20.00 MiB more were wanted; the budget is"):
         _run(directory, tmp_path / "run", device, "cuda")
     assert not stub.registered, "the host arena is given back all the same"

@@ -1,6 +1,5 @@
 """Both runners obey the waits; the overlapped one really overlaps, and stops cleanly on an error."""
 
-import contextlib
 import random
 import signal
 import statistics
@@ -18,6 +17,7 @@ from ssdplan.executor.runtime.runner import IN_FLIGHT, OverlappedRunner, SerialR
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Region
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
+from tests.executor.runtime.devices import in_place
 from tests.made.decisions import decide
 from tests.made.profiles import made_model
 from tests.plans.hand_made import made_transfer
@@ -36,14 +36,9 @@ def chain(*ops: tuple[str, tuple[int, ...]]) -> Graph:
     )
 
 
-@contextlib.contextmanager
-def no_lane(resource):
-    yield
-
-
 @pytest.fixture(params=["serial", "overlapped"])
 def runner(request):
-    made = SerialRunner(no_lane) if request.param == "serial" else OverlappedRunner(no_lane)
+    made = SerialRunner(in_place) if request.param == "serial" else OverlappedRunner(in_place)
     yield made
     made.close()
 
@@ -64,7 +59,7 @@ def test_waits_are_obeyed_and_times_recorded(runner):
 
 
 def test_independent_lanes_overlap_and_one_lane_does_not():
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     graph = chain(("read", ()), ("write", ()), ("read", ()))
     meeting = threading.Barrier(2, timeout=HANG_SECONDS)
     timeline = runner.run(graph, [meeting.wait, meeting.wait, lambda: None])
@@ -73,7 +68,7 @@ def test_independent_lanes_overlap_and_one_lane_does_not():
 
 
 def test_of_ready_ops_the_first_in_the_graph_starts_first():
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     graph = chain(("read", ()), *(("h2d", (0,)) for _ in range(6)))
     started: list[int] = []
     runner.run(graph, [lambda i=i: started.append(i) for i in range(7)])
@@ -95,7 +90,7 @@ def test_an_error_stops_the_graph_and_reaches_the_caller(runner):
 
 
 def test_what_runs_is_finished_before_an_error_is_raised():
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     finished = threading.Event()
     started = threading.Event()
 
@@ -115,7 +110,7 @@ def test_what_runs_is_finished_before_an_error_is_raised():
 
 
 def test_so_many_reads_are_under_way_at_once_and_start_in_order():
-    runner = OverlappedRunner(no_lane, IN_FLIGHT)
+    runner = OverlappedRunner(in_place, IN_FLIGHT)
     count = IN_FLIGHT["read"]
     # None ends before so many have begun: with fewer at once it would hang, and with more these would be others.
     meeting = threading.Barrier(count, timeout=HANG_SECONDS)
@@ -142,7 +137,7 @@ def test_an_update_waits_for_no_layer():
     """A lane of its own: what the drive waits for is done while a layer computes."""
     ended = threading.Event()
     graph = chain(("compute", ()), ("cpu", ()))
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     seen = []
     runner.run(graph, [lambda: seen.append(ended.wait(HANG_SECONDS)), ended.set])
     runner.close()
@@ -153,7 +148,7 @@ def test_an_update_waits_for_no_layer():
 def test_any_graph_runs_each_op_once_after_its_waits(seed):
     """Random graphs, run again and again by the same threads: what a handover that went astray would break."""
     rng = random.Random(seed)
-    runner = OverlappedRunner(no_lane, IN_FLIGHT)
+    runner = OverlappedRunner(in_place, IN_FLIGHT)
     for _ in range(5):
         count = rng.randrange(1, 120)
         graph = chain(
@@ -201,7 +196,7 @@ def until_noted(runner: OverlappedRunner) -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.05])
 def test_an_interruption_waits_for_what_runs(delay):
     """Also one that comes while the caller is on its way to sleep, which it notices a moment later."""
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     finished = []
 
     def slow():
@@ -221,7 +216,7 @@ def test_an_interruption_waits_for_what_runs(delay):
 
 def test_an_interruption_in_the_callers_own_op_waits_for_it_and_for_the_others():
     """SIGTERM, by a handler that raises, while compute runs in the caller's thread and a read in another."""
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     finished = []
 
     def interrupted():
@@ -249,7 +244,7 @@ def test_an_interruption_in_the_callers_own_op_waits_for_it_and_for_the_others()
 
 def test_what_runs_ends_before_an_error_between_two_steps_is_raised(monkeypatch):
     """Whatever raises in the caller's own bookkeeping, memory that others write may not go away."""
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     finished = []
     real = runner._ended
 
@@ -276,7 +271,7 @@ def test_dispatch_takes_little_processor_time():
     )
     graph = build_schedule(model, decision).steady
     assert len(graph.ops) > 8000
-    runner = OverlappedRunner(no_lane, IN_FLIGHT)
+    runner = OverlappedRunner(in_place, IN_FLIGHT)
     nothing = [lambda: None] * len(graph.ops)
     layer, head = layer_and_head(length)
     shares = []

@@ -1,10 +1,8 @@
 """A step that stands still is told of by name: operation, tensor, bytes, volume. It ends only where that is asked."""
 
-import contextlib
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,17 +23,13 @@ from ssdplan.plans.schedule.build import build_schedule
 from tests import warm
 from tests.bounds import HANG_SECONDS
 from tests.executor.runs import LENGTH, prepare
+from tests.executor.runtime.devices import in_place
 from tests.executor.runtime.test_runner import chain
 from tests.made.plans import make_plan
 
 MIB = 1 << 20
 TRIES = 50
 """To look at a transfer while its 20 ms of delay last: a busy machine may wake who looks after them."""
-
-
-@contextlib.contextmanager
-def no_lane(resource: str) -> Iterator[None]:
-    yield
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +44,7 @@ def plan(directory):
 
 @pytest.fixture(params=["serial", "overlapped"])
 def runner(request):
-    made = SerialRunner(no_lane) if request.param == "serial" else OverlappedRunner(no_lane)
+    made = SerialRunner(in_place) if request.param == "serial" else OverlappedRunner(in_place)
     yield made
     made.close()
 
@@ -145,7 +139,7 @@ def test_a_step_that_goes_on_is_left_alone(plan, runner):
 def test_a_run_ends_where_it_was_asked_to(plan):
     schedule = build_schedule(plan.model, plan.decision)
     graph = schedule.steady
-    runner = OverlappedRunner(no_lane)
+    runner = OverlappedRunner(in_place)
     released = threading.Event()
     hanging = next(op for op in graph.ops if op.resource == "h2d")
     actions = [(lambda: released.wait(HANG_SECONDS)) if op is hanging else (lambda: None) for op in graph.ops]

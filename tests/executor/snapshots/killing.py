@@ -25,12 +25,12 @@ import torch
 
 from ssdplan import native
 from ssdplan.executor.device.emulated import EmulatedDevice
+from ssdplan.executor.device.interface import Action, Rest
 from ssdplan.executor.memory.store_records import Records
 from ssdplan.executor.model.model import StreamedModel
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.runtime.operations import Operations
-from ssdplan.executor.runtime.runner import Action
 from ssdplan.executor.runtime.session import Session
 from ssdplan.executor.snapshots.keeper import Keeper
 from ssdplan.executor.snapshots.resume import reopened
@@ -259,9 +259,9 @@ def wound(moment: int | None) -> Clock:
 
     def ticking(operations: Operations, graph: Graph) -> list[Action]:
         def before(action: Action) -> Action:
-            def act() -> None:
+            def act() -> Rest | None:
                 clock.tick()
-                action()
+                return action()
 
             return act
 
