@@ -42,6 +42,7 @@ def _checks() -> dict[str, Callable[[Facts], Iterator[Finding]]]:
         "kernel": _kernel,
         "processor": _processor,
         "memory": _memory,
+        "memory nodes": _nodes,
         "locked memory": _locking,
         "huge pages": _pages,
         "io_uring": _uring,
@@ -109,6 +110,21 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding("memory", "warn", found, means, mend)
     else:
         yield Finding("memory", "ok", found)
+
+
+def _nodes(facts: Facts) -> Iterator[Finding]:
+    nodes = facts.nodes
+    if nodes.count == 1:
+        yield Finding("memory nodes", "ok", "one: all memory is as near to each core")
+    elif nodes.interleaved:
+        yield Finding("memory nodes", "ok", f"{nodes.count} (NUMA), and pages go to all of them in turn")
+    else:
+        means = (
+            "One thread fills the arenas, so they lie on its node: updates have the speed of that one, and cores of "
+            "others wait longer."
+        )
+        mend = "numactl --interleave=all ssdplan ...   # profile and run alike"
+        yield Finding("memory nodes", "warn", f"{nodes.count} (NUMA)", means, mend)
 
 
 def _locking(facts: Facts) -> Iterator[Finding]:

@@ -66,6 +66,15 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
+class Nodes:
+    """Parts of memory, each nearer to some cores than to others (NUMA)."""
+
+    count: int
+    interleaved: bool
+    """This process was started so that its pages go to all of them in turn."""
+
+
+@dataclass(frozen=True, slots=True)
 class Locking:
     """Page-locked memory: RLIMIT_MEMLOCK, soft and hard; None: no limit."""
 
@@ -171,6 +180,7 @@ class Facts:
     memory: Memory
     limits: Mapping[str, int]
     """Bytes that this process may still map, by the option of `ulimit` that says so (-d, -v); none: no limit is set."""
+    nodes: Nodes
     pages: Pages
     locking: Locking
     uring: Uring
@@ -227,6 +237,7 @@ def gather(
         hardware_available_bytes=_kibibytes(meminfo, "MemAvailable"),
         memory=memory,
         limits=limits,
+        nodes=probes.run("memory nodes", memory_nodes, Nodes(1, False)),
         pages=probes.run("huge pages", lambda: _pages(meminfo), Pages("", 0.0, 0)),
         locking=probes.run("locked memory", _locking, Locking(None, None, False, "")),
         uring=probes.run("io_uring", _uring, Uring("", "", "", "")),
@@ -252,6 +263,17 @@ def in_container(root: Path = Path("/")) -> bool:
 
 def _environment_of_init(root: Path) -> list[str]:
     return [entry for line in read_lines(root / "proc/1/environ") for entry in line.split("\0")]
+
+
+def memory_nodes(root: Path = Path("/")) -> Nodes:
+    """As the kernel lists those that have memory, such as 0-1,3; one where it does not."""
+    count = 0
+    for part in "".join(read_words(root / "sys/devices/system/node/has_memory")).split(","):
+        first, _, last = part.partition("-")
+        if all(number.isascii() and number.isdecimal() and len(number) < 6 for number in (first, last or first)):
+            count += max(int(last or first) - int(first) + 1, 0)
+    policies = (line.split()[1:2] for line in read_lines(root / "proc/self/numa_maps"))
+    return Nodes(max(count, 1), any(policy[0].startswith("interleave") for policy in policies if policy))
 
 
 def nvidia_driver(root: Path = Path("/")) -> str:

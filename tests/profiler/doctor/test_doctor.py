@@ -4,6 +4,7 @@ import errno
 import json
 import resource
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,19 @@ from ssdplan.native.process import Memory
 from ssdplan.profiler.doctor import facts as facts_module
 from ssdplan.profiler.doctor.doctor import judge
 from ssdplan.profiler.doctor.drives import Drive, Mount
-from ssdplan.profiler.doctor.facts import Facts, Failure, Gpu, Locking, Package, Pages, Place, Uring, gather
+from ssdplan.profiler.doctor.facts import (
+    Facts,
+    Failure,
+    Gpu,
+    Locking,
+    Nodes,
+    Package,
+    Pages,
+    Place,
+    Uring,
+    gather,
+    memory_nodes,
+)
 from ssdplan.profiler.doctor.findings import Finding, describe
 from ssdplan.profiler.doctor.health import Health
 from ssdplan.profiler.products import DEFAULT_PRECISION, slow_precision
@@ -40,6 +53,7 @@ WELL = Facts(
     hardware_available_bytes=60 * GIB,
     memory=Memory(64 * GIB, 60 * GIB),
     limits={},
+    nodes=Nodes(1, False),
     pages=Pages("madvise", 1.0, 0),
     locking=Locking(None, None, False, ""),
     uring=Uring("io_uring, queue depth 16", "", "0", ""),
@@ -169,6 +183,31 @@ def test_what_stands_in_the_way_ends_with_a_runs_code(facts: Facts, what: str, m
     assert (finding.what, finding.status, finding.exit_code) == (what, "bad", code) and mend in finding.mend
     assert report.exit_code == code and "cannot run here: 1 in its way" in describe(report)
     assert json.loads(report.json())["can_run"] is False
+
+
+@pytest.mark.parametrize(
+    ("listed", "maps", "nodes"),
+    [
+        ("", "", Nodes(1, False)),
+        ("0\n", "7f00 default anon=1\n", Nodes(1, False)),
+        ("0-1\n", "7f00 default anon=1\n\n7f01\n", Nodes(2, False)),
+        ("0-2,5\n", "7f00 default anon=1\n7f02 interleave:0-5 anon=3\n", Nodes(4, True)),
+        ("3-1,x,-,9999999\n", "interleave\n", Nodes(1, False)),
+    ],
+)
+def test_nodes_of_memory_are_counted(tmp_path: Path, listed: str, maps: str, nodes: Nodes) -> None:
+    for name, text in (("sys/devices/system/node/has_memory", listed), ("proc/self/numa_maps", maps)):
+        if text:
+            (tmp_path / name).parent.mkdir(parents=True)
+            (tmp_path / name).write_text(text)
+    assert memory_nodes(tmp_path) == nodes
+
+
+def test_arenas_on_one_of_several_nodes_are_told() -> None:
+    (one,) = findings(replace(WELL, nodes=Nodes(2, False)), "memory nodes")
+    assert one.status == "warn" and one.mend.startswith("numactl --interleave=all ssdplan")
+    (other,) = findings(replace(WELL, nodes=Nodes(2, True)), "memory nodes")
+    assert other.status == "ok" and not other.mend
 
 
 def test_a_limit_is_named_where_one_is_set_and_binds() -> None:
