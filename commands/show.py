@@ -34,6 +34,7 @@ class Options:
     html: Path | None
     trace: Path | None
     csv: Path | None
+    prefetch_table: bool
     json: bool
 
 
@@ -45,9 +46,16 @@ def command() -> Command:
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="plots (PNG) of the plan, run or profile [none]"),
         click.Option(["--html"], type=PATH, metavar="FILE", help="one page to look at in a browser [none]"),
         click.Option(["--trace"], type=PATH, metavar="FILE", help="the plan's step as a Chrome trace [none]"),
-        of.csv_option("the run's steps, or the profile's sub-layers, as a table"),
+        of.csv_option("the run's steps, the profile's sub-layers or the prefetch table, as a table"),
     )
-    output = (click.Option(["--json"], is_flag=True, help="print the document as JSON"),)
+    output = (
+        click.Option(
+            ["--prefetch-table"],
+            is_flag=True,
+            help="instead: each state in order of use, where it lives, and where else it is over a step",
+        ),
+        click.Option(["--json"], is_flag=True, help="print the document as JSON"),
+    )
     return Command(Options, call, [document], [Section("Files to write", drawn), Section("Output", output)])
 
 
@@ -73,8 +81,13 @@ def call(options: Options) -> int:
         of.print_document(document, describe_profile(document), options.json)
         _draw_profile(options, document)
         return 0
+    if options.prefetch_table:
+        return _prefetch_table(options, document)
     if options.csv and not (path / "run.json").exists():
-        raise UsageError(f"{path}: --csv writes the steps of a run, and a plan has none; name a run's directory")
+        raise UsageError(
+            f"{path}: --csv writes the steps of a run, and a plan has none; name a run's directory, or add "
+            "--prefetch-table"
+        )
     schedule = build_schedule(document.model, document.decision)
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
@@ -102,9 +115,31 @@ def _refuse_for_profile(options: Options, profile: Profile) -> None:
 
     if options.trace or options.html:
         raise UsageError(f"{options.document}: a profile has no page and no trace; give them a plan")
+    if options.prefetch_table:
+        raise UsageError(f"{options.document}: --prefetch-table is of a plan's states, and a profile places none")
     asked = "--plots" if options.plots else "--csv"
     if (options.plots or options.csv) and not has_sublayers(profile.model):
         raise UsageError(f"{options.document}: {asked} is of sub-layers, and this profile has none; profile again")
+
+
+def _prefetch_table(options: Options, plan: Plan) -> int:
+    """Print the table instead of the plan, and write it where --csv says."""
+    from ssdplan.plans.analysis.prefetch import prefetch_table
+    from ssdplan.plans.schedule.build import build_schedule
+    from ssdplan.plans.views.prefetch_text import describe_prefetch
+
+    others = {"--json": options.json, "--plots": options.plots, "--html": options.html, "--trace": options.trace}
+    if refused := [name for name, asked in others.items() if asked]:
+        raise UsageError(f"--prefetch-table: prints or writes a table alone; leave out {' '.join(refused)}")
+    schedule = build_schedule(plan.model, plan.decision)
+    timeline = _predicted(plan, schedule.steady)
+    entries = prefetch_table(plan.model, schedule, timeline)
+    print(describe_prefetch(plan, entries, timeline.seconds), end="")
+    if options.csv:
+        from ssdplan.plans.analysis.frames import prefetch_frame
+
+        of.write_table(prefetch_frame(entries), options.csv)
+    return 0
 
 
 def _draw_profile(options: Options, profile: Profile) -> None:

@@ -155,6 +155,9 @@ def train(
         )
         sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
         if resume and resume.snapshot and logs:
+            if resume.told > resume.step:
+                lost = f"the log has {resume.step} of {resume.told} steps"
+                watch.note(f"{lost}; the others are made again, bit for bit")
             sessions.begin(plan, schedule, records, again=True, weights=resume.weights)
             run.moved(plan)
         elif resume and resume.snapshot:

@@ -86,7 +86,7 @@ def csv_option(what: str) -> click.Option:
 
 def write_table(table: "DataFrame", path: Path) -> None:
     """Write what `--csv` asks for, and say so. Raises OSError when it cannot be written."""
-    from ssdplan.plans.views.csv_file import write_csv
+    from ssdplan.plans.analysis.csv_file import write_csv
 
     write_csv(table, path)
     print(f"written to {path}", file=sys.stderr)

@@ -98,7 +98,7 @@ def seed(text: str) -> int:
     except ValueError:
         raise UsageError(f"{text!r} is not a whole number") from None
     if not -(1 << 63) <= value < 1 << 63:
-        raise UsageError(f"{text!r} has more than 64 bits")
+        raise UsageError(f"{text!r} is not from {-(1 << 63)} to {(1 << 63) - 1}, which 64 bits with a sign hold")
     return value
 
 

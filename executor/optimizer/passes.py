@@ -22,6 +22,8 @@ GROUP, LANES = 64, 16
 PIECE = 1 << 22
 """Elements at once where torch makes directions: about 40 bytes each beside them."""
 _WORD = 0xFFFFFFFF
+_SEED = 0xFFFFFFFFFFFFFFFF
+"""A seed below zero is its 64 bits."""
 _ROUNDS = 10
 
 
@@ -44,10 +46,11 @@ def perturb(
 
     All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at element `first` of the
     tensor (elsewhere than on host a multiple of 64). Parameters may also be fp32 masters: what is perturbed is each
-    rounded to the dtype of `plus` and `minus`.
+    rounded to the dtype of `plus` and `minus`. `seed`: 64 bits, with or without a sign.
     `tensor`: 32 bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
     """
     if parameters.device.type != "cpu":
+        seed &= _SEED
         if importlib.util.find_spec("triton") is not None:
             from .passes_triton import perturb as by_triton
 
@@ -63,7 +66,7 @@ def perturb(
                 parameters.data_ptr(),
                 form,
                 elements,
-                seed=seed,
+                seed=seed & _SEED,
                 tensor=tensor,
                 pending=list(pending),
                 first=first,
@@ -76,7 +79,7 @@ def perturb(
         0 if minus is None else minus.data_ptr(),
         DTYPE_NAMES[made.dtype],
         elements,
-        seed=seed,
+        seed=seed & _SEED,
         tensor=tensor,
         step=step,
         eps=eps,

@@ -43,8 +43,8 @@ class Kept:
     unseen: tuple[Path, ...]
     """Where its stores may be, and nothing is now, as when a drive is not connected."""
     told: int
-    """The step of the last snapshot that there was, of which a model that the run finished with is; later than `step`
-    where it is damaged."""
+    """The step of the last snapshot that there was, or of a zeroth-order run the last step, of which a model that the
+    run finished with is; later than `step` where it is damaged, or where the log has lost its end."""
     weights: KeptWeights | None = None
     """Of a zeroth-order run, the last that it kept; None: it goes on from the first weights."""
 
@@ -248,7 +248,7 @@ def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, re
         directory.adopt()
     plan, path = directory.current_plan(), directory.path
     unseen = tuple(place for place in directory.left if _is_empty(place))
-    origin, log = _logged_steps(directory.folder, reading=reading)
+    origin, log, told = _logged_steps(directory.folder, reading=reading)
     steps = len(log) - 1
     if not steps:
         return Kept(directory, plan, None, (), clearable, unseen, 0)
@@ -256,16 +256,17 @@ def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, re
     document = {"schema": SCHEMA, "step": steps, "samples": steps * rows, "origin": origin, "made": ()}
     snapshot = Snapshot.read(document, str(path / LOG))
     weights = kept_weights.latest(directory.folder, log)
-    return Kept(directory, plan, snapshot, (), clearable, unseen, steps, weights)
+    return Kept(directory, plan, snapshot, (), clearable, unseen, max(steps, told), weights)
 
 
-def _logged_steps(folder: Folder, *, reading: bool) -> tuple[dict[str, Any], list[bytes]]:
+def _logged_steps(folder: Folder, *, reading: bool) -> tuple[dict[str, Any], list[bytes], int]:
     """The origin that the log names, and its checksums after none, one and so on of its steps: for `reading` of all,
-    else of those that metrics.jsonl has too, for a kill may have come between two lines. Raises MismatchError where one
-    of the two files is gone: to begin again would lose what the other has."""
+    else of those that metrics.jsonl has too, for a kill may have come between two lines; and the last step that
+    metrics.jsonl has. Raises MismatchError where one of the two files is gone: to begin again would lose what the other
+    has."""
     has_log, has_metrics = folder.has_file(LOG), folder.has_file(METRICS)
     if not has_log and not has_metrics:
-        return {}, [b""]
+        return {}, [b""], 0
     if not has_log:
         told = _told_steps(folder)
         if told:
@@ -273,17 +274,19 @@ def _logged_steps(folder: Folder, *, reading: bool) -> tuple[dict[str, Any], lis
                 f"{folder.path / LOG}: is gone, and {METRICS} tells of {told} steps; without it the run cannot go on: "
                 "bring it back"
             )
-        return {}, [b""]
+        return {}, [b""], 0
     log = read_log(folder)
     if reading:
-        return log.header.origin, log.checksums
+        return log.header.origin, log.checksums, 0
     told = _told_steps(folder) if has_metrics else 0
     if not told and len(log.moves) > 1:
         raise MismatchError(
             f"{folder.path / METRICS}: tells of no step, and the log beside it has {len(log.moves)}; bring it "
-            "back. ssdplan replay writes the model of any of these steps without it"
+            f"back, or remove {LOG} if it is another run's"
         )
-    return log.header.origin, log.checksums[: told + 1]
+    if told > 1 and not log.moves:  # a kill loses the end of the last line at most
+        raise MismatchError(f"{folder.path / LOG}: has no step, and {METRICS} tells of {told}; bring it back")
+    return log.header.origin, log.checksums[: told + 1], told
 
 
 def _told_steps(folder: Folder) -> int:

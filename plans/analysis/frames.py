@@ -4,7 +4,7 @@ Owns how a value becomes a cell: whole numbers stay whole where others are missi
 missing. Import it where a table is made: pandas takes time and memory that planning and training do without.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -13,6 +13,8 @@ from pydantic import BaseModel
 
 from ..documents.profile import Profile
 from ..documents.sweep import Sweep, SweepResult
+from ..graph.ops import TIERS
+from .prefetch import Entry
 from .sublayers import blocks_with_backward, bound_of, fence, outliers, throughput
 
 INTEGER, NUMBER, TRUTH, TEXT = "Int64", "float64", "boolean", "str"
@@ -79,6 +81,45 @@ def sublayers_frame(profile: Profile) -> pd.DataFrame:
             for each, outlier in zip(sublayers, outliers(sublayers, bandwidth), strict=True):
                 rows.append({**each.model_dump(), **same, "throughput": throughput(each), "outlier": outlier})
     return frame_of(columns, rows)
+
+
+def prefetch_frame(entries: Sequence[Entry]) -> pd.DataFrame:
+    """A row for each row of the prefetch table, in order: bytes on each tier that is its home, and its stays elsewhere
+    as `tier:start-end` with blanks between, in seconds from the start of the step."""
+    columns = {
+        "order": INTEGER,
+        "state": TEXT,
+        "state_class": TEXT,
+        "what": TEXT,
+        "device_bytes": INTEGER,
+        "host_bytes": INTEGER,
+        "ssd_bytes": INTEGER,
+        "uses": INTEGER,
+        "first_seconds": NUMBER,
+        "last_seconds": NUMBER,
+        "between_bytes": INTEGER,
+        "place_bytes": INTEGER,
+        "stays": TEXT,
+    }
+    return frame_of(
+        columns,
+        (
+            {
+                "order": each.order,
+                "state": each.state,
+                "state_class": each.state_class,
+                "what": each.what,
+                **{f"{tier}_bytes": each.home.get(tier, 0) for tier in TIERS},
+                "uses": each.uses,
+                "first_seconds": each.first,
+                "last_seconds": each.last,
+                "between_bytes": each.between,
+                "place_bytes": each.size_class,
+                "stays": " ".join(f"{stay.tier}:{stay.start:.9g}-{stay.end:.9g}" for stay in each.stays),
+            }
+            for each in entries
+        ),
+    )
 
 
 def _kind(annotation: Any) -> object:

@@ -103,7 +103,7 @@ def test_a_configuration_may_say_nothing(tmp_path, text):
         ("lr: [1\n", 2, "not YAML"),
         ("\tlr: 1\n", 1, "not YAML"),
         ('data: "a\\0b"\n', 1, "characters that no option can have"),
-        ("seed: 9223372036854775808\n", 1, "more than 64 bits"),
+        ("seed: 9223372036854775808\n", 1, "to 9223372036854775807, which 64 bits"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path, text, line, says):

@@ -87,3 +87,37 @@ def test_where_there_is_no_table_to_write_it_says_why(
     assert cli.main(["show", document, "--csv", file]) == UsageError.exit_code
     printed, told = capsys.readouterr()
     assert why in told and not printed and not list(home.glob("**/*.csv"))
+
+
+def test_a_plan_has_a_row_for_the_parameters_and_the_optimizer_states_of_each_state(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for document in ("run", "run/plan.json"):
+        assert cli.main(["show", document, "--prefetch-table", "--csv", "t.csv"]) == 0
+        printed, told = capsys.readouterr()
+        rows = read_csv(home / "t.csv")
+        assert told == "written to t.csv\n" and max(map(len, printed.splitlines())) <= 100
+        assert printed.splitlines()[0] == f"Prefetch table: {made_model().name}, {len(rows)} rows"
+        assert [row["order"] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]
+        assert {row["state"] for row in rows if row["what"] == "optimizer states"} == {row["state"] for row in rows}
+        for row in rows:
+            assert float(row["first_seconds"]) < float(row["last_seconds"]) and int(row["uses"]) > 0
+            for stay in row["stays"].split():
+                tier, _, times = stay.partition(":")
+                start, end = map(float, times.split("-", 1)) if "e-" not in times else (0.0, 1.0)
+                assert tier in ("device", "host") and start < end
+
+
+@pytest.mark.parametrize(
+    ("document", "more", "why"),
+    [
+        ("profile.json", [], "--prefetch-table is of a plan's states, and a profile places none"),
+        ("run", ["--json"], "leave out --json"),
+        ("run", ["--html", "a.html", "--trace", "t.json"], "leave out --html --trace"),
+    ],
+)
+def test_a_prefetch_table_that_cannot_be_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], document: str, more: list[str], why: str
+) -> None:
+    assert cli.main(["show", document, "--prefetch-table", *more]) == 2
+    assert why in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.loop import Loop
 from ssdplan.executor.optimizer.zeroth_order import MeZO
-from ssdplan.executor.optimizer.zeroth_order_log import LOG
+from ssdplan.executor.optimizer.zeroth_order_log import CHECKSUM_BYTES, LOG, MAGIC
 from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.runtime.session import Session
 from ssdplan.executor.snapshots import kept_weights
@@ -272,6 +273,35 @@ def test_a_run_of_which_a_file_is_gone_is_not_begun_again(directory: Path, whole
         assert (out / METRICS).exists() != (out / LOG).exists()
     assert replay(tmp_path / METRICS, tmp_path / "replayed") == STEPS
     assert same(weights(tmp_path / "replayed"), weights(whole / "model"))
+
+
+def test_a_log_that_lost_its_end_is_told_and_its_steps_are_made_again(
+    directory: Path, whole: Path, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    records = (out / LOG).read_bytes()
+    (length,) = struct.unpack_from("<I", records, len(MAGIC))
+    header = len(MAGIC) + 4 + length + CHECKSUM_BYTES
+    each = (len(records) - header) // STEPS
+    (out / LOG).write_bytes(records[: len(records) - 2 * each])
+    losses = run(directory, out, steps=STEPS, resume=True, watch=Watch(note=notes.append))
+    assert losses == losses_of(whole) and same(weights(out / "model"), weights(whole / "model"))
+    assert [note for note in notes if note.startswith("the log has 4 of 6 steps; the others are made again")]
+
+    shutil.copytree(whole, tmp_path / "none")
+    (tmp_path / "none" / LOG).write_bytes(records[: len(records) - STEPS * each])
+    with pytest.raises(MismatchError, match=f"has no step, and {METRICS} tells of 6; bring it back"):
+        run(directory, tmp_path / "none", steps=STEPS, resume=True)
+
+
+def test_a_seed_below_zero_is_its_bits(directory: Path, tmp_path: Path) -> None:
+    for name, seed in (("below", -3), ("above", 2**64 - 3)):
+        run(directory, tmp_path / name, steps=2, optimizer=replace(OPTIMIZER, seed=seed))
+    assert same(weights(tmp_path / "below" / "model"), weights(tmp_path / "above" / "model"))
+    assert replay(tmp_path / "below", tmp_path / "replayed") == 2
+    assert same(weights(tmp_path / "replayed"), weights(tmp_path / "below" / "model"))
 
 
 def test_what_may_change_does_and_a_refusal_changes_nothing(directory: Path, whole: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from ssdplan.plans.views.csv_file import write_csv
+from ssdplan.plans.analysis.csv_file import write_csv
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.plans.analysis.csv_file import write_csv
 from ssdplan.plans.analysis.frames import INTEGER, NUMBER, TEXT, TRUTH, columns_of, frame_of, sweep_frame
 from ssdplan.plans.documents.sweep import Sweep, SweepPoint, SweepResult
-from ssdplan.plans.views.csv_file import write_csv
 from ssdplan.plans.views.sweep_text import describe_sweep
 from tests.extent import examples
 from tests.plans.read_csv import cell, written_and_read
