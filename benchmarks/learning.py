@@ -147,11 +147,11 @@ def _train(options: argparse.Namespace, run: Path) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path(".learning"), help="everything lies here [%(default)s]")
-    parser.add_argument("--steps", type=int, default=1600, help="[%(default)s]")
+    parser.add_argument("--steps", type=int, default=2000, help="[%(default)s]")
     parser.add_argument("--every", type=int, default=400, help="steps between two looks at accuracy [%(default)s]")
     parser.add_argument("--rows", type=int, default=8, help="of a step [%(default)s]")
     parser.add_argument("--directions", type=int, default=1, help="of a step [%(default)s]")
-    parser.add_argument("--lr", default="5e-6", help="[%(default)s]")
+    parser.add_argument("--lr", default="1e-5", help="[%(default)s]")
     parser.add_argument("--eps", default="1e-3", help="[%(default)s]")
     parser.add_argument("--host-memory", default="1GiB", help="[%(default)s]")
     parser.add_argument("--seed", type=int, default=1, help="of examples, directions and order [%(default)s]")
