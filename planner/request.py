@@ -245,8 +245,10 @@ def _recompute(model: Model, request: SolveRequest) -> Recompute:
         raise UsageError(f"wear price = {request.wear_price:g}: must not be negative")
     wanted = request.recompute
     if wanted in ("none", "paper"):
+        chosen = request.micro_batch_size
+        sizes = (chosen,) if chosen in model.micro_batch_sizes else model.micro_batch_sizes
         for name in blocks_with_backward(model):
-            rungs = [rung.name for size in model.micro_batch_sizes for rung in model.timing(name, size).rungs]
+            rungs = [rung.name for size in sizes for rung in model.timing(name, size).rungs]
             if (wanted == "none" and not rungs) or (wanted == "paper" and PAPER not in rungs):
                 raise UsageError(
                     f"recompute {wanted}: the profile has no rung for it of {name}; profile again, or leave it out"

@@ -52,7 +52,8 @@ def why_it_recomputes(plan: Plan, evidence: SavedEvidence) -> str:
     if not decision.saved:
         text = f"Backward recomputes the whole forward of every block{asked}"
     else:
-        rule = ", by PyAO's rule" if recomputes("paper", model, decision) else ""
+        by_rule = plan.asked.recompute != "none" and recomputes("paper", model, decision)
+        rule = ", by PyAO's rule" if by_rule else ""
         text = (
             f"{_pairs_saved(plan)} of block and micro-batch save activations{rule}{asked}, so backward recomputes less"
         )

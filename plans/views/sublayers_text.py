@@ -34,7 +34,7 @@ def sections_of_activations(profile: Profile) -> list[tuple[str, list[str]]]:
             if errors := _errors(name, model):
                 title = f"Compression error of {short(name, NAME_COLUMNS)}: gradients by rungs in int8"
                 sections.append((title, errors))
-        elif not timing.sublayers and not _is_noted(profile, name):
+        elif not _is_noted(profile, name):
             without += _without(name, timing, model)
     return [*sections, ("Blocks without rungs", without)]
 

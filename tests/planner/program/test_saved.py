@@ -304,3 +304,24 @@ def test_a_step_that_saves_is_simulated_by_its_rungs() -> None:
     slower = replace(SolveRequest(200 * MIB, micro_batches=4, micro_batch_size=1, unified_memory=True), recompute="all")
     assert solve(profile(), slower, compared=False).prediction.step_seconds >= everything
     assert built.arenas["host"] <= 200 * MIB
+
+
+def test_rungs_of_another_micro_batch_size_do_not_count() -> None:
+    made = profile()
+    other = max(made.model.micro_batch_sizes)
+    assert other > 1
+    classes = tuple(
+        entry.model_copy(
+            update={
+                "timings": tuple(
+                    timing if timing.micro_batch_size == 1 else timing.model_copy(update={"rungs": ()})
+                    for timing in entry.timings
+                )
+            }
+        )
+        for entry in made.model.classes
+    )
+    some = made.model_copy(update={"model": made.model.model_copy(update={"classes": classes})})
+    assert plan_of(some, 16 * MIB, recompute="none").decision.saved
+    with pytest.raises(UsageError, match="recompute none: the profile has no rung for it of block"):
+        plan_of(some, 16 * MIB, recompute="none", micro_batch_size=other)
