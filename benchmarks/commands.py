@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 MOST_SECONDS = 4 * 3600.0
-"""That one process may take: the longest trains for an hour or two on two cores, and some machines are slower."""
+"""Seconds that one process may take. The longest trains for an hour or two on two cores; some machines are slower."""
 
 
 def end_on_sigterm() -> None:

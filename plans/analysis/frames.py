@@ -115,7 +115,7 @@ def prefetch_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "last_seconds": each.last,
                 "between_bytes": each.between,
                 "place_bytes": each.size_class,
-                "stays": " ".join(f"{stay.tier}:{stay.start:.9g}-{stay.end:.9g}" for stay in each.stays),
+                "stays": " ".join(f"{stay.tier}:{stay.start:.9f}-{stay.end:.9f}" for stay in each.stays),
             }
             for each in entries
         ),

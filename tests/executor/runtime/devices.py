@@ -36,8 +36,6 @@ class CheckingDevice(EmulatedDevice):
         super().__init__()
         self._late = late
         self.most_taken: dict[Resource, int] = dict.fromkeys(sorted(OF_THE_DEVICE), 0)
-        self.done_late = 0
-        """Work that was done when its lane, or another, had more already."""
         self._pick, self._changed = pick, threading.Condition()
         self._lanes: dict[Resource, list[Taken]] = {lane: [] for lane in sorted(OF_THE_DEVICE)}
         self._graph: Watched | None = None
@@ -86,7 +84,6 @@ class CheckingDevice(EmulatedDevice):
                 heads = [lane[0] for lane in self._lanes.values() if lane]
                 free = [head for head in heads if all(each.done for each in head.after)]
                 taken = self._pick(sorted(free, key=lambda head: head.number))
-                self.done_late += sum(map(len, self._lanes.values())) > 1
             try:
                 taken.action.poison()
                 taken.rest = taken.action()

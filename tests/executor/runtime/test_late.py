@@ -2,7 +2,8 @@
 away is found out."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ssdplan.executor.device.emulated import EmulatedDevice
+from ssdplan.executor.device.interface import Action, Begun
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.recipe import Recipe
@@ -19,13 +21,15 @@ from ssdplan.executor.runtime.operations import Operations
 from ssdplan.executor.runtime.runner import IN_FLIGHT, MOST_TAKEN, OverlappedRunner
 from ssdplan.executor.train import train
 from ssdplan.plans.documents.plan import ZerothOrder
-from ssdplan.plans.graph.ops import Graph, Schedule
+from ssdplan.plans.graph.ops import Graph, Region, Resource, Schedule
 from ssdplan.plans.schedule.build import build_schedule
+from tests.bounds import HANG_SECONDS
 from tests.executor.runs import LENGTH, opened, prepare
 from tests.executor.runtime.devices import Checked, CheckingDevice, Taken, Watched, checked
 from tests.made.decisions import decide
 from tests.made.plans import make_plan
 from tests.made.profiles import made_model
+from tests.plans.hand_made import made_transfer
 
 Pick = Callable[[Sequence[Taken]], Taken]
 
@@ -58,22 +62,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("models"), layers=4)
 
 
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pick], CheckingDevice]]:
-    """Makes checking devices, whose runs bind their graphs for them."""
-    made: list[CheckingDevice] = []
-    bind = Operations.bind
-    monkeypatch.setattr(Operations, "bind", lambda self, graph: checked(self, graph, bind(self, graph)))
-
-    def make(pick: Pick) -> CheckingDevice:
-        made.append(CheckingDevice(pick))
-        return made[-1]
-
-    yield make
-    for device in made:
-        device.stop()
-
-
 def run(directory: Path, out: Path, device: EmulatedDevice, choices: dict[str, Any]) -> list[float]:
     model = opened(directory / "llama", torch.float32)
     plan = make_plan(model, sequence_length=LENGTH, chunk=4096, **choices)
@@ -100,8 +88,42 @@ def test_work_that_is_done_late_gives_the_same_bits(
         finally:
             device.stop()
         assert (tmp_path / pick / "model" / "model.safetensors").read_bytes() == weights
-        assert device.done_late > 0 and max(device.most_taken.values()) <= MOST_TAKEN
-        assert device.most_taken["compute"] == MOST_TAKEN, "compute has its next op before it has done one"
+        assert max(device.most_taken.values()) <= MOST_TAKEN
+
+
+def test_a_lane_gives_so_many_ops_ahead_and_no_more() -> None:
+    """None ends before so many are given: with fewer ahead this would hang, and with more an end would see them."""
+    count, region = 3 * MOST_TAKEN, Region(0, 0, 4096)
+    ops = tuple(made_transfer(i, "compute", region, region, state_name=f"{i}") for i in range(count))
+    given: list[Begun] = []
+    wrong: list[int] = []
+    changed = threading.Condition()
+
+    class Held:
+        holds = False
+
+        def __init__(self) -> None:
+            self.number = len(given)
+
+        def wait(self) -> tuple[float, float]:
+            expected = min(self.number + MOST_TAKEN, count)
+            with changed:
+                assert changed.wait_for(lambda: wrong or len(given) >= expected, HANG_SECONDS)
+                if len(given) != expected:
+                    wrong.append(self.number)
+                    changed.notify_all()
+            return 0.0, 0.0
+
+    def submit(resource: Resource, action: Action, after: Sequence[Begun]) -> Begun:
+        with changed:
+            given.append(Held())
+            changed.notify_all()
+            return given[-1]
+
+    runner = OverlappedRunner(submit)
+    runner.run(Graph("made", ops, 1), [lambda: None] * count)
+    runner.close()
+    assert len(given) == count and not wrong
 
 
 # Orders that are taken away
