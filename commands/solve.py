@@ -182,7 +182,8 @@ def _decisions() -> tuple[click.Option, ...]:
             show_default=False,
             metavar="WHAT=F,WHAT=F,...",
             help="parameters, optimizer, checkpoints: fractions on host; device, turn: fractions of states whose "
-            "parameters the device keeps for the whole run, or from forward to backward; any of them [the best]",
+            "parameters the device keeps for the whole run, or from forward to backward; updates: of states that it "
+            "updates, as it keeps their optimizer states too; any of them [the best]",
         ),
         click.Option(
             ["--recompute"],

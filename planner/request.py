@@ -18,12 +18,12 @@ from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_enough, format_there
 
 from .fit.budgets import UNLIMITED, Candidate, Needs
-from .program.choices import WEAR_PRICE, FixedChoices
+from .program.choices import WEAR_PRICE, FixedChoices, KeptShares
 
 MOST_MICRO_BATCHES = 64
 LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)
 """Numbers of micro-batches that are tried first; the search then looks between the two that matter."""
-RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn")
+RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn", "updates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class SolveRequest:
     delay_ratio: float | None = None
     residency: Mapping[str, float] = field(default_factory=dict)
     """parameters, optimizer, checkpoints -> the fraction on host; device, turn -> the fraction of states whose
-    parameters stay on the device for the whole run, or (of blocks) across the turn."""
+    parameters stay on the device for the whole run, or (of blocks) across the turn; updates -> the fraction of states
+    that the device updates, whose parameters and optimizer states both stay there."""
     max_ssd_write_bytes: int | None = None
     """Written a step."""
     schedule: Literal["vertical", "horizontal", "single"] = "vertical"
@@ -138,7 +139,7 @@ def _require_zeroth_order(request: SolveRequest) -> None:
         "recompute": request.recompute != "auto",
         "activations": request.activations is not None,
         f"schedule {request.schedule}": request.schedule != "vertical",
-        **{f"residency {name}": name in request.residency for name in ("optimizer", "checkpoints", "turn")},
+        **{f"residency {name}": name in request.residency for name in ("optimizer", "checkpoints", "turn", "updates")},
     }
     for name, given in meaningless.items():
         if given:
@@ -156,6 +157,8 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         raise UsageError(f"residency: no {unknown[0]!r}; it takes {', '.join(RESIDENCIES)}")
     if request.unified_memory and "device" in request.residency:
         raise UsageError("residency device: compute works on host memory here; say parameters")
+    if request.unified_memory and "updates" in request.residency:
+        raise UsageError("residency updates: compute works on host memory here, where all updates are; say optimizer")
     given = {"delay ratio": request.delay_ratio, **{f"residency {k}": v for k, v in request.residency.items()}}
     for name, fraction in given.items():
         if fraction is not None and not 0.0 <= fraction <= 1.0:
@@ -185,6 +188,8 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
             raise UsageError(f"delay ratio = {delay_ratio:g}: with schedule horizontal it can only be 0")
         if turn := request.residency.get("turn"):
             raise UsageError(f"residency turn={turn:g}: with schedule horizontal it can only be 0; say device")
+        if updates := request.residency.get("updates"):
+            raise UsageError(f"residency updates={updates:g}: with schedule horizontal it can only be 0")
         delay_ratio = 0.0
     residency = dict(request.residency)
     if request.unified_memory and "parameters" in residency:
@@ -256,20 +261,27 @@ def _recompute(model: Model, request: SolveRequest) -> Recompute:
     return wanted
 
 
-def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, tuple[float, float]] | None:
+def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, KeptShares] | None:
     """What the user wants the device to keep, as whole states of each class; None leaves it to the search."""
-    if not {"device", "turn"} & set(residency):
+    if not {"device", "turn", "updates"} & set(residency):
         return None
-    device, turn = (residency.get(name, 0.0) for name in ("device", "turn"))
+    turn, updates = (residency.get(name, 0.0) for name in ("turn", "updates"))
+    device = residency.get("device", updates)
     if device + turn > 1.0:
         raise UsageError(f"residency device={device:g},turn={turn:g}: more than all parameters")
+    if updates > device:
+        raise UsageError(
+            f"residency device={device:g},updates={updates:g}: the device updates only what it keeps the parameters of"
+        )
     first = max(model.first_trained, 1)
     blocks = {model.states[index].state_class for layer in model.layers[first:-1] for index in layer.states}
+    frozen = {state.state_class for state in model.states if state.frozen}
     kept = {}
     for name, count in Counter(state.state_class for state in model.states).items():
         whole = round(device * count)
         across = min(round(turn * count), count - whole) if name in blocks else 0
-        kept[name] = (whole / count, across / count)
+        updated = 0 if name in frozen else min(round(updates * count), whole)
+        kept[name] = KeptShares(whole / count, across / count, updated / count)
     return kept
 
 

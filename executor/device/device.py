@@ -252,12 +252,13 @@ class CudaDevice:
         copy goes first, and what launches the sums runs beside it.
         """
         target.copy_(source, non_blocking=True)
-        if whole is None:
-            return lambda: (True, 0)
-        sums = self._to_host(row_sums(whole))
+        return (lambda: (True, 0)) if whole is None else self.squares(whole, 1)
+
+    def squares(self, gradient: torch.Tensor, threads: int) -> Callable[[], tuple[bool, int]]:
+        sums = self._to_host(row_sums(gradient))
 
         def found() -> tuple[bool, int]:
-            squares = summed(whole, sums)
+            squares = summed(gradient, sums)
             return squares is not None, squares or 0
 
         return found

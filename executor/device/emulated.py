@@ -83,6 +83,11 @@ class EmulatedDevice:
         found = native.copy_statistics(target.data_ptr(), source.data_ptr(), source.numel())
         return lambda: found
 
+    def squares(self, gradient: torch.Tensor, threads: int) -> Callable[[], tuple[bool, int]]:
+        """(finite, sum of squares) of a gradient where it lies, as `copy_d2h_gradient` says them."""
+        found = native.gradient_statistics(gradient.data_ptr(), gradient.numel(), threads=threads)
+        return lambda: found
+
     def synchronize(self) -> None:
         pass
 

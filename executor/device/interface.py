@@ -70,5 +70,9 @@ class Device(Protocol):
     def copy_d2h_gradient(
         self, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None
     ) -> Callable[[], tuple[bool, int]]: ...
+    def squares(self, gradient: torch.Tensor, threads: int) -> Callable[[], tuple[bool, int]]:
+        """Look at a gradient, fp32, in the device's memory; what it returns says, once the lane's work has ended,
+        (finite, sum of squares) as `copy_d2h_gradient` does. `threads`: where it is the processor that looks."""
+
     def synchronize(self) -> None: ...
     def peak_bytes(self, work: Callable[[], Result]) -> tuple[Result, int]: ...

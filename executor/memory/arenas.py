@@ -29,6 +29,12 @@ class Memory:
         self.touched[buffer.tier] = max(self.touched[buffer.tier], stop)
         return arena[start:stop].view(dtype)
 
+    def on_host(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
+        """uint8: the bytes of a host or device region where the processor reads them: where they are, or of a device
+        with a memory of its own in `scratch`."""
+        there = self.view(region)
+        return there if there.device.type == "cpu" else scratch[: region.nbytes].copy_(there)
+
     def tier(self, region: Region) -> Tier:
         return self._schedule.buffers[region.buffer].tier
 

@@ -94,8 +94,8 @@ def carry_over(source: Source, schedule: Schedule, records: Records, store: Stor
 
 
 def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Callable[[float], None]) -> None:
-    """Bring home what `carry_over` wrote to `target`'s store, or its last snapshot: optimizer states to host where they
-    live there, and parameters, in `dtype`, from their masters; nothing of what is frozen. Takes the longest home in
+    """Bring home what `carry_over` wrote to `target`'s store, or its last snapshot: optimizer states to where they live
+    in memory, and parameters, in `dtype`, from their masters; nothing of what is frozen. Takes the longest home in
     host memory."""
     places = records.places(target.schedule)
     homes = [home for home in target.schedule.homes if home.optimizer]
@@ -105,7 +105,7 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Call
         assert target.store is not None and home.optimizer is not None
         states, rest = scratch[: home.optimizer.nbytes], scratch[home.optimizer.nbytes :]
         target.store.read(places[home.optimizer], home.optimizer.nbytes, states.data_ptr())
-        if target.memory.tier(home.optimizer) == "host":
+        if target.memory.tier(home.optimizer) != "ssd":
             target.put(home.optimizer, states)
         parameters = rest[: home.parameters.nbytes]
         parameters.view(dtype).copy_(masters_of(home, states))

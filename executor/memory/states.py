@@ -38,9 +38,9 @@ class Holding:
     store: Store | None
 
     def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor:
-        """uint8: the bytes of a home's form, in place or read to `scratch`."""
+        """uint8: the bytes of a home's form on host: where they are, or else in `scratch`."""
         if self.memory.tier(region) != "ssd":
-            return self.memory.view(region)
+            return self.memory.on_host(region, scratch)
         assert self.store is not None
         self.store.read(self.memory.store_offset(region), region.nbytes, scratch.data_ptr())
         return scratch[: region.nbytes]

@@ -15,14 +15,15 @@ from ssdplan.native import process
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import NumericalError
-from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Transfer, Update
+from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, SumSquares, Transfer, Update
 
 from ..device.interface import Action, Device, Rest
 from ..memory.arenas import Memory
 from ..model.layers import Layers
 from ..model.model import StreamedModel
 from ..optimizer.adamw import AdamW, RangeUpdate
-from ..optimizer.weight_decay import Span, spared_parameters, spared_spans, windows
+from ..optimizer.adamw_on_device import DeviceUpdate
+from ..optimizer.weight_decay import Span, Window, spared_parameters, spared_spans, windows
 from ..optimizer.zeroth_order import Pass
 from ..store import Store
 
@@ -186,6 +187,10 @@ class Operations:
                 return self._bind_backward(op)
             case Perturb():
                 return self._bind_perturb(op)
+            case SumSquares():
+                return partial(self._sum_squares, op.state, self._memory.view(op.gradient, torch.float32))
+            case Update(on_device=True):
+                return self._bind_update_on_device(op)
             case Update():
                 return self._bind_update(op)
             case _:
@@ -211,14 +216,18 @@ class Operations:
     ) -> Rest:
         """`start`: where `whole` starts in the state, or without one where `source` does."""
         found = self._device.copy_d2h_gradient(target, source, whole)
+        return partial(self._looked_at, state, start, target if whole is None else whole, found)
 
-        def take() -> None:
-            finite, squares = found()
-            if not finite:
-                self._overflowed(state, start, target if whole is None else whole)
-            self._squares.append(squares)
+    def _sum_squares(self, state: int, gradient: torch.Tensor) -> Rest:
+        found = self._device.squares(gradient, self._threads)
+        return partial(self._looked_at, state, 0, gradient, found)
 
-        return take
+    def _looked_at(self, state: int, start: int, gradient: torch.Tensor, found: Callable[[], tuple[bool, int]]) -> None:
+        """Take what was `found` of a state's gradient, which begins at element `start`."""
+        finite, squares = found()
+        if not finite:
+            self._overflowed(state, start, gradient)
+        self._squares.append(squares)
 
     def _bind_update(self, op: Update) -> Action:
         passing = self._passing(op.optimizer, op.stored) if op.stored else None
@@ -230,15 +239,13 @@ class Operations:
             self._memory.view(op.parameters, self._dtype),
             threads=self._threads,
             statistics=op.final_gradient,
-            windows=windows(op.start, op.stop, self._spared[op.state]) if self._spared[op.state] else (),
+            windows=self._windows(op),
             extents=passing.extents if passing else (),
         )
         return partial(self._update, update, passing, op, gradient)
 
     def _update(self, update: RangeUpdate, passing: "_Passing | None", op: Update, gradient: torch.Tensor) -> None:
-        settings = self._pending if op.delayed else self._prompt
-        assert settings is not None, "an update before the first step, or of one that is skipped"
-        assert op.delayed or not (self._scaled or self._clip_grad_norm), "an update before all gradients are known"
+        settings = self._settings(op)
         finite, squares, before, after = update(
             settings.optimizer, step=settings.step, gradient_scale=settings.gradient_scale
         )
@@ -249,6 +256,32 @@ class Operations:
             self._overflowed(op.state, op.start, gradient)
         if op.final_gradient:
             self._squares.append(squares)
+
+    def _settings(self, op: Update) -> _Settings:
+        settings = self._pending if op.delayed else self._prompt
+        assert settings is not None, "an update before the first step, or of one that is skipped"
+        assert op.delayed or not (self._scaled or self._clip_grad_norm), "an update before all gradients are known"
+        return settings
+
+    def _bind_update_on_device(self, op: Update) -> Action:
+        update = DeviceUpdate(
+            self._memory.view(op.optimizer),
+            op.optimizer_states,
+            self._memory.view(op.gradient, torch.float32),
+            self._memory.view(op.parameters, self._dtype),
+            threads=self._threads,
+            windows=self._windows(op),
+        )
+
+        def work() -> None:
+            settings = self._settings(op)
+            update(settings.optimizer, step=settings.step, gradient_scale=settings.gradient_scale)
+
+        return work
+
+    def _windows(self, op: Update) -> tuple[Window, ...]:
+        spared = self._spared[op.state]
+        return windows(op.start, op.stop, spared) if spared else ()
 
     def _overflowed(self, state: int, start: int, gradient: torch.Tensor) -> None:
         """Elements of a state's gradient from `start` on are not all finite: find where that began."""

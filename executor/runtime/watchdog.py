@@ -12,7 +12,18 @@ from typing import Self
 
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StallError
-from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Schedule, Transfer, Update
+from ssdplan.plans.graph.ops import (
+    Backward,
+    Forward,
+    Graph,
+    Op,
+    Perturb,
+    Region,
+    Schedule,
+    SumSquares,
+    Transfer,
+    Update,
+)
 from ssdplan.plans.units import format_bytes, format_seconds
 
 from ..store import Store
@@ -125,6 +136,8 @@ class Words:
                 return f"{op.elements:,} elements of {self._model.states[op.state].name}"
             case Perturb():
                 return f"{op.elements:,} parameters of {self._model.states[op.state].name}"
+            case SumSquares():
+                return f"{format_bytes(op.gradient.nbytes)} of {self._model.states[op.state].name}"
             case Forward() | Backward():
                 layer = self._model.layers[op.layer]
                 return f"layer {layer.name}, of {', '.join(self._model.states[index].name for index in layer.states)}"

@@ -20,7 +20,7 @@ from ..fit.budgets import UNLIMITED, Candidate, Needs
 from ..fit.fit import Branch, Fitter, Sketch, Solved
 from ..predict.peaks import checkpoint_layers, compute_seconds, device_alone_bytes, trained_elements
 from ..predict.shortened import step_seconds
-from ..program.choices import FixedChoices, Limits
+from ..program.choices import FixedChoices, KeptShares, Limits
 from ..program.placement import DIGITS
 from ..program.program import solve_program
 from .zero_infinity import Ways, tensors_of_model, zero_infinity_memory
@@ -134,7 +134,7 @@ class _Comparison:
         if self.all_first:
             note = f"not possible: it delays no update, and {self.all_first}"
             return Compared(kind="schedule", name="horizontal", fits=False, note=note)
-        kept = self.fixed.kept and {name: (device, 0.0) for name, (device, _) in self.fixed.kept.items()}  # no turn
+        kept = self.fixed.kept and {name: KeptShares(each.device) for name, each in self.fixed.kept.items()}
         return self._schedule("horizontal", replace(self.fixed, schedule="horizontal", delay_ratio=0.0, kept=kept))
 
     def _single(self) -> Compared:
@@ -318,7 +318,7 @@ class _Comparison:
         return self._rung(name, choices, limits, left, note)
 
     @property
-    def _kept(self) -> Mapping[str, tuple[float, float]] | None:
+    def _kept(self) -> Mapping[str, KeptShares] | None:
         """What the device keeps until the last rung: nothing but what the user asked for."""
         return None if self.fixed.unified_memory else self.fixed.kept or {}
 

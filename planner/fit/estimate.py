@@ -82,7 +82,13 @@ def _all_or_nothing(decision: Decision) -> Decision:
     """`decision` with the device keeping all parameters of a class or none: of a share, a shortened model has no
     states, and its pipeline is that of nothing kept."""
     placement = {
-        name: p.model_copy(update={"parameters_device": float(p.parameters_device == 1.0), "parameters_turn": 0.0})
+        name: p.model_copy(
+            update={
+                "parameters_device": float(p.parameters_device == 1.0),
+                "parameters_turn": 0.0,
+                "optimizer_device": float(p.optimizer_device == 1.0),
+            }
+        )
         for name, p in decision.placement.items()
     }
     return decision.model_copy(update={"placement": placement})

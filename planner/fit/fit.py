@@ -19,7 +19,7 @@ from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, 
 from ssdplan.plans.units import PAGE
 
 from ..predict.shortened import ENDS
-from ..program.choices import Aim, FixedChoices, Limits
+from ..program.choices import Aim, FixedChoices, KeptShares, Limits
 from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
@@ -306,13 +306,14 @@ class Fitter:
         if branch.fixed.kept is not None or not (self.fixed.unified_memory or branch.limits.device_bytes is not None):
             return branch
         program = self._program(candidate, branch, aim)
-        kept = {}
+        kept: dict[str, KeptShares] = {}
         for name, placement in program.placement.items() if program else ():
             states = sum(state.state_class == name for state in self.model.states)
             device = int(placement.parameters_device * states + WHOLE)
             both = int((placement.parameters_device + placement.parameters_turn) * states + WHOLE)
             across = both - device if placement.parameters_turn else 0
-            kept[name] = (device / states, across / states)
+            updated = min(int(placement.optimizer_device * states + WHOLE), device)
+            kept[name] = KeptShares(device / states, across / states, updated / states)
         return replace(branch, fixed=replace(branch.fixed, kept=kept))
 
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
@@ -365,29 +366,29 @@ class Fitter:
             self._leanest[candidate] = tuple(self._find_leanest(candidate, kept) for kept in ways)
         return self._leanest[candidate]
 
-    def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, tuple[float, float]]]:
+    def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, KeptShares]]:
         if self._spare_on_device(0.0) is None:
             return []
         counts = Counter(state.state_class for state in self.model.states)
         format_of = partial(parameter_format, self.model.precision, self.fixed.zeroth_order)
         size = {each.state_class: format_of(frozen=each.frozen).bytes_of(each.elements) for each in self.model.states}
         blocks = {self.model.states[index].state_class for layer in self.model.layers[1:-1] for index in layer.states}
-        ends = {name: (0.0 if name in blocks else 1.0, 0.0) for name in counts}
+        ends = {name: KeptShares(0.0 if name in blocks else 1.0) for name in counts}
         least = self._sketched(candidate, self._corner(candidate, 0, 0, 0, ends), self.tight)
         spare = self.budget.device - least.needs.device
         most = dict(ends)
         for name in sorted(blocks):
             kept = min(max(spare // size[name], 0), counts[name])
-            most[name] = (kept / counts[name], 0.0)
+            most[name] = KeptShares(kept / counts[name])
             spare -= kept * size[name]
-        whole = dict.fromkeys(counts, (1.0, 0.0))
+        whole = dict.fromkeys(counts, KeptShares(1.0))
         if most != whole and sum(size[name] * counts[name] for name in counts) <= self.budget.device:
             # Where all stay, nothing passes through: what the last of them takes, its buffers give back.
             needs = self._sketched(candidate, self._corner(candidate, 0, 0, 0, whole), self.tight).needs
             most = whole if needs.device <= self.budget.device else most
         return [ends] if most == ends else [ends, most]
 
-    def _find_leanest(self, candidate: Candidate, kept: Mapping[str, tuple[float, float]] | None) -> Solved:
+    def _find_leanest(self, candidate: Candidate, kept: Mapping[str, KeptShares] | None) -> Solved:
         few = replace(candidate, micro_batches=min(candidate.micro_batches, max(MEASURED)))
         delays = (0, 1) if self.fixed.delay_ratio is None else (0,)  # of no effect where it is decided
         best: tuple[int, int, tuple[int, int, int, int]] | None = None
@@ -410,7 +411,7 @@ class Fitter:
         optimizer: float,
         parameters: float,
         checkpoints: float,
-        kept: Mapping[str, tuple[float, float]] | None,
+        kept: Mapping[str, KeptShares] | None,
         delay_ratio: float = 0.0,
     ) -> ProgramResult:
         fixed = self.fixed

@@ -14,7 +14,18 @@ from itertools import pairwise
 
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.contents import CONTENTS
-from ssdplan.plans.graph.ops import RESOURCES, Backward, Forward, Op, Perturb, Region, Resource, Transfer, Update
+from ssdplan.plans.graph.ops import (
+    RESOURCES,
+    Backward,
+    Forward,
+    Op,
+    Perturb,
+    Region,
+    Resource,
+    SumSquares,
+    Transfer,
+    Update,
+)
 from ssdplan.plans.graph.timeline import Timeline
 
 FILL, DRAIN, NO_WORK = "fill", "drain", "no work"
@@ -79,6 +90,8 @@ def work(op: Op) -> str:
         return "delayed updates" if op.delayed else "updates"
     if isinstance(op, Perturb):
         return "passes over parameters"
+    if isinstance(op, SumSquares):
+        return "norms of gradients"
     assert isinstance(op, Transfer)
     return CONTENTS[op.content].words
 

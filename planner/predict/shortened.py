@@ -89,5 +89,8 @@ def _in_quarters(decision: Decision) -> Decision:
     for name, p in decision.placement.items():
         device = round(QUARTERS * p.parameters_device) / QUARTERS
         turn = min(round(QUARTERS * p.parameters_turn) / QUARTERS, 1.0 - device)
-        placement[name] = p.model_copy(update={"parameters_device": device, "parameters_turn": turn})
+        updated = min(round(QUARTERS * p.optimizer_device) / QUARTERS, device)
+        placement[name] = p.model_copy(
+            update={"parameters_device": device, "parameters_turn": turn, "optimizer_device": updated}
+        )
     return decision.model_copy(update={"placement": placement})

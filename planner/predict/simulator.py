@@ -10,7 +10,7 @@ from math import inf
 
 from ssdplan.plans.analysis.drift import Expectation
 from ssdplan.plans.documents.plan import Decision
-from ssdplan.plans.documents.profile import Machine, Model, perturb_seconds, update_rate
+from ssdplan.plans.documents.profile import NORM_SHARE, Machine, Model, device_update_rate, perturb_seconds, update_rate
 from ssdplan.plans.graph.ops import (
     RESOURCES,
     Backward,
@@ -20,6 +20,7 @@ from ssdplan.plans.graph.ops import (
     Perturb,
     Resource,
     Schedule,
+    SumSquares,
     Transfer,
     Update,
 )
@@ -184,6 +185,14 @@ def _io_cores(machine: Machine, ops: Sequence[Op]) -> tuple[float, float]:
     return result[0], result[1]
 
 
+def _device_update_rate(ops: Sequence[Op], machine: Machine) -> float:
+    """Of the updates that the device makes among `ops`, if it makes any."""
+    formats = {op.optimizer_states for op in ops if isinstance(op, Update) and op.on_device}
+    rates = [device_update_rate(machine, each) for each in formats]
+    assert None not in rates, "updates on a device that nobody measured any on"
+    return min((rate for rate in rates if rate is not None), default=1.0)
+
+
 def _seconds_alone(
     ops: tuple[Op, ...], model: Model, machine: Machine, micro_batch_size: int
 ) -> tuple[list[float], list[float]]:
@@ -196,6 +205,7 @@ def _seconds_alone(
         "d2h": machine.d2h_bandwidth,
     }
     timings = {entry.name: model.timing(entry.name, micro_batch_size) for entry in model.classes}
+    on_device = _device_update_rate(ops, machine)
     seconds, longer = [], [0.0] * len(ops)
     for op in ops:
         if isinstance(op, Transfer):
@@ -210,9 +220,13 @@ def _seconds_alone(
             seconds.append(
                 perturb_seconds(machine, op.elements, copies=bool(op.copies), pending=op.waiting, masters=op.masters)
             )
+        elif isinstance(op, SumSquares):
+            seconds.append(NORM_SHARE * op.elements / on_device)
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.optimizer_states)
+            if op.on_device:
+                needed = (1 - NORM_SHARE) * op.elements / on_device
             if op.stored and machine.checksum_rate:
                 needed += op.optimizer.nbytes / machine.checksum_rate
             seconds.append(needed)

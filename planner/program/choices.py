@@ -5,13 +5,27 @@ Owns these records. It states and solves nothing, so that whoever only makes a r
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName, ZerothOrder
 from ssdplan.plans.documents.state_layout import OptimizerStates
 
 WEAR_PRICE = 0.1
 """A percent of tokens/s for ten percent more bytes written a step."""
+
+
+class KeptShares(NamedTuple):
+    """What the device keeps of one class, as fractions of its states, each whole."""
+
+    device: float = 0.0
+    """Parameters, for the whole run."""
+    turn: float = 0.0
+    """Parameters, from forward to backward."""
+    updated: float = 0.0
+    """Of those for the whole run: their optimizer states too."""
+
+
+KEPT_NOTHING = KeptShares()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +40,9 @@ class FixedChoices:
     """It changes numbers, so it is never the program's choice."""
     clip_grad_norm: float | None = None
     """Of no weight here: whoever sets it sets the delay ratio to 1 too."""
-    kept: Mapping[str, tuple[float, float]] | None = None
-    """State class -> the fractions of its states whose parameters stay on the device, for the whole run and across the
-    turn. None leaves both to the program, as fractions of elements; where `Limits.device_bytes` is None, they are 0."""
+    kept: Mapping[str, KeptShares] | None = None
+    """State class -> what of it stays on the device. None leaves that to the program, as fractions of elements; where
+    `Limits.device_bytes` is None, it is nothing."""
     schedule: ScheduleName = "vertical"
     """Whose forms are taken; whoever sets horizontal sets the delay ratio to 0 too."""
     zeroth_order: ZerothOrder | None = None
@@ -64,7 +78,7 @@ class Limits:
     ssd_write_bytes: float | None = None
     """Written a step: the drive's wear."""
     device_bytes: float | None = None
-    """For parameters that the device keeps between uses; None: it keeps none, unless they are fixed."""
+    """For what the device keeps between uses; None: it keeps nothing, unless that is fixed."""
     parameter_buffers: float = 0.0
     """Host bytes that parameters on their way take when all live on ssd; in proportion to the fraction that does."""
     checkpoint_buffers: float = 0.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from ssdplan.plans.documents.plan import SavedTier, ScheduleName
-from ssdplan.plans.documents.profile import Machine, Model, Rung, perturb_seconds, update_rate
+from ssdplan.plans.documents.profile import Machine, Model, Rung, device_update_rate, perturb_seconds, update_rate
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
@@ -88,6 +88,8 @@ class Forms:
         absent -= {share for shares in self.saved.values() for _, share in shares}
         if not work.keeps:
             absent |= {variable for name in self.classes for variable in variables_of(name).on_device}
+        if not work.updates_on_device:
+            absent |= {variable for name in self.classes for variable in variables_of(name).updated_there}
         self.stages = tuple(_without(stage, absent) for stage in every) if absent else every
         self.device_bytes = _less(device_bytes(model, groups, work), absent - on_device)
         self.host_bytes = of.host_bytes(model, groups, work)
@@ -98,7 +100,8 @@ class Forms:
         self.read_bytes = total_bytes(self.stages, "read")
         self.write_bytes = total_bytes(self.stages, "write")
         masters = work.zeroth_order is not None and work.zeroth_order.masters
-        self.times = _Times(machine, self.classes, states, masters=masters).of(self.stages)
+        updates_there = device_update_rate(machine, states) if work.updates_on_device else None
+        self.times = _Times(machine, self.classes, states, updates_there, masters=masters).of(self.stages)
         least = [
             max((form.get(CONSTANT, 0.0) for _, form in resources if is_constant(form)), default=0.0)
             for resources in self.times
@@ -144,9 +147,16 @@ class _Times:
     """Seconds of stages on one machine."""
 
     def __init__(
-        self, machine: Machine, classes: Sequence[str], optimizer_states: OptimizerStates, *, masters: bool
+        self,
+        machine: Machine,
+        classes: Sequence[str],
+        optimizer_states: OptimizerStates,
+        on_device: float | None,
+        *,
+        masters: bool,
     ) -> None:
-        self.machine, self.rate = machine, update_rate(machine, optimizer_states)
+        """`on_device`: elements a second that the device updates, if it does."""
+        self.machine, self.rate, self.on_device = machine, update_rate(machine, optimizer_states), on_device
         self.masters = masters
         """Zeroth-order passes are over masters."""
         frontier = combined_frontier(machine.volumes)
@@ -173,6 +183,8 @@ class _Times:
             passing = {variable: read for variable, read in stage.read_bytes.items() if variable in self.passing}
             updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
         compute = stage.compute_seconds
+        if self.on_device and stage.device_updates:
+            compute = _sum(compute, _scaled(stage.device_updates, 1 / self.on_device))
         if stage.perturbed or stage.pending:
             passes = perturb_seconds(machine, stage.perturbed, copies=True, pending=0.0, masters=self.masters)
             each = perturb_seconds(machine, 1.0, copies=False, pending=1.0, masters=self.masters)
@@ -246,6 +258,8 @@ def _without(stage: Stage, absent: Set[Variable]) -> Stage:
         h2d_bytes=_less(stage.h2d_bytes, absent),
         d2h_bytes=_less(stage.d2h_bytes, absent),
         compute_seconds=_less(stage.compute_seconds, absent),
+        updates=_less(stage.updates, absent),
+        device_updates=_less(stage.device_updates, absent),
         pending=_less(stage.pending, absent),
     )
 

@@ -14,7 +14,7 @@ import pulp
 
 from ssdplan.plans.documents.profile import rungs_to_save_by
 
-from .choices import FixedChoices, Limits
+from .choices import KEPT_NOTHING, FixedChoices, Limits
 from .forms import Forms, StageRow
 from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, OfClass, Variable, variables_of
 
@@ -85,18 +85,22 @@ class LinearProgram:
         }
 
     def _ranges_on_device(self, variables: OfClass[Variable]) -> dict[Variable, tuple[float, float]]:
-        """How much of a class's parameters the device may keep: only blocks have a turn to keep them across."""
+        """How much of a class the device may keep: only blocks have a turn to keep parameters across."""
         turns = self.fixed.schedule == "vertical" and variables.state_class in self.forms.turning
         device, turn = (0.0, 1.0), (0.0, 1.0 if turns else 0.0)
+        updated = (0.0, 1.0)
         if self.fixed.kept is not None:
-            whole, across = self.fixed.kept.get(variables.state_class, (0.0, 0.0))
-            device, turn = (whole, whole), (across, across)
-        return {
+            kept = self.fixed.kept.get(variables.state_class, KEPT_NOTHING)
+            device, turn, updated = ((share, share) for share in kept)
+        ranges: dict[Variable, tuple[float, float]] = {
             variables.device: device,
             variables.device_delayed: (0.0, 1.0),
             variables.turn: turn,
             variables.turn_ssd: (0.0, 1.0),
         }
+        if self.forms.work.updates_on_device:
+            ranges |= {variables.updated: updated, variables.updated_delayed: (0.0, 1.0)}
+        return ranges
 
     def _variable(self, variable: Variable) -> Any:
         """PuLP's variable, or 0 for what this program does not have because its device keeps nothing."""
@@ -128,8 +132,11 @@ class LinearProgram:
             if name in self.forms.frozen:
                 self._require(parameters.prompt_host + parameters.prompt_ssd + x.device == 1, "frozen", name)
                 continue
-            self._require(optimizer.prompt_host + optimizer.prompt_ssd == 1 - alpha, "prompt_optimizer_states", name)
-            self._require(optimizer.delayed_host + optimizer.delayed_ssd == alpha, "delayed_optimizer_states", name)
+            late = alpha - x.updated_delayed  # of what is updated on host
+            self._require(
+                optimizer.prompt_host + optimizer.prompt_ssd + x.updated + late == 1, "prompt_optimizer_states", name
+            )
+            self._require(optimizer.delayed_host + optimizer.delayed_ssd == late, "delayed_optimizer_states", name)
             device_prompt = x.device - x.device_delayed
             self._require(
                 parameters.prompt_host + parameters.prompt_ssd + device_prompt == 1 - alpha, "prompt_parameters", name
@@ -137,15 +144,26 @@ class LinearProgram:
             self._require(
                 parameters.delayed_host + parameters.delayed_ssd + x.device_delayed == alpha, "delayed_parameters", name
             )
-            self._require(pulp.lpSum(x.gradient) == alpha, "delayed_gradients", name)
+            self._require(pulp.lpSum(x.gradient) == late, "delayed_gradients", name)
 
     def _keep_on_device(self) -> None:
-        """What of the device's parameters is delayed, and what need not be read again in backward.
+        """What of the device's parameters, and of what it updates, is delayed, and what need not be read again in
+        backward.
 
-        Where the user has fixed what the device keeps, both are products of constants and variables. While the program
+        Where the user has fixed what the device keeps, all are products of constants and variables. While the program
         chooses, they are free within what they could be, so its optimum is a bound of what any choice can reach.
         """
         for name, x in self.x.items():
+            if self.forms.work.updates_on_device and name not in self.forms.frozen:
+                if self.fixed.kept is None:
+                    self._require(x.updated <= x.device, "updated_on_device", name)
+                    self._require(x.updated_delayed <= x.updated, "updated_on_device_delayed", name)
+                    self._require(x.updated_delayed <= x.device_delayed, "of_device_delayed", name)
+                    prompt, of = x.updated - x.updated_delayed, x.device - x.device_delayed
+                    self._require(prompt <= of, "of_device_prompt", name)
+                else:
+                    share = self.fixed.kept.get(name, KEPT_NOTHING).updated
+                    self._require(x.updated_delayed == share * self.alpha, "updated_on_device_delayed", name)
             parameters_ssd = x.parameters.prompt_ssd + x.parameters.delayed_ssd
             if self.fixed.kept is None:
                 self._require(x.device_delayed <= x.device, "device_delayed", name)
@@ -153,19 +171,19 @@ class LinearProgram:
                 self._require(x.turn_ssd <= x.turn, "turn_from_ssd", name)
                 self._require(x.turn_ssd <= parameters_ssd, "turn_of_what_is_on_ssd", name)
             else:
-                whole, across = self.fixed.kept.get(name, (0.0, 0.0))
+                whole, across, _ = self.fixed.kept.get(name, KEPT_NOTHING)
                 share = across / (1.0 - whole) if whole < 1.0 else 0.0
                 if name not in self.forms.frozen:
                     self._require(x.device_delayed == whole * self.alpha, "device_delayed", name)
                 self._require(x.turn_ssd == share * parameters_ssd, "turn_from_ssd", name)
 
     def _honour_residencies(self) -> None:
-        """The fractions on host that the user has fixed; of parameters, of those that the device does not keep."""
+        """The fractions on host that the user has fixed, of what the device does not keep."""
         fixed = self.fixed
         for name, x in self.x.items():
             if fixed.optimizer is not None and name not in self.forms.frozen:
                 on_host = x.optimizer.prompt_host + x.optimizer.delayed_host
-                self._require(on_host == fixed.optimizer, "optimizer_states_on_host", name)
+                self._require(on_host == fixed.optimizer * (1 - x.updated), "optimizer_states_on_host", name)
             on_host = x.parameters.prompt_host + x.parameters.delayed_host
             if fixed.unified_memory:
                 self._require(on_host == 0, "parameters_on_host", name)

@@ -10,7 +10,7 @@ from ssdplan.plans.documents.plan import Decision, Placement, Saved
 from ssdplan.plans.documents.profile import Model, Rung
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, checkpoint_bytes
 
-from .choices import Question
+from .choices import KEPT_NOTHING, KeptShares, Question
 from .forms import TRAFFIC
 from .linear_program import LinearProgram
 from .saved import TIERS, rungs_of
@@ -113,16 +113,23 @@ def _saved_values(saved: Mapping[str, tuple[Saved, ...]]) -> dict[Variable, floa
 def _placement(program: LinearProgram, state_class: str, at: OfClass[float], alpha: float) -> tuple[Placement, float]:
     """The placement of one class of states, and the fraction of its delayed gradients in reclaimed memory."""
     fixed, frozen = program.fixed, state_class in program.forms.frozen
-    device, turn = round(at.device, DIGITS), round(at.turn, DIGITS)
+    device, turn, updated = KeptShares(round(at.device, DIGITS), round(at.turn, DIGITS), round(at.updated, DIGITS))
     if fixed.kept is not None:
-        device, turn = fixed.kept.get(state_class, (0.0, 0.0))
-    optimizer = Split(0.0, 0.0, 0.0, 0.0) if frozen else _four(at.optimizer, alpha, fixed.optimizer)
+        device, turn, updated = fixed.kept.get(state_class, KEPT_NOTHING)
+    updated = 0.0 if frozen else min(updated, device)
+    on_host = Split(1.0 - alpha, 0.0, alpha, 0.0)
+    if updated < 1.0:  # a placement's fractions are of what the device does not keep
+        on_host = Split(*(fraction / (1.0 - updated) for fraction in at.optimizer.all()))
+    optimizer = Split(0.0, 0.0, 0.0, 0.0) if frozen else _four(on_host, alpha, fixed.optimizer)
     outside = Split(1.0 - alpha, 0.0, alpha, 0.0)
-    if device < 1.0:  # a placement's fractions are of what the device does not keep
+    if device < 1.0:
         outside = Split(*(fraction / (1.0 - device) for fraction in at.parameters.all()))
     parameters = _four(outside, alpha, 0.0 if fixed.unified_memory else fixed.parameters)
-    reclaimed = min(round(at.gradient_reclaimed, DIGITS), alpha)
-    host = min(max(reclaimed, round(at.gradient_reclaimed + at.gradient_host, DIGITS)), alpha)
+    waiting = 1.0 - updated if updated < 1.0 else 1.0
+    reclaimed = min(round(at.gradient_reclaimed / waiting, DIGITS), alpha)
+    host = min(max(reclaimed, round((at.gradient_reclaimed + at.gradient_host) / waiting, DIGITS)), alpha)
+    if updated == 1.0:
+        host = alpha
     placement = Placement(
         optimizer_prompt_host=optimizer.prompt_host,
         optimizer_prompt_ssd=optimizer.prompt_ssd,
@@ -136,6 +143,7 @@ def _placement(program: LinearProgram, state_class: str, at: OfClass[float], alp
         delayed_gradient_ssd=alpha - host,
         parameters_device=device,
         parameters_turn=min(turn, 1.0 - device),
+        optimizer_device=updated,
     )
     return placement, reclaimed
 
@@ -148,7 +156,7 @@ class Footprint:
     ssd_bytes: float
     ssd_write_bytes: float
     device_bytes: float
-    """What the device keeps of parameters."""
+    """What the device keeps of states, and of activations."""
 
 
 def footprint(model: Model, decision: Decision) -> Footprint:
@@ -161,6 +169,7 @@ def footprint(model: Model, decision: Decision) -> Footprint:
         schedule=decision.schedule,
         optimizer_states=decision.optimizer_states,
         zeroth_order=decision.zeroth_order,
+        updates_wait=decision.updates_wait,
     )
     at: dict[Variable, float] = {DELAY_RATIO: decision.delay_ratio, CHECKPOINTS_ON_HOST: decision.checkpoint_host}
     for name, placement in decision.placement.items():
@@ -175,7 +184,7 @@ def footprint(model: Model, decision: Decision) -> Footprint:
     reclaimed = 0.0
     for group in groups:
         if group.role == "block":
-            waiting = (use.elements * decision.placement[use.state_class].delayed_gradient_host for use in group.uses)
+            waiting = (use.elements * _waiting_on_host(decision.placement[use.state_class]) for use in group.uses)
             reclaimed += group.count * min(checkpoints, GRADIENT_BYTES * sum(waiting))
     return Footprint(
         host_bytes=value(forms.host_bytes(model, groups, work), at)
@@ -187,10 +196,21 @@ def footprint(model: Model, decision: Decision) -> Footprint:
     )
 
 
+def _waiting_on_host(placement: Placement) -> float:
+    """Of a class's elements, those whose delayed gradients wait on host."""
+    return (1.0 - placement.optimizer_device) * placement.delayed_gradient_host
+
+
 def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[Variable, float]:
     """The program's variables of a state class at a placement."""
     p = placement
-    optimizer = (p.optimizer_prompt_host, p.optimizer_prompt_ssd, p.optimizer_delayed_host, p.optimizer_delayed_ssd)
+    on_host = 1.0 - p.optimizer_device
+    optimizer = (
+        on_host * p.optimizer_prompt_host,
+        on_host * p.optimizer_prompt_ssd,
+        on_host * p.optimizer_delayed_host,
+        on_host * p.optimizer_delayed_ssd,
+    )
     elsewhere = 1.0 - p.parameters_device
     parameters = (
         elsewhere * p.parameters_prompt_host,
@@ -198,10 +218,13 @@ def _values(state_class: str, placement: Placement, reclaimed: float) -> dict[Va
         elsewhere * p.parameters_delayed_host,
         elsewhere * p.parameters_delayed_ssd,
     )
-    gradient = (reclaimed, p.delayed_gradient_host - reclaimed, p.delayed_gradient_ssd)
+    reclaimed *= on_host
+    gradient = (reclaimed, on_host * p.delayed_gradient_host - reclaimed, on_host * p.delayed_gradient_ssd)
     device = (p.parameters_device, p.parameters_device * (p.parameters_delayed_host + p.parameters_delayed_ssd))
     turn = (p.parameters_turn, p.parameters_turn * (p.parameters_prompt_ssd + p.parameters_delayed_ssd))
-    return dict(zip(variables_of(state_class).all(), (*optimizer, *parameters, *gradient, *device, *turn), strict=True))
+    updated = (p.optimizer_device, p.optimizer_device * (p.optimizer_delayed_host + p.optimizer_delayed_ssd))
+    every = (*optimizer, *parameters, *gradient, *device, *turn, *updated)
+    return dict(zip(variables_of(state_class).all(), every, strict=True))
 
 
 def _stage_time(stage: Stage, times: list[tuple[str, Linear]], at: Mapping[Variable, float]) -> StageTime:

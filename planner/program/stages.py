@@ -26,6 +26,10 @@ class Work:
     """Where activations may be saved."""
     zeroth_order: ZerothOrder | None = None
     """Of the zeroth-order schedule."""
+    updates_on_device: bool = False
+    """The device may keep optimizer states too, and update them."""
+    updates_wait: bool = False
+    """No update may begin before a step's last gradient is there."""
 
     def parameter_bytes(self, precision: Precision, *, frozen: bool) -> int:
         """An element of a state's parameters, wherever they live, move and are updated."""
@@ -47,6 +51,8 @@ class Stage:
     h2d_bytes: Linear
     d2h_bytes: Linear
     compute_seconds: Linear
+    device_updates: Linear = field(default_factory=dict)
+    """Elements that compute's own device updates."""
     perturbed: float = 0.0
     """Elements of which perturbed copies are made, once for each direction that is drawn for them."""
     pending: Linear = field(default_factory=dict)

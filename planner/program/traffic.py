@@ -73,16 +73,16 @@ def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
 
 def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
     """Every kind of stage of a step."""
-    micro_batch_size, n, each = work.micro_batch_size, work.micro_batches, OPTIMIZER_BYTES[work.optimizer_states]
+    n, each = work.micro_batches, OPTIMIZER_BYTES[work.optimizer_states]
     head = next(group for group in groups if group.role == "head")
     made = []
     for group in groups:
-        timing = model.timing(group.layer_class, micro_batch_size)
+        timing = model.timing(group.layer_class, work.micro_batch_size)
         if group.role != "head":
-            stage = _forward(model, group, head, micro_batch_size, n, each, timing.forward_stage_seconds(n))
+            stage = _forward(model, group, head, work, each, timing.forward_stage_seconds(n))
             made.append(saved.saving(stage, group, timing, n))
         if group.backward:
-            stage = _backward(model, group, micro_batch_size, n, each, timing.backward_stage_seconds(n))
+            stage = _backward(model, group, work, each, timing.backward_stage_seconds(n))
             made.append(saved.rebuilding(stage, group, timing, n))
     return tuple(made)
 
@@ -142,8 +142,9 @@ VERTICAL = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)
 
 
 def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
-    """What the device keeps between uses: parameters, the most of them at the turn, where both kinds are there, and
-    what is saved of the activations of all micro-batches that are under way at once."""
+    """What the device keeps between uses: parameters, the most of them at the turn, where both kinds are there,
+    optimizer states with the gradients that wait for them, and what is saved of the activations of all micro-batches
+    that are under way at once."""
     kept = work.micro_batches if work.schedule == "vertical" else 1
     total: dict[Variable, float] = {}
     for group in groups:
@@ -151,8 +152,12 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Li
             if use.own:
                 fractions = variables_of(use.state_class)
                 element = work.parameter_bytes(model.precision, frozen=use.frozen)
+                size = group.count * use.elements
                 for variable in (fractions.device, fractions.turn):
-                    add(total, variable, element * group.count * use.elements)
+                    add(total, variable, element * size)
+                if not use.frozen:
+                    gradient = GRADIENT_BYTES if work.updates_wait else 0
+                    add(total, fractions.updated, (OPTIMIZER_BYTES[work.optimizer_states] + gradient) * size)
         timing = model.timing(group.layer_class, work.micro_batch_size)
         for variable, nbytes in saved.kept_bytes(group, timing, "device").items():
             add(total, variable, group.count * kept * nbytes)
@@ -178,16 +183,16 @@ def _forward(
     model: Model,
     group: LayerGroup,
     head: LayerGroup,
-    micro_batch_size: int,
-    n: int,
+    work: Work,
     optimizer_bytes: float,
     compute_seconds: float,
 ) -> Stage:
-    element = ELEMENT_BYTES[model.precision]
-    checkpoint = checkpoint_bytes(model, micro_batch_size)
+    element, n = ELEMENT_BYTES[model.precision], work.micro_batches
+    checkpoint = checkpoint_bytes(model, work.micro_batch_size)
     read: dict[Variable, float] = {}
     write: dict[Variable, float] = {}
     updates: dict[Variable, float] = {}
+    on_device: dict[Variable, float] = {}
     h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     for use in group.uses:
         fractions, size = variables_of(use.state_class), float(use.elements)
@@ -204,7 +209,11 @@ def _forward(
         add(write, fractions.optimizer.delayed_ssd, optimizer_bytes * size)
         add(write, fractions.parameters.delayed_ssd, element * size)
         add(h2d, fractions.device_delayed, element * size)
+        add(h2d, fractions.updated_delayed, -element * size)
         add(updates, DELAY_RATIO, size)
+        add(updates, fractions.updated_delayed, -size)
+        if work.updates_wait:
+            add(on_device, fractions.updated, size)
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
     return Stage(
@@ -214,20 +223,20 @@ def _forward(
         read_bytes=read,
         write_bytes=write,
         updates=updates,
+        device_updates=on_device,
         h2d_bytes=h2d,
         d2h_bytes={CONSTANT: float((n if group.keeps_output else n - 1) * checkpoint)},
         compute_seconds={CONSTANT: compute_seconds},
     )
 
 
-def _backward(
-    model: Model, group: LayerGroup, micro_batch_size: int, n: int, optimizer_bytes: float, compute_seconds: float
-) -> Stage:
-    element = ELEMENT_BYTES[model.precision]
-    checkpoint = checkpoint_bytes(model, micro_batch_size)
+def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: float, compute_seconds: float) -> Stage:
+    element, n = ELEMENT_BYTES[model.precision], work.micro_batches
+    checkpoint = checkpoint_bytes(model, work.micro_batch_size)
     read: dict[Variable, float] = {}
     write: dict[Variable, float] = {}
     updates: dict[Variable, float] = {}
+    on_device: dict[Variable, float] = {}
     # Inter-layer gradients; for the head, its input.
     h2d: dict[Variable, float] = {CONSTANT: float((n - 1) * checkpoint)}
     d2h: dict[Variable, float] = {CONSTANT: 0.0 if group.lowest else float((n - 1) * checkpoint)}
@@ -243,6 +252,7 @@ def _backward(
         if use.frozen:
             continue
         add(d2h, CONSTANT, GRADIENT_BYTES * size)
+        add(d2h, fractions.updated, -GRADIENT_BYTES * size)
         if use.own:
             add(read, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
             add(write, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
@@ -250,10 +260,19 @@ def _backward(
             add(write, fractions.gradient_ssd, GRADIENT_BYTES * size)
             add(updates, CONSTANT, size)
             add(updates, DELAY_RATIO, -size)
-            add(h2d, fractions.device, element * size)  # what a prompt update makes
-            add(h2d, fractions.device_delayed, -element * size)
+            add(updates, fractions.updated, -size)
+            add(updates, fractions.updated_delayed, size)
+            if not work.updates_wait:
+                add(on_device, fractions.updated, size)
+            for sign, there, late in (
+                (1, fractions.device, fractions.device_delayed),  # what a prompt update makes
+                (-1, fractions.updated, fractions.updated_delayed),
+            ):
+                add(h2d, there, sign * element * size)
+                add(h2d, late, -sign * element * size)
             if use.shared:
                 add(h2d, CONSTANT, GRADIENT_BYTES * size)  # what the head has added to the gradient
+                add(h2d, fractions.updated, -GRADIENT_BYTES * size)
     if group.role == "block":
         _add_checkpoints_on_ssd(read, n * checkpoint)
         add(h2d, CONSTANT, n * checkpoint)
@@ -264,6 +283,7 @@ def _backward(
         read_bytes=read,
         write_bytes=write,
         updates=updates,
+        device_updates=on_device,
         h2d_bytes=h2d,
         d2h_bytes=d2h,
         compute_seconds={CONSTANT: compute_seconds},

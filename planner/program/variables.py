@@ -132,6 +132,10 @@ class OfClass(Generic[Item]):
     """Parameters that stay on the device from forward to backward."""
     turn_ssd: Item
     """The part of these whose home is on ssd: backward need not read it again."""
+    updated: Item
+    """Of the parameters that stay on the device for the whole run, those whose optimizer states do too."""
+    updated_delayed: Item
+    """The part of these that would be delayed anywhere else."""
 
     @property
     def gradient(self) -> tuple[Item, Item, Item]:
@@ -144,16 +148,22 @@ class OfClass(Generic[Item]):
 
     @property
     def on_device(self) -> tuple[Item, Item, Item, Item]:
-        """Everything that the device keeps between uses."""
+        """All parameters that the device keeps between uses."""
         return self.device, self.device_delayed, self.turn, self.turn_ssd
+
+    @property
+    def updated_there(self) -> tuple[Item, Item]:
+        """What the device updates."""
+        return self.updated, self.updated_delayed
 
     @property
     def of_updates(self) -> tuple[Item, ...]:
         """Where something of an update is. A frozen state has none of it."""
-        return (*self.optimizer.all(), *self.parameters.delayed, *self.gradient, self.device_delayed)
+        optimizer = (*self.optimizer.all(), *self.updated_there)
+        return (*optimizer, *self.parameters.delayed, *self.gradient, self.device_delayed)
 
     def all(self) -> tuple[Item, ...]:
-        return (*self.elsewhere, *self.on_device)
+        return (*self.elsewhere, *self.on_device, *self.updated_there)
 
     def map(self, function: Callable[[Item], Other]) -> "OfClass[Other]":
         """The same of what `function` makes of each."""
@@ -161,7 +171,7 @@ class OfClass(Generic[Item]):
         def split(four: Split[Item]) -> Split[Other]:
             return Split(*(function(item) for item in four.all()))
 
-        rest = (function(item) for item in (*self.gradient, *self.on_device))
+        rest = (function(item) for item in (*self.gradient, *self.on_device, *self.updated_there))
         return OfClass(self.state_class, split(self.optimizer), split(self.parameters), *rest)
 
 
@@ -188,6 +198,8 @@ def variables_of(state_class: str) -> OfClass[Variable]:
         device_delayed=Variable("parameters", state_class, "delayed", "device"),
         turn=Variable("turn copies", state_class, tier="device"),
         turn_ssd=Variable("turn copies", state_class, tier="ssd"),
+        updated=Variable("optimizer states", state_class, tier="device"),
+        updated_delayed=Variable("optimizer states", state_class, "delayed", "device"),
     )
 
 

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from ..documents.plan import Plan
 from ..documents.profile import Model
 from ..errors import MismatchError
-from ..graph.ops import RESOURCES, Backward, Forward, Op, Perturb, Resource, Schedule, Transfer, Update
+from ..graph.ops import RESOURCES, Backward, Forward, Op, Perturb, Resource, Schedule, SumSquares, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline
 from .work import RESOURCE_LABELS, work_of
 
@@ -250,7 +250,7 @@ def _class_of(op: Op, model: Model) -> str:
     """The class of the layer that computes, or of the state that moves or is updated; empty for hidden states."""
     if isinstance(op, Forward | Backward):
         return op.layer_class
-    if isinstance(op, Update | Perturb):
+    if isinstance(op, Update | Perturb | SumSquares):
         return model.states[op.state].state_class
     if isinstance(op, Transfer) and op.state is not None:
         return model.states[op.state].state_class

@@ -145,6 +145,8 @@ def _of(op: Op, model: Model) -> Iterator[tuple[Key, Region]]:
                 yield (state, "parameters"), region
         case Update():
             yield (op.state, "optimizer states"), op.optimizer
+            if op.on_device:
+                yield (op.state, "parameters"), op.parameters
         case Perturb():
             yield (op.state, "parameters"), op.parameters
 

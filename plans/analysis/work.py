@@ -7,7 +7,7 @@ who are colour-blind. It draws nothing.
 from collections.abc import Collection
 
 from ..graph.contents import BETWEEN_LAYERS, CONTENTS, Role
-from ..graph.ops import Backward, Forward, Op, Perturb, Transfer, Update
+from ..graph.ops import Backward, Forward, Op, Perturb, SumSquares, Transfer, Update
 
 RESOURCE_LABELS = {
     "read": "ssd read",
@@ -59,6 +59,8 @@ def work_of(op: Op) -> str:
         return "delayed update" if op.delayed else "update"
     if isinstance(op, Perturb):
         return "perturb" if op.copies or op.rounded else "update"
+    if isinstance(op, SumSquares):
+        return "norm"
     if isinstance(op, Transfer):
         return CONTENTS[op.content].work
     return type(op).__name__.lower()

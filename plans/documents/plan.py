@@ -30,8 +30,9 @@ class Placement(Part):
 
     optimizer_* and parameters_* on host and ssd each sum to 1; their delayed parts sum to the plan's delay ratio, as do
     the two delayed_gradient_* fractions. Frozen states have no update: all their parameters are prompt, and all other
-    fractions but the device's are 0. parameters_device and parameters_turn are fractions of the class's states,
-    each kept whole or not at all; parameters_* on host and ssd speak of the states that are not kept for the whole run.
+    fractions but the device's are 0. parameters_device, parameters_turn and optimizer_device are fractions of the
+    class's states, each kept whole or not at all; parameters_* on host and ssd speak of the states whose parameters are
+    not kept for the whole run, optimizer_* and delayed_gradient_* of those that are not updated on the device.
     """
 
     optimizer_prompt_host: Fraction
@@ -49,6 +50,10 @@ class Placement(Part):
     parameters_turn: Fraction = 0.0
     """The fraction of the class's states, all of them blocks', whose parameters stay on the device from the forward to
     the same layer's backward."""
+    optimizer_device: Fraction = 0.0
+    """The fraction of the class's states whose optimizer states stay on the device, which updates them: at most
+    parameters_device, as their parameters stay there too. None of such a state is delayed, unless all updates wait for
+    a step's last gradient: then all of it is, and its gradient waits on the device."""
 
     @property
     def frozen(self) -> bool:
@@ -176,6 +181,15 @@ class Decision(Sparing):
             if p.parameters_device + p.parameters_turn > 1 + TOLERANCE:
                 kept = p.parameters_device + p.parameters_turn
                 raise ValueError(f"placement.{name}.parameters_device and parameters_turn sum to {kept:g}, more than 1")
+            if p.optimizer_device > p.parameters_device + TOLERANCE:
+                raise ValueError(
+                    f"placement.{name}.optimizer_device = {p.optimizer_device:g}: at most parameters_device, "
+                    f"{p.parameters_device:g}"
+                )
+            if p.optimizer_device and (p.frozen or self.unified_memory or self.schedule != "vertical"):
+                why = "its states are frozen" if p.frozen else f"schedule {self.schedule}"
+                why = "with unified_memory there is no device memory" if self.unified_memory else why
+                raise ValueError(f"placement.{name}.optimizer_device = {p.optimizer_device:g}: {why}; set it to 0")
             if self.schedule == "horizontal" and p.parameters_turn:
                 raise ValueError(
                     f"placement.{name}.parameters_turn = {p.parameters_turn:g}: the horizontal schedule keeps nothing "
@@ -203,6 +217,11 @@ class Decision(Sparing):
         if self.update_chunk_elements % GRAIN:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of {GRAIN}")
         return self
+
+    @property
+    def updates_wait(self) -> bool:
+        """Whether no update may begin before a step's last gradient is there."""
+        return bool(needs_all_gradients(self.precision, self.clip_grad_norm))
 
     def parameters_of(self, state: Elements) -> Format:
         """The format of a state's parameters wherever they live, move and are updated."""

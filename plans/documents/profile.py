@@ -100,6 +100,9 @@ class Machine(Part):
     fp32, where parameters are their own masters, and plans count on `perturb_rate`."""
     pending_rate_masters: Positive | None = None
     """`pending_rate` over fp32 masters."""
+    device_update_rate: Positive | None = None
+    """Elements a second of the optimizer on the device, of states that stay there, the norm of their gradient included.
+    None: nobody measured it, and no plan for a GPU has any stay there; the emulated device counts on `update_rate`."""
     compute_beside_updates: Kept | None = None
     """The fraction of its pace that compute keeps while updates run one after the other on the same cores."""
     updates_beside_compute: Kept | None = None
@@ -112,11 +115,24 @@ class Machine(Part):
     """Estimated: from data sheets, for a machine that was not there."""
 
 
+NORM_SHARE = 1 / 8
+"""Of the seconds of updates on the device, what the norm of their gradient takes before them: four of the bytes that
+both move, of about 34."""
+
+
 def update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float:
     """Elements a second that `machine` updates with optimizer states of that format."""
     if optimizer_states == "bf16" and machine.update_rate_bf16 is not None:
         return machine.update_rate_bf16
     return machine.update_rate
+
+
+def device_update_rate(machine: Machine, optimizer_states: OptimizerStates) -> float | None:
+    """Elements a second that the device of `machine` updates where optimizer states of that format stay on it, with
+    their gradient's norm taken before."""
+    if machine.device_update_rate is not None:
+        return machine.device_update_rate
+    return (1 - NORM_SHARE) * update_rate(machine, optimizer_states) if machine.device == "cpu" else None
 
 
 def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending: float, masters: bool) -> float:

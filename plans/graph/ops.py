@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, Literal, Self, TypeVar, dataclass_transform
 
-from ..documents.state_layout import OptimizerStates, Part, optimizer_parts
+from ..documents.state_layout import GRADIENT_BYTES, OptimizerStates, Part, optimizer_parts
 from .contents import Content, Role, title_of
 
 Tier = Literal["device", "host", "ssd"]
@@ -283,7 +283,7 @@ class Update(Op):
 
     `optimizer` holds fp32 master, first and second moment one after the other, the moments in the format
     `optimizer_states`; `gradient` is fp32; `parameters` takes the low-precision copy. `delayed`: the gradient is the
-    previous step's.
+    previous step's. `on_device`: all of these lie on the device, which makes the update itself.
     """
 
     state: int
@@ -297,11 +297,12 @@ class Update(Op):
     final_gradient: bool = False
     """True when nobody has looked at a whole step's gradient before, the moment to see its norm."""
     stored: Region | None = None
-    """Where on ssd `optimizer` came from and goes back to, summed by the update; None when it stays on host."""
+    """Where on ssd `optimizer` came from and goes back to, summed by the update; None when it stays in memory."""
+    on_device: bool = False
 
     @property
     def resource(self) -> Resource:
-        return "cpu"
+        return "compute" if self.on_device else "cpu"
 
     @property
     def elements(self) -> int:
@@ -317,6 +318,36 @@ class Update(Op):
 
     def __str__(self) -> str:
         return f"{'delayed ' if self.delayed else ''}update state {self.state} [{self.start}, {self.stop})"
+
+
+@operation
+class SumSquares(Op):
+    """Looks at a whole step's gradient of a state that is updated on the device: whether it is finite, and its sum of
+    squares. Of a gradient that leaves the device, or is updated on host, the copy or the update does that."""
+
+    state: int
+    state_name: str
+    gradient: Region
+    """fp32, the whole state's."""
+
+    @property
+    def resource(self) -> Resource:
+        return "compute"
+
+    @property
+    def elements(self) -> int:
+        return self.gradient.nbytes // GRADIENT_BYTES
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.gradient,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return ()
+
+    def __str__(self) -> str:
+        return f"norm of the gradient of {self.state_name}"
 
 
 @record

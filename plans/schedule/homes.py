@@ -2,8 +2,9 @@
 
 Owns the rounding of fractions to whole ranges and to whole states. A state's elements are in the order prompt then
 delayed; within each, each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd.
-Parameters that stay on the device are there whole, because compute wants a state's weights side by side. Frozen states
-have parameters only, and no delayed part. A home is a range in which none of these changes, no longer than one update
+Parameters that stay on the device are there whole, because compute wants a state's weights side by side; so are the
+optimizer states and the waiting gradient of a state that the device updates. Frozen states have parameters only, and no
+delayed part. A home is a range in which none of these changes, no longer than one update
 op takes.
 """
 
@@ -55,6 +56,8 @@ class Kept:
     """For the whole run."""
     turn: frozenset[int]
     """From a layer's forward to its backward."""
+    updated: frozenset[int]
+    """Of those for the whole run: the device keeps their optimizer states too, and updates them."""
 
 
 def kept_on_device(model: Model, decision: Decision) -> Kept:
@@ -67,14 +70,17 @@ def kept_on_device(model: Model, decision: Decision) -> Kept:
         classes.setdefault(state.state_class, []).append(index)
     device: set[int] = set()
     turn: set[int] = set()
+    updated: set[int] = set()
     for name, states in classes.items():
         placement = decision.placement[name]
-        device.update(spread(states, round(placement.parameters_device * len(states))))
+        stay = sorted(spread(states, round(placement.parameters_device * len(states))))
+        device.update(stay)
+        updated.update(spread(stay, min(round(placement.optimizer_device * len(states)), len(stay))))
         rest = [state for state in states if state not in device]
         turn.update(spread(rest, min(round(placement.parameters_turn * len(states)), len(rest))))
     turning = set(model.trained_blocks)
     assert all(set(model.uses(state)) <= turning for state in turn), "only blocks with a backward have a turn"
-    return Kept(frozenset(device), frozenset(turn))
+    return Kept(frozenset(device), frozenset(turn), frozenset(updated))
 
 
 def device_tier(decision: Decision) -> Tier:
@@ -96,6 +102,9 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     for index, state in enumerate(model.states):
         delayed = 0.0 if state.frozen else decision.delay_ratio
         optimized = not state.frozen and decision.optimizer != "mezo"
+        there = index in kept.updated
+        if there:
+            delayed = float(decision.updates_wait)
         delayed_start = _share((1.0 - delayed, delayed), state.elements)
         p = decision.placement[state.state_class]
         lengths = (delayed_start, state.elements - delayed_start)
@@ -111,7 +120,11 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         )
         if index in kept.device:
             parameters = (0, delayed_start)
+        if there:
+            optimizer = (0, delayed_start)
         gradient = _host_ends(lengths, (0.0, 0.0), (p.delayed_gradient_host, p.delayed_gradient_ssd))
+        if there:
+            gradient = (0, delayed_start)
         cuts = sorted({0, delayed_start, state.elements, *optimizer, *parameters, *gradient})
         pieces = [
             piece
@@ -123,15 +136,20 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         in_parameters = [_tier(start, delayed_start, parameters) for start, _ in pieces]
         if index in kept.device:
             in_parameters = [device_tier(decision)] * len(pieces)
+        in_optimizer: list[Tier] = [_tier(start, delayed_start, optimizer) for start, _ in pieces]
+        if there:
+            in_optimizer = ["device"] * len(pieces)
         sides = [
-            (Role.OPTIMIZER, optimizer_bytes, [_tier(start, delayed_start, optimizer) for start, _ in pieces]),
+            (Role.OPTIMIZER, optimizer_bytes, in_optimizer),
             (Role.PARAMETERS, decision.parameters_of(state).bytes_of, in_parameters),
         ]
         if not optimized:
             del sides[0]
         regions = {role: _lay(pieces, state.name, role, size, tiers, buffers) for role, size, tiers in sides}
         waiting = [(start, stop) for start, stop in pieces if start >= delayed_start]
-        in_waiting = [_tier(start, delayed_start, gradient) for start, _ in waiting]
+        in_waiting: list[Tier] = [_tier(start, delayed_start, gradient) for start, _ in waiting]
+        if there:
+            in_waiting = ["device"] * len(waiting)
         gradients = dict(
             zip(
                 waiting,

@@ -1,7 +1,8 @@
 """Updates: the verbs that take a layer's gradient off the device and run the optimizer on it.
 
 Owns the chunks in which optimizer states, gradients and updated parameters pass through host memory, a few of them
-ahead of the update that needs them; and what is prompt and what waits for the next step (GreedySnake 4.4).
+ahead of the update that needs them; and what is prompt and what waits for the next step (GreedySnake 4.4). Of a state
+whose optimizer states the device keeps, nothing leaves it, and the device runs the optimizer.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,8 +10,9 @@ from functools import partial
 
 from ..documents.state_layout import GRADIENT_BYTES
 from ..graph.contents import Content, Role
-from ..graph.ops import Home, Region, Update
+from ..graph.ops import Home, Region, SumSquares, Update
 from .emission import NOWHERE, Emission, When, bytes_of, cut
+from .homes import kept_on_device
 from .parameters import Parameters
 
 Piece = Callable[[], None]
@@ -25,19 +27,30 @@ class Updates:
         self._homes: dict[int, list[Home]] = {}
         for home in emission.homes:
             self._homes.setdefault(home.state, []).append(home)
+        self._on_device = kept_on_device(emission.model, emission.decision).updated
+
+    def stays(self, state: int) -> bool:
+        """Whether a state's gradient never leaves the device, which updates the state."""
+        return state in self._on_device
 
     def gradient(self, stage: int, state: int) -> Region:
-        """Where a stage's backward adds to a state's gradient: on the device, or with unified memory in the one place
-        on host where it stays until it is used."""
+        """Where a stage's backward adds to a state's gradient: on the device, or with unified memory on host. Where it
+        is used there, that is one place for all stages until then: for a delayed update, its home."""
         emission = self._emission
         nbytes = emission.model.states[state].elements * GRADIENT_BYTES
-        name = f"gradient/{state}" if emission.unified else f"gradient/{stage}/{state}"
+        waiting = self._homes[state][0].gradient
+        if self.stays(state) and waiting:
+            return Region(waiting.buffer, 0, nbytes)
+        one_place = emission.unified or self.stays(state)
+        name = f"gradient/{state}" if one_place else f"gradient/{stage}/{state}"
         return Region(emission.passing(name, emission.device, nbytes, Role.GRADIENTS, f"gradient/{nbytes}"), 0, nbytes)
 
     def finish(self, stage: int, state: int) -> Iterator[Piece]:
         """What follows the last backward that adds to a state's gradient: it leaves the device, its prompt part is
         updated, and its delayed part goes to where it waits."""
         gradient = self.gradient(stage, state)
+        if self.stays(state):
+            yield partial(self._sum_squares, gradient, state)
         prompt = [home for home in self._homes[state] if not home.delayed]
         loaded: dict[int, tuple[Region, Region]] = {}
         for number in range(len(prompt)):
@@ -80,10 +93,23 @@ class Updates:
                 home = homes[ahead]
                 optimizer = self._load_optimizer(home, When.ALWAYS)
                 source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
-                target = source if emission.unified else self._gradient_chunk(home)
+                target = source if emission.unified or self.stays(home.state) else self._gradient_chunk(home)
                 emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
                 loaded[ahead] = (optimizer, target)
         self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
+
+    def _sum_squares(self, gradient: Region, state: int) -> None:
+        emission = self._emission
+        emission.emit(
+            SumSquares(
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                state=state,
+                state_name=emission.name(state),
+                gradient=gradient,
+            )
+        )
 
     def _leave_delayed_gradient(self, gradient: Region, home: Home) -> None:
         """A delayed gradient goes to where it waits for the next step's forward."""
@@ -138,6 +164,7 @@ class Updates:
                 optimizer_states=home.optimizer_states,
                 final_gradient=emission.unified and not home.delayed,
                 stored=stored,
+                on_device=self.stays(home.state),
             ),
             when,
         )
@@ -153,8 +180,8 @@ class Updates:
         return self._chunk("gradient", home, home.elements * GRADIENT_BYTES, Role.GRADIENTS, use)
 
     def _updated(self, home: Home) -> Region:
-        """Where on host an update leaves a home's parameters: where they live, or on their way there."""
-        if self._emission.tier(home.parameters) == "host":
+        """Where an update leaves a home's parameters: where they live, or on host on their way there."""
+        if self._emission.tier(home.parameters) == "host" or self.stays(home.state):
             return home.parameters
         return self._chunk("updated", home, home.parameters.nbytes, Role.PARAMETERS_IN_TRANSIT)
 

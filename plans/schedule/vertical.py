@@ -257,7 +257,7 @@ class _Vertical:
         for state in self.emission.model.trained(self.layer_of[stage]):
             if self.emission.model.uses(state)[0] == self.layer_of[stage]:
                 yield from self.updates.finish(stage, state)
-            else:
+            elif not self.updates.stays(state):
                 gradient, target = self.updates.gradient(stage, state), self._partial_gradient(state)
                 move, content = self.emission.move_state, Content.GRADIENT
                 for part in transfers(gradient.nbytes):
@@ -275,7 +275,7 @@ class _Vertical:
     def _restore_partial_gradients(self, stage: int) -> None:
         """Bring back to the device what the head has left of tied gradients, for the embedding to add to."""
         for state in self.emission.model.trained(0):
-            if self.emission.model.uses(state)[-1] != 0:
+            if self.emission.model.uses(state)[-1] != 0 and not self.updates.stays(state):
                 source, target = self._partial_gradient(state), self.updates.gradient(stage, state)
                 move, content = self.emission.move_state, Content.GRADIENT
                 for part in transfers(source.nbytes):

@@ -14,7 +14,7 @@ from ..analysis.memory_usage import Usage, label, memory_usage
 from ..analysis.work import roles_in_order
 from ..errors import MismatchError, UsageError
 from ..files import read_bounded, write_whole
-from ..graph.ops import RESOURCES, Op, Perturb, Resource, Schedule, Tier, Transfer, Update
+from ..graph.ops import RESOURCES, Op, Perturb, Resource, Schedule, SumSquares, Tier, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline
 from ..json_errors import json_reason
 
@@ -99,6 +99,8 @@ def amount(op: Op) -> tuple[int, str]:
         return op.elements, "elements"
     if isinstance(op, Perturb):
         return op.copies, "copies"
+    if isinstance(op, SumSquares):
+        return op.gradient.nbytes, "bytes"
     return 0, ""
 
 

@@ -17,6 +17,7 @@ from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
 from tests.extent import FULL, short_or_full
 from tests.made.plans import make_plan
 
+DTYPES_OF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1, beta2=0.95)
 
 
@@ -37,7 +38,7 @@ def run(
     snapshot_every: int = 0,
     **choices,
 ):
-    model = opened(directory / name, torch.bfloat16 if precision == "bf16" else torch.float32)
+    model = opened(directory / name, DTYPES_OF[precision])
     plan = make_plan(model, sequence_length=LENGTH, precision=precision, chunk=4096, **choices)
     recipe = Recipe(steps=3, optimizer=OPTIMIZER, serial=serial, eval_every=2, snapshot_every=snapshot_every)
     held_out = directory / "held-out.txt"
@@ -55,16 +56,22 @@ def bits(directory: Path, out: Path, name: str = "llama", **choices) -> tuple[ob
     return tuple(result.losses), tuple(result.eval_losses.items()), norms, weights
 
 
-# alpha, on device, across the turn, serial. Four blocks, so a half and a quarter are whole numbers of them.
+# alpha, on device, across the turn, updated there, serial. Four blocks, so a half and a quarter are whole numbers.
 GRID = [
-    (0.0, 0.0, 0.0, True),
-    (0.0, 0.0, 1.0, False),
-    (0.3, 0.5, 0.5, False),
-    (0.3, 1.0, 0.0, True),
-    (1.0, 0.0, 0.5, True),
+    (0.0, 0.0, 0.0, 0.0, True),
+    (0.0, 0.0, 1.0, 0.0, False),
+    (0.3, 0.5, 0.5, 0.0, False),
+    (0.3, 1.0, 0.0, 0.5, True),
+    (0.0, 1.0, 0.0, 1.0, False),
+    (1.0, 0.0, 0.5, 0.0, True),
 ]
 if FULL:
-    GRID += [(0.0, 0.5, 0.0, False), (0.3, 0.25, 0.25, False), (1.0, 1.0, 0.0, False)]
+    GRID += [
+        (0.0, 0.5, 0.0, 0.0, False),
+        (0.3, 0.25, 0.25, 0.25, False),
+        (1.0, 1.0, 0.0, 0.0, False),
+        (1.0, 1.0, 0.0, 1.0, False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +81,14 @@ if FULL:
 def test_what_stays_on_the_device_changes_no_bit(directory, tmp_path, n, tied, precision):
     model = directory if tied else directory / "untied"
     seen = {}
-    for number, (alpha, on_device, across_turn, serial) in enumerate(GRID):
+    for number, (alpha, on_device, across_turn, updated, serial) in enumerate(GRID):
         seen[number] = bits(
             model,
             tmp_path / str(number),
             alpha=alpha,
             on_device=on_device,
             across_turn=across_turn,
+            updated=updated,
             serial=serial,
             micro_batches=n,
             micro_batch_size=1,
@@ -89,6 +97,31 @@ def test_what_stays_on_the_device_changes_no_bit(directory, tmp_path, n, tied, p
             parameters=0.5 * (number % 2),
             checkpoints=0.6,
             gradient=0.5,
+        )
+    assert len(set(seen.values())) == 1, seen
+
+
+@pytest.mark.parametrize(
+    ("tied", "precision", "choices"),
+    [(True, "bf16", {"clip_grad_norm": 0.05}), (False, "fp16", {}), (True, "bf16", {"optimizer_states": "bf16"})],
+)
+def test_updates_on_the_device_change_no_bit(directory, tmp_path, tied, precision, choices):
+    """With clipping and in fp16 all of them wait for the step's last gradient; moments may be in bf16."""
+    alpha = 0.0 if "optimizer_states" in choices else 1.0
+    seen = {}
+    for updated, serial in ((0.0, False), (0.5, False), (1.0, True), (1.0, False)):
+        seen[updated, serial] = bits(
+            directory if tied else directory / "untied",
+            tmp_path / f"{updated}-{serial}",
+            alpha=alpha,
+            on_device=1.0,
+            updated=updated,
+            serial=serial,
+            micro_batches=2,
+            micro_batch_size=1,
+            precision=precision,
+            snapshot_every=2,
+            **choices,
         )
     assert len(set(seen.values())) == 1, seen
 

@@ -21,6 +21,7 @@ def decide(
     lookahead: int = 2,
     on_device: float = 0.0,
     across_turn: float = 0.0,
+    updated: float = 0.0,
     schedule: ScheduleName = "vertical",
     optimizer_states: OptimizerStates = "fp32",
     clip_grad_norm: float | None = None,
@@ -31,7 +32,8 @@ def decide(
     """The same fractions on host for every class, prompt and delayed part alike; of frozen ones, of parameters alone.
 
     `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
-    states, those kept there from forward to backward. `unified`: compute works on host memory, where parameters are
+    states, those kept there from forward to backward; `updated`: of each class's states, those that the device updates.
+    `unified`: compute works on host memory, where parameters are
     whole or not at all: `parameters` is for separate memory only. `saved`: of the activations of all blocks.
     `zeroth_order`: a schedule without gradients.
     """
@@ -53,6 +55,7 @@ def decide(
         delayed_gradient_host=alpha * gradient,
         delayed_gradient_ssd=alpha * (1 - gradient),
         parameters_device=on_device,
+        optimizer_device=updated,
     )
     frozen = Placement(
         **dict.fromkeys(Placement.model_fields, 0.0)

@@ -114,6 +114,7 @@ def make_plan(
     lookahead: int = 2,
     on_device: float = 0.0,
     across_turn: float = 0.0,
+    updated: float = 0.0,
     schedule: Literal["vertical", "horizontal"] = "vertical",
     device: Literal["cpu", "cuda"] = "cpu",
     optimizer_states: OptimizerStates = "fp32",
@@ -123,7 +124,7 @@ def make_plan(
     rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
     zeroth_order: ZerothOrder | None = None,
 ) -> Plan:
-    """A plan with these fractions on host, `on_device` and `across_turn` on the device; `saved` of every class of
+    """A plan with these fractions on host, `on_device`, `across_turn` and `updated` on the device; `saved` of every class of
     blocks, by `rungs`."""
     shape = describe(
         model,
@@ -145,6 +146,7 @@ def make_plan(
         lookahead=lookahead,
         on_device=on_device,
         across_turn=across_turn,
+        updated=updated,
         schedule=schedule,
         optimizer_states=optimizer_states,
         clip_grad_norm=clip_grad_norm,
