@@ -183,7 +183,8 @@ def _decisions() -> tuple[click.Option, ...]:
             metavar="WHAT=F,WHAT=F,...",
             help="parameters, optimizer, checkpoints: fractions on host; device, turn: fractions of states whose "
             "parameters the device keeps for the whole run, or from forward to backward; updates: of states that it "
-            "updates, as it keeps their optimizer states too; any of them [the best]",
+            "updates, as it keeps their optimizer states too; inputs: of blocks whose activation checkpoints it keeps; "
+            "any of them [the best]",
         ),
         click.Option(
             ["--recompute"],

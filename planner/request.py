@@ -23,7 +23,7 @@ from .program.choices import WEAR_PRICE, FixedChoices, KeptShares
 MOST_MICRO_BATCHES = 64
 LADDER = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, MOST_MICRO_BATCHES)
 """Numbers of micro-batches that are tried first; the search then looks between the two that matter."""
-RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn", "updates")
+RESIDENCIES = ("parameters", "optimizer", "checkpoints", "device", "turn", "updates", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class SolveRequest:
     residency: Mapping[str, float] = field(default_factory=dict)
     """parameters, optimizer, checkpoints -> the fraction on host; device, turn -> the fraction of states whose
     parameters stay on the device for the whole run, or (of blocks) across the turn; updates -> the fraction of states
-    that the device updates, whose parameters and optimizer states both stay there."""
+    that the device updates, whose parameters and optimizer states both stay there; inputs -> the fraction of blocks
+    whose activation checkpoints stay there."""
     max_ssd_write_bytes: int | None = None
     """Written a step."""
     schedule: Literal["vertical", "horizontal", "single"] = "vertical"
@@ -139,7 +140,10 @@ def _require_zeroth_order(request: SolveRequest) -> None:
         "recompute": request.recompute != "auto",
         "activations": request.activations is not None,
         f"schedule {request.schedule}": request.schedule != "vertical",
-        **{f"residency {name}": name in request.residency for name in ("optimizer", "checkpoints", "turn", "updates")},
+        **{
+            f"residency {name}": name in request.residency
+            for name in ("optimizer", "checkpoints", "turn", "updates", "inputs")
+        },
     }
     for name, given in meaningless.items():
         if given:
@@ -159,6 +163,8 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         raise UsageError("residency device: compute works on host memory here; say parameters")
     if request.unified_memory and "updates" in request.residency:
         raise UsageError("residency updates: compute works on host memory here, where all updates are; say optimizer")
+    if request.unified_memory and "inputs" in request.residency:
+        raise UsageError("residency inputs: compute works on host memory here; say checkpoints")
     given = {"delay ratio": request.delay_ratio, **{f"residency {k}": v for k, v in request.residency.items()}}
     for name, fraction in given.items():
         if fraction is not None and not 0.0 <= fraction <= 1.0:
@@ -190,6 +196,8 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
             raise UsageError(f"residency turn={turn:g}: with schedule horizontal it can only be 0; say device")
         if updates := request.residency.get("updates"):
             raise UsageError(f"residency updates={updates:g}: with schedule horizontal it can only be 0")
+        if inputs := request.residency.get("inputs"):
+            raise UsageError(f"residency inputs={inputs:g}: with schedule horizontal it can only be 0")
         delay_ratio = 0.0
     residency = dict(request.residency)
     if request.unified_memory and "parameters" in residency:
@@ -199,6 +207,7 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         parameters=residency.get("parameters"),
         optimizer=residency.get("optimizer"),
         checkpoints=1.0 if request.zeroth_order else residency.get("checkpoints"),
+        checkpoints_device=_inputs(model, residency),
         optimizer_states=request.optimizer_states,
         clip_grad_norm=request.clip_grad_norm,
         kept=_kept(model, residency),
@@ -259,6 +268,15 @@ def _recompute(model: Model, request: SolveRequest) -> Recompute:
                     f"recompute {wanted}: the profile has no rung for it of {name}; profile again, or leave it out"
                 )
     return wanted
+
+
+def _inputs(model: Model, residency: Mapping[str, float]) -> float | None:
+    """The fraction of blocks whose activation checkpoints the user wants on the device; None leaves it to the
+    search, unless the user has said where they are outside of it."""
+    if "inputs" not in residency:
+        return 0.0 if "checkpoints" in residency else None
+    blocks = len(model.trained_blocks)
+    return round(residency["inputs"] * blocks) / blocks if blocks else 0.0
 
 
 def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, KeptShares] | None:

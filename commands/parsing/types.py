@@ -170,7 +170,7 @@ def figure(text: str) -> tuple[str, float]:
 
 
 def residency(text: str) -> dict[str, float]:
-    known = ("parameters", "optimizer", "checkpoints", "device", "turn", "updates")
+    known = ("parameters", "optimizer", "checkpoints", "device", "turn", "updates", "inputs")
     chosen: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

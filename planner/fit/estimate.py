@@ -79,7 +79,7 @@ class Builder:
 
 
 def _all_or_nothing(decision: Decision) -> Decision:
-    """`decision` with the device keeping all parameters of a class or none: of a share, a shortened model has no
+    """`decision` with the device keeping all of a class or none: of a share, a shortened model has no
     states, and its pipeline is that of nothing kept."""
     placement = {
         name: p.model_copy(
@@ -91,7 +91,8 @@ def _all_or_nothing(decision: Decision) -> Decision:
         )
         for name, p in decision.placement.items()
     }
-    return decision.model_copy(update={"placement": placement})
+    there = float(decision.checkpoint_device == 1.0)
+    return decision.model_copy(update={"placement": placement, "checkpoint_device": there})
 
 
 def _needs(schedule: Schedule, peaks: Peaks) -> Needs:

@@ -314,7 +314,9 @@ class Fitter:
             across = both - device if placement.parameters_turn else 0
             updated = min(int(placement.optimizer_device * states + WHOLE), device)
             kept[name] = KeptShares(device / states, across / states, updated / states)
-        return replace(branch, fixed=replace(branch.fixed, kept=kept))
+        blocks = len(self.model.trained_blocks)
+        inputs = int(program.checkpoint_device * blocks + WHOLE) / blocks if program and blocks else 0.0
+        return replace(branch, fixed=replace(branch.fixed, kept=kept, checkpoints_device=inputs))
 
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
         """About what `solve` would find, by the same attempts on the shortened model alone, each taken as soon as it
@@ -464,6 +466,7 @@ class Fitter:
             delay_ratio=program.delay_ratio,
             placement=program.placement,
             checkpoint_host=program.checkpoint_host,
+            checkpoint_device=program.checkpoint_device,
             recompute="part" if program.saved else "all",
             saved=program.saved,
             update_chunk_elements=pace.chunk_elements,
@@ -493,8 +496,9 @@ class Fitter:
 
 
 def _keeps(program: ProgramResult) -> bool:
-    """Whether the device keeps any parameters between their uses."""
-    return any(p.parameters_device or p.parameters_turn for p in program.placement.values())
+    """Whether the device keeps anything between its uses."""
+    kept = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
+    return kept or bool(program.checkpoint_device)
 
 
 def _grains(elements: float) -> int:

@@ -72,6 +72,7 @@ def _by_length(model: Model, machine: Machine, decision: Decision, build: Build)
         return simulated_seconds(build(model, decision), model, machine, decision)
 
     keeps = any(p.parameters_device or p.parameters_turn for p in decision.placement.values())
+    keeps = keeps or 0.0 < decision.checkpoint_device < 1.0
     lengths = OF_QUARTERS if keeps else LENGTHS[decision.schedule]
     short, longer = (shortened(model, ends) for ends in lengths)
     kinds = {(layer.layer_class, tuple(model.states[i].elements for i in layer.states)) for layer in model.layers[1:-1]}
@@ -93,4 +94,5 @@ def _in_quarters(decision: Decision) -> Decision:
         placement[name] = p.model_copy(
             update={"parameters_device": device, "parameters_turn": turn, "optimizer_device": updated}
         )
-    return decision.model_copy(update={"placement": placement})
+    there = round(QUARTERS * decision.checkpoint_device) / QUARTERS
+    return decision.model_copy(update={"placement": placement, "checkpoint_device": there})

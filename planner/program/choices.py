@@ -36,6 +36,9 @@ class FixedChoices:
     parameters: float | None = None
     optimizer: float | None = None
     checkpoints: float | None = None
+    """Of the activation checkpoints that the device does not keep."""
+    checkpoints_device: float | None = None
+    """The fraction of blocks whose activation checkpoints the device keeps."""
     optimizer_states: OptimizerStates = "fp32"
     """It changes numbers, so it is never the program's choice."""
     clip_grad_norm: float | None = None

@@ -18,6 +18,7 @@ from .horizontal import HORIZONTAL
 from .stages import LayerGroup, Stage, Work
 from .traffic import VERTICAL, Traffic, device_bytes, layer_groups, total_bytes, without_links
 from .variables import (
+    CHECKPOINTS_ON_DEVICE,
     CHECKPOINTS_ON_HOST,
     CONSTANT,
     Linear,
@@ -90,6 +91,8 @@ class Forms:
             absent |= {variable for name in self.classes for variable in variables_of(name).on_device}
         if not work.updates_on_device:
             absent |= {variable for name in self.classes for variable in variables_of(name).updated_there}
+        if not work.checkpoints_on_device:
+            absent.add(CHECKPOINTS_ON_DEVICE)
         self.stages = tuple(_without(stage, absent) for stage in every) if absent else every
         self.device_bytes = _less(device_bytes(model, groups, work), absent - on_device)
         self.host_bytes = of.host_bytes(model, groups, work)

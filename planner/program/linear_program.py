@@ -16,7 +16,16 @@ from ssdplan.plans.documents.profile import rungs_to_save_by
 
 from .choices import KEPT_NOTHING, FixedChoices, Limits
 from .forms import Forms, StageRow
-from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, OfClass, Variable, variables_of
+from .variables import (
+    CHECKPOINTS_ON_DEVICE,
+    CHECKPOINTS_ON_HOST,
+    CONSTANT,
+    DELAY_RATIO,
+    Linear,
+    OfClass,
+    Variable,
+    variables_of,
+)
 
 TIER_WEIGHTS = {"reclaimed": 0.0, "ssd": 3.0}
 """Of the tie-breaking weights: reclaimed memory before host memory, and host memory before ssd, as schedules do."""
@@ -69,6 +78,10 @@ class LinearProgram:
             DELAY_RATIO: (0.0, 1.0) if fixed.delay_ratio is None else (fixed.delay_ratio, fixed.delay_ratio),
             CHECKPOINTS_ON_HOST: (0.0, 1.0) if fixed.checkpoints is None else (fixed.checkpoints, fixed.checkpoints),
         }
+        if self.forms.work.checkpoints_on_device:
+            there = fixed.checkpoints_device
+            ranges[CHECKPOINTS_ON_HOST] = (0.0, 1.0)
+            ranges[CHECKPOINTS_ON_DEVICE] = (0.0, 1.0) if there is None else (there, there)
         for name in self.forms.classes:
             variables = variables_of(name)
             ranges |= dict.fromkeys(variables.elsewhere, (0.0, 1.0))
@@ -193,7 +206,13 @@ class LinearProgram:
                 self._require(on_host == fixed.parameters * (1 - x.device), "parameters_on_host", name)
 
     def _reclaim_checkpoints(self) -> None:
-        """Delayed gradients may lie where activation checkpoints were that backward has consumed (GreedySnake 4.4)."""
+        """Delayed gradients may lie where activation checkpoints were that backward has consumed (GreedySnake 4.4):
+        those on host, which are what neither device nor ssd has."""
+        if self.forms.work.checkpoints_on_device:
+            host, device = self.variables[CHECKPOINTS_ON_HOST], self.variables[CHECKPOINTS_ON_DEVICE]
+            self.problem += host + device <= 1, "activation_checkpoints"
+            if self.fixed.checkpoints is not None:
+                self.problem += host == self.fixed.checkpoints * (1 - device), "activation_checkpoints_on_host"
         for number, form in enumerate(self.forms.reclaimed):
             self.problem += self.expression(form) <= 0, f"reclaimed_checkpoints_{number}"
 
@@ -292,6 +311,8 @@ def bytes_with_buffers(forms: Forms, limits: Limits) -> Linear:
         total |= dict.fromkeys(variables_of(name).parameters.on_ssd, share)
     total[CONSTANT] = total.get(CONSTANT, 0.0) + limits.checkpoint_buffers
     total[CHECKPOINTS_ON_HOST] = total.get(CHECKPOINTS_ON_HOST, 0.0) - limits.checkpoint_buffers
+    if forms.work.checkpoints_on_device:
+        total[CHECKPOINTS_ON_DEVICE] = total.get(CHECKPOINTS_ON_DEVICE, 0.0) - limits.checkpoint_buffers
     return total
 
 

@@ -16,7 +16,18 @@ from .linear_program import LinearProgram
 from .saved import TIERS, rungs_of
 from .stages import Stage, Work
 from .traffic import device_bytes, layer_groups, total_bytes
-from .variables import CHECKPOINTS_ON_HOST, DELAY_RATIO, Linear, OfClass, Split, Variable, saved_by, value, variables_of
+from .variables import (
+    CHECKPOINTS_ON_DEVICE,
+    CHECKPOINTS_ON_HOST,
+    DELAY_RATIO,
+    Linear,
+    OfClass,
+    Split,
+    Variable,
+    saved_by,
+    value,
+    variables_of,
+)
 
 LEAST_SHARE = 1e-4
 """Of a class's pairs: less is a solver's noise, and no pair."""
@@ -45,6 +56,9 @@ class ProgramResult:
     delay_ratio: float
     placement: dict[str, Placement]
     checkpoint_host: float
+    """Of the blocks whose activation checkpoints the device does not keep."""
+    checkpoint_device: float
+    """The fraction of blocks whose activation checkpoints it keeps."""
     saved: dict[str, tuple[Saved, ...]]
     """Class of blocks -> what is kept of their activations."""
     reclaimed: dict[str, float]
@@ -65,8 +79,14 @@ def result_of(question: Question, program: LinearProgram, found: Mapping[Variabl
     """The placement at a point that a solver found, in fractions that add up exactly, and what it implies."""
     forms, fixed = program.forms, program.fixed
     alpha = fixed.delay_ratio if fixed.delay_ratio is not None else round(found[DELAY_RATIO], DIGITS)
-    checkpoints = fixed.checkpoints if fixed.checkpoints is not None else round(found[CHECKPOINTS_ON_HOST], DIGITS)
-    exact: dict[Variable, float] = {DELAY_RATIO: alpha, CHECKPOINTS_ON_HOST: checkpoints}
+    there = min(round(found.get(CHECKPOINTS_ON_DEVICE, 0.0), DIGITS), 1.0)
+    if fixed.checkpoints is not None:
+        checkpoints = fixed.checkpoints
+    elif there == 1.0:
+        checkpoints = 1.0
+    else:
+        checkpoints = min(round(found[CHECKPOINTS_ON_HOST] / (1.0 - there), DIGITS), 1.0)
+    exact: dict[Variable, float] = {DELAY_RATIO: alpha, **_checkpoints(checkpoints, there)}
     placement, reclaimed = {}, {}
     for name in forms.classes:
         at = variables_of(name).map(lambda variable: found.get(variable, 0.0))
@@ -81,6 +101,7 @@ def result_of(question: Question, program: LinearProgram, found: Mapping[Variabl
         delay_ratio=alpha,
         placement=placement,
         checkpoint_host=checkpoints,
+        checkpoint_device=there,
         saved=saved,
         reclaimed=reclaimed,
         host_bytes=value(forms.host_bytes, exact),
@@ -171,7 +192,8 @@ def footprint(model: Model, decision: Decision) -> Footprint:
         zeroth_order=decision.zeroth_order,
         updates_wait=decision.updates_wait,
     )
-    at: dict[Variable, float] = {DELAY_RATIO: decision.delay_ratio, CHECKPOINTS_ON_HOST: decision.checkpoint_host}
+    shares = _checkpoints(decision.checkpoint_host, decision.checkpoint_device)
+    at: dict[Variable, float] = {DELAY_RATIO: decision.delay_ratio, **shares}
     for name, placement in decision.placement.items():
         at |= _values(name, placement, 0.0)
     at |= dict.fromkeys(
@@ -180,7 +202,7 @@ def footprint(model: Model, decision: Decision) -> Footprint:
     )  # fmt: skip
     at |= _saved_values(decision.saved)
     kept = value(device_bytes(model, groups, work), at)
-    checkpoints = n * checkpoint_bytes(model, size) * decision.checkpoint_host
+    checkpoints = n * checkpoint_bytes(model, size) * shares[CHECKPOINTS_ON_HOST]
     reclaimed = 0.0
     for group in groups:
         if group.role == "block":
@@ -194,6 +216,11 @@ def footprint(model: Model, decision: Decision) -> Footprint:
         ssd_write_bytes=value(total_bytes(forms.stages(model, groups, work), "write"), at),
         device_bytes=0.0 if decision.unified_memory else kept,
     )
+
+
+def _checkpoints(host: float, device: float) -> dict[Variable, float]:
+    """The program's variables where a decision keeps those fractions."""
+    return {CHECKPOINTS_ON_HOST: host * (1.0 - device), CHECKPOINTS_ON_DEVICE: device}
 
 
 def _waiting_on_host(placement: Placement) -> float:

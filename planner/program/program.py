@@ -98,6 +98,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         saves=fixed.saved_tiers(limits.device_bytes),
         zeroth_order=fixed.zeroth_order,
         updates_on_device=_updates_on_device(machine, limits, fixed),
+        checkpoints_on_device=_checkpoints_on_device(limits, fixed),
         updates_wait=bool(needs_all_gradients(model.precision, fixed.clip_grad_norm)),
     )
     return LinearProgram(forms_of(model, machine, work), limits, fixed)
@@ -115,6 +116,13 @@ def _updates_on_device(machine: Machine, limits: Limits, fixed: FixedChoices) ->
     if fixed.kept is not None:
         return any(shares.updated for shares in fixed.kept.values())
     return limits.device_bytes is not None and fixed.optimizer is None
+
+
+def _checkpoints_on_device(limits: Limits, fixed: FixedChoices) -> bool:
+    """Whether the device may keep activation checkpoints."""
+    if fixed.schedule != "vertical" or fixed.unified_memory:
+        return False
+    return limits.device_bytes is not None if fixed.checkpoints_device is None else fixed.checkpoints_device > 0.0
 
 
 def solve_program(

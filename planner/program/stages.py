@@ -28,6 +28,8 @@ class Work:
     """Of the zeroth-order schedule."""
     updates_on_device: bool = False
     """The device may keep optimizer states too, and update them."""
+    checkpoints_on_device: bool = False
+    """The device may keep activation checkpoints."""
     updates_wait: bool = False
     """No update may begin before a step's last gradient is there."""
 

@@ -18,7 +18,7 @@ from ssdplan.plans.documents.state_layout import (
 
 from . import saved
 from .stages import LayerGroup, Stage, Use, Work
-from .variables import CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, Variable, variables_of
+from .variables import CHECKPOINTS_ON_DEVICE, CHECKPOINTS_ON_HOST, CONSTANT, DELAY_RATIO, Linear, Variable, variables_of
 
 DELAYED_USES_AHEAD = 3
 """Stages over which the head's delayed updates are spread: read, update and write (GreedySnake 4.4)."""
@@ -143,8 +143,8 @@ VERTICAL = Traffic(stages=stages, host_bytes=host_bytes, ssd_bytes=ssd_bytes)
 
 def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linear:
     """What the device keeps between uses: parameters, the most of them at the turn, where both kinds are there,
-    optimizer states with the gradients that wait for them, and what is saved of the activations of all micro-batches
-    that are under way at once."""
+    optimizer states with the gradients that wait for them, and activation checkpoints and what is saved beside them, of
+    all micro-batches that are under way at once."""
     kept = work.micro_batches if work.schedule == "vertical" else 1
     total: dict[Variable, float] = {}
     for group in groups:
@@ -158,6 +158,9 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Li
                 if not use.frozen:
                     gradient = GRADIENT_BYTES if work.updates_wait else 0
                     add(total, fractions.updated, (OPTIMIZER_BYTES[work.optimizer_states] + gradient) * size)
+        if group.role == "block" and group.backward:
+            checkpoints = group.count * kept * checkpoint_bytes(model, work.micro_batch_size)
+            add(total, CHECKPOINTS_ON_DEVICE, checkpoints)
         timing = model.timing(group.layer_class, work.micro_batch_size)
         for variable, nbytes in saved.kept_bytes(group, timing, "device").items():
             add(total, variable, group.count * kept * nbytes)
@@ -194,6 +197,8 @@ def _forward(
     updates: dict[Variable, float] = {}
     on_device: dict[Variable, float] = {}
     h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
+    if group.role == "block" and group.backward:
+        add(h2d, CHECKPOINTS_ON_DEVICE, -(n - 1) * checkpoint)
     for use in group.uses:
         fractions, size = variables_of(use.state_class), float(use.elements)
         add(read, fractions.parameters.prompt_ssd, element * size)
@@ -214,8 +219,10 @@ def _forward(
         add(updates, fractions.updated_delayed, -size)
         if work.updates_wait:
             add(on_device, fractions.updated, size)
+    d2h: dict[Variable, float] = {CONSTANT: float((n if group.keeps_output else n - 1) * checkpoint)}
     if group.keeps_output:
         _add_checkpoints_on_ssd(write, n * checkpoint)
+        add(d2h, CHECKPOINTS_ON_DEVICE, -n * checkpoint)
     return Stage(
         layer_class=group.layer_class,
         phase="forward",
@@ -225,7 +232,7 @@ def _forward(
         updates=updates,
         device_updates=on_device,
         h2d_bytes=h2d,
-        d2h_bytes={CONSTANT: float((n if group.keeps_output else n - 1) * checkpoint)},
+        d2h_bytes=d2h,
         compute_seconds={CONSTANT: compute_seconds},
     )
 
@@ -276,6 +283,9 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
     if group.role == "block":
         _add_checkpoints_on_ssd(read, n * checkpoint)
         add(h2d, CONSTANT, n * checkpoint)
+        add(h2d, CHECKPOINTS_ON_DEVICE, -(2 * n - 1) * checkpoint)  # and the gradients from the block above
+        if not group.lowest:
+            add(d2h, CHECKPOINTS_ON_DEVICE, -(n - 1) * checkpoint)
     return Stage(
         layer_class=group.layer_class,
         phase="backward",
@@ -298,3 +308,4 @@ def add(total: dict[Variable, float], variable: Variable, factor: float) -> None
 def _add_checkpoints_on_ssd(total: dict[Variable, float], nbytes: float) -> None:
     add(total, CONSTANT, nbytes)
     add(total, CHECKPOINTS_ON_HOST, -nbytes)
+    add(total, CHECKPOINTS_ON_DEVICE, -nbytes)

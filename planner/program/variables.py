@@ -64,7 +64,9 @@ CONSTANT = Variable("constant")
 DELAY_RATIO = Variable("delay ratio")
 """Alpha: the fraction of each state whose update runs during the next step's forward."""
 CHECKPOINTS_ON_HOST = Variable("activation checkpoints", tier="host")
-"""The fraction of all activation checkpoints that stays on host; the rest goes to ssd."""
+"""The fraction of all activation checkpoints that stays on host; what stays nowhere else goes to ssd."""
+CHECKPOINTS_ON_DEVICE = Variable("activation checkpoints", tier="device")
+"""The fraction that stays on the device, where their gradients take their place."""
 
 
 @lru_cache(maxsize=4096)

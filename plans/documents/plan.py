@@ -140,6 +140,9 @@ class Decision(Sparing):
     """State class -> placement."""
     checkpoint_host: Fraction
     """The fraction of each block's input, for each micro-batch, that stays on host; the rest is written to ssd."""
+    checkpoint_device: Fraction = 0.0
+    """The fraction of the blocks that run backward whose inputs, of all micro-batches, stay on the device, and the
+    gradients of these inputs after them. checkpoint_host speaks of the other blocks."""
     recompute: Literal["all", "part"]
     """What backward recomputes of the layers' forwards: everything, or what `saved` does not keep."""
     saved: dict[Name, tuple[Saved, ...]] = Field(default_factory=dict)
@@ -200,6 +203,11 @@ class Decision(Sparing):
                     f"placement.{name}: with unified_memory a state's parameters stay whole (parameters_device) or "
                     "live on ssd; set parameters_prompt_host and parameters_delayed_host to 0"
                 )
+        if self.checkpoint_device and (self.unified_memory or self.schedule != "vertical"):
+            why = (
+                "with unified_memory there is no device memory" if self.unified_memory else f"schedule {self.schedule}"
+            )
+            raise ValueError(f"checkpoint_device = {self.checkpoint_device:g}: {why}; set it to 0")
         if self.schedule == "horizontal" and self.delay_ratio:
             raise ValueError(
                 f"delay_ratio = {self.delay_ratio:g}: the horizontal schedule updates everything in its own step; "

@@ -2,8 +2,9 @@
 
 Owns where they lie on device, host and ssd. A block's input for one micro-batch, kept for its backward, is its
 activation checkpoint: first the part that stays on host, then the rest, which is on host only on its way to ssd and
-back. Where memory is unified, a layer's output is written where the next layer reads it, and so each activation
-checkpoint is whole on host or whole on ssd.
+back. Where it stays on the device, the backward that has consumed it leaves the input's gradient in its place. Where
+memory is unified, a layer's output is written where the next layer reads it, and so each activation checkpoint is whole
+on host or whole on ssd.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,19 +35,38 @@ class Activations:
         count = len(self._blocks) * kept
         self._resident = spread(list(range(count)), round(decision.checkpoint_host * count))
         """With unified memory, the numbers of the activation checkpoints on host, which are counted layer by layer."""
+        blocks = list(model.trained_blocks)
+        self._there = spread(blocks, round(decision.checkpoint_device * len(blocks)))
+        """Layers whose inputs stay on the device; where all blocks' do, the head's does too."""
+        if blocks and len(self._there) == len(blocks):
+            self._there |= {head}
 
     def is_kept(self, layer: int) -> bool:
         """Whether the layer's input is kept as an activation checkpoint."""
         return layer in self._blocks
 
+    def stays(self, layer: int) -> bool:
+        """Whether the layer's input stays on the device from the forward below it to its backward, and the gradient of
+        the input after it."""
+        return layer in self._there
+
+    def place(self, layer: int, micro_batch: int) -> Region:
+        """Where that is."""
+        name = f"checkpoint/{layer}/{micro_batch % self._kept}/device"
+        return Region(self._emission.buffers.get(name, "device", self._bytes, Role.CHECKPOINTS), 0, self._bytes)
+
     def output(self, stage: int, micro_batch: int, to_layer: int) -> Region:
         """Where a stage's forward leaves its output for `to_layer`."""
+        if self.stays(to_layer):
+            return self.place(to_layer, micro_batch)
         if self._emission.unified:
             return self.passing(stage, micro_batch, to_layer)[0]
         return self._on_device(f"out/{stage}/{micro_batch}")
 
-    def in_gradient(self, stage: int, micro_batch: int) -> Region:
-        """Where a stage's backward leaves the gradient of its input."""
+    def in_gradient(self, stage: int, layer: int, micro_batch: int) -> Region:
+        """Where a stage's backward leaves the gradient of its input, which is that of `layer`."""
+        if self.stays(layer):
+            return self.place(layer, micro_batch)
         if self._emission.unified:
             return self.passing_gradient(stage, micro_batch)
         return self._on_device(f"in_gradient/{stage}/{micro_batch}")
@@ -84,6 +104,8 @@ class Activations:
     def keep(self, source: Region, stage: int, micro_batch: int, to_layer: int) -> None:
         """Move a forward's output to host for `to_layer`; what host does not keep of an activation checkpoint goes on
         to ssd."""
+        if self.stays(to_layer):
+            return
         move = self._emission.move_activation
         begin = 0
         for target in self.passing(stage, micro_batch, to_layer):
@@ -142,7 +164,7 @@ class Activations:
 
     def _on_ssd(self, layer: int, micro_batch: int) -> Region | None:
         rest = self._bytes - self._kept_bytes(layer, micro_batch)
-        if layer not in self._blocks or not rest:
+        if layer not in self._blocks or self.stays(layer) or not rest:
             return None
         name = f"checkpoint/{layer}/{micro_batch % self._kept}/ssd"
         return Region(self._emission.buffers.get(name, "ssd", rest, Role.CHECKPOINTS), 0, rest)

@@ -139,7 +139,7 @@ class _Horizontal:
     def _backward(self, stage: int) -> None:
         layer, micro_batch = self._layer(stage), self._micro_batch(stage)
         hidden, self.hidden = self.checkpoint or self.hidden, None
-        into = None if layer == self.layer_of[-1] else self.activations.in_gradient(stage, micro_batch)
+        into = None if layer == self.layer_of[-1] else self.activations.in_gradient(stage, layer, micro_batch)
         rung = self.saved.rung(layer, micro_batch)
         self.compute.backward(
             stage, layer, micro_batch, hidden, self.gradient, into, rung, self.brought, first=micro_batch == 0

@@ -151,18 +151,26 @@ class _Vertical:
         hidden: Region | None = None
         out_gradient: Region | None = None
         if stage <= self.head:
-            if stage > 0 and position > 0:
+            if stage > 0 and acts.stays(stage):
+                self.out.pop((stage - 1, micro_batch), None)
+                hidden = acts.place(stage, micro_batch)
+            elif stage > 0 and position > 0:
                 source = acts.passing(stage - 1, micro_batch, stage)
                 hidden = acts.bring(source, Content.HIDDEN_STATE, stage, layer, micro_batch)
             elif stage > 0:
                 hidden = self.out.pop((stage - 1, micro_batch), None)
         else:
-            if layer > 0:
+            if acts.stays(layer):
+                hidden = acts.place(layer, micro_batch)
+            elif layer > 0:
                 source = acts.restored(layer, micro_batch)
                 hidden = acts.bring(source, Content.ACTIVATION_CHECKPOINT, stage, layer, micro_batch)
-            if position > 0:
+            above = self.layer_of[stage - 1]
+            if acts.stays(above):
+                self.passed.pop((stage - 1, micro_batch), None)
+                out_gradient = acts.place(above, micro_batch)
+            elif position > 0:
                 source = [acts.passing_gradient(stage - 1, micro_batch)]
-                above = self.layer_of[stage - 1]
                 out_gradient = acts.bring(source, Content.ACTIVATION_GRADIENT, stage, above, micro_batch)
             else:
                 out_gradient = self.passed.pop((stage - 1, micro_batch), None)
@@ -189,7 +197,7 @@ class _Vertical:
         micro_batch, layer = self._micro_batch(stage, position), self.layer_of[stage]
         hidden, out_gradient = self._inputs(stage, micro_batch)
         last = stage + 1 == self.stages
-        in_gradient = None if last else self.activations.in_gradient(stage, micro_batch)
+        in_gradient = None if last else self.activations.in_gradient(stage, layer, micro_batch)
         if in_gradient:
             self.passed[stage, micro_batch] = in_gradient
         rung, saved = self.saved.rung(layer, micro_batch), self.brought.pop((stage, micro_batch), None)
@@ -235,7 +243,7 @@ class _Vertical:
 
     def _keep_in_gradient(self, stage: int, position: int) -> Piece:
         """Moves the gradient of a layer's input to host, unless it is the boundary's."""
-        if stage + 1 == self.stages or position == self.n - 1:
+        if stage + 1 == self.stages or position == self.n - 1 or self.activations.stays(self.layer_of[stage]):
             return nothing
         micro_batch = self._micro_batch(stage, position)
         source = self.passed.pop((stage, micro_batch))

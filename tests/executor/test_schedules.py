@@ -56,21 +56,22 @@ def bits(directory: Path, out: Path, name: str = "llama", **choices) -> tuple[ob
     return tuple(result.losses), tuple(result.eval_losses.items()), norms, weights
 
 
-# alpha, on device, across the turn, updated there, serial. Four blocks, so a half and a quarter are whole numbers.
+# alpha; on the device: states, states across the turn, states that it updates, blocks' inputs; serial. Four blocks, so a
+# half and a quarter are whole numbers.
 GRID = [
-    (0.0, 0.0, 0.0, 0.0, True),
-    (0.0, 0.0, 1.0, 0.0, False),
-    (0.3, 0.5, 0.5, 0.0, False),
-    (0.3, 1.0, 0.0, 0.5, True),
-    (0.0, 1.0, 0.0, 1.0, False),
-    (1.0, 0.0, 0.5, 0.0, True),
+    (0.0, 0.0, 0.0, 0.0, 0.0, True),
+    (0.0, 0.0, 1.0, 0.0, 0.5, False),
+    (0.3, 0.5, 0.5, 0.0, 0.0, False),
+    (0.3, 1.0, 0.0, 0.5, 0.25, True),
+    (0.0, 1.0, 0.0, 1.0, 1.0, False),
+    (1.0, 0.0, 0.5, 0.0, 0.75, True),
 ]
 if FULL:
     GRID += [
-        (0.0, 0.5, 0.0, 0.0, False),
-        (0.3, 0.25, 0.25, 0.25, False),
-        (1.0, 1.0, 0.0, 0.0, False),
-        (1.0, 1.0, 0.0, 1.0, False),
+        (0.0, 0.5, 0.0, 0.0, 1.0, False),
+        (0.3, 0.25, 0.25, 0.25, 0.5, False),
+        (1.0, 1.0, 0.0, 0.0, 0.0, False),
+        (1.0, 1.0, 0.0, 1.0, 1.0, True),
     ]
 
 
@@ -81,7 +82,7 @@ if FULL:
 def test_what_stays_on_the_device_changes_no_bit(directory, tmp_path, n, tied, precision):
     model = directory if tied else directory / "untied"
     seen = {}
-    for number, (alpha, on_device, across_turn, updated, serial) in enumerate(GRID):
+    for number, (alpha, on_device, across_turn, updated, inputs, serial) in enumerate(GRID):
         seen[number] = bits(
             model,
             tmp_path / str(number),
@@ -89,6 +90,7 @@ def test_what_stays_on_the_device_changes_no_bit(directory, tmp_path, n, tied, p
             on_device=on_device,
             across_turn=across_turn,
             updated=updated,
+            inputs=inputs,
             serial=serial,
             micro_batches=n,
             micro_batch_size=1,

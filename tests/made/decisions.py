@@ -22,6 +22,7 @@ def decide(
     on_device: float = 0.0,
     across_turn: float = 0.0,
     updated: float = 0.0,
+    inputs: float = 0.0,
     schedule: ScheduleName = "vertical",
     optimizer_states: OptimizerStates = "fp32",
     clip_grad_norm: float | None = None,
@@ -32,7 +33,8 @@ def decide(
     """The same fractions on host for every class, prompt and delayed part alike; of frozen ones, of parameters alone.
 
     `on_device`: of each class's states, those kept on the device for the whole run; `across_turn`: of the blocks'
-    states, those kept there from forward to backward; `updated`: of each class's states, those that the device updates.
+    states, those kept there from forward to backward; `updated`: of each class's states, those that the device updates;
+    `inputs`: of the blocks, those whose activation checkpoints it keeps.
     `unified`: compute works on host memory, where parameters are
     whole or not at all: `parameters` is for separate memory only. `saved`: of the activations of all blocks.
     `zeroth_order`: a schedule without gradients.
@@ -84,6 +86,7 @@ def decide(
             )
             for state in model.states
         },
+        checkpoint_device=inputs,
         checkpoint_host=checkpoints,
         recompute="part" if saved else "all",
         saved={"block": tuple(saved)} if saved else {},

@@ -115,6 +115,7 @@ def make_plan(
     on_device: float = 0.0,
     across_turn: float = 0.0,
     updated: float = 0.0,
+    inputs: float = 0.0,
     schedule: Literal["vertical", "horizontal"] = "vertical",
     device: Literal["cpu", "cuda"] = "cpu",
     optimizer_states: OptimizerStates = "fp32",
@@ -124,8 +125,8 @@ def make_plan(
     rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
     zeroth_order: ZerothOrder | None = None,
 ) -> Plan:
-    """A plan with these fractions on host, `on_device`, `across_turn` and `updated` on the device; `saved` of every class of
-    blocks, by `rungs`."""
+    """A plan with these fractions on host; `on_device`, `across_turn`, `updated` and `inputs` on the device; `saved` of
+    every class of blocks, by `rungs`."""
     shape = describe(
         model,
         sequence_length=sequence_length,
@@ -147,6 +148,7 @@ def make_plan(
         on_device=on_device,
         across_turn=across_turn,
         updated=updated,
+        inputs=inputs,
         schedule=schedule,
         optimizer_states=optimizer_states,
         clip_grad_norm=clip_grad_norm,
