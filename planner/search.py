@@ -288,8 +288,12 @@ class Search:
         return best
 
     def _paced(self, solved: Solved, candidate: Candidate, branches: Sequence[Branch]) -> Simulated:
-        """`solved`, or where its step waits for chunks the fastest of the paces that hide more."""
+        """`solved`, or where its step waits for chunks the fastest of the paces that hide more; or what keeps all on
+        the device, where that is faster: the program does not see what the end of a step waits for."""
         best = self._simulate(solved)
+        resident = self.fitter.resident(candidate, branches)
+        if resident is not None:
+            best = min(best, self._simulate(resident), key=self._with_operations)
         waits = best.timeline.seconds > WAITING * solved.program.seconds
         if not waits or len(solved.fitted.schedule.steady.ops) > FEW_OPS:
             return best

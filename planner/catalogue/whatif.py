@@ -292,6 +292,7 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         if copy == ELEMENT_BYTES["fp32"]
         else passing / (ELEMENT_BYTES["fp32"] + 2 * copy + DRAWN_BYTES),
         pending_rate_masters=None if copy == ELEMENT_BYTES["fp32"] else passing / DRAWN_BYTES,
+        device_update_rate=None if emulated else passing / (_updated_bytes("fp32") + copy + GRADIENT_BYTES),
         update_threads=cores,
         compute_threads=cores,
         volumes=tuple(

@@ -135,9 +135,8 @@ def _bound(plan: Plan, evidence: Evidence) -> str:
     step = plan.prediction.step_seconds
     ranked = sorted(evidence.loads.items(), key=lambda entry: -entry[1])
     (first, most), (second, less) = ranked[:2]
-    text = (
-        f"The step is bound by {first}, busy for {most / step:.0%} of it; next comes {second} with {less / step:.0%}."
-    )
+    next_one = f"; next comes {second} with {less / step:.0%}" if less else ", and nothing else has any work"
+    text = f"The step is bound by {first}, busy for {most / step:.0%} of it{next_one}."
     spent = {resource: sum(seconds.values()) / step for resource, seconds in plan.prediction.critical_path.items()}
     words = WORDS | (ON_HOST_ALONE if plan.decision.unified_memory else {})
     chain = [f"{share:.0%} {words.get(name, name)}" for name, share in _largest(spent)]
@@ -219,6 +218,8 @@ def _delay_ratio(plan: Plan, evidence: Evidence) -> str:
         return f"{delays}: {reason}."
     if "delay ratio" in evidence.given:
         return f"The delay ratio of {alpha:g} was asked for."
+    if _all_on_device(plan):
+        return "No update is delayed: the device makes each where its state lies."
     if alpha == 0:
         if evidence.free is None or evidence.free.seconds < seconds * (1 - 2 * NOTHING):
             return "The budgets leave room for no delayed updates: of what fits, the leanest placement was taken."
@@ -276,8 +277,11 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     device = "none" if decision.unified_memory else _share_of(plan, "device")
     if not p.ssd_bytes:
         left = format_bytes(budget - p.peak_host_bytes)
-        held = "" if device == "none" else f", with {device} of the parameters on the device"
+        there = "" if device == "none" else _on_device(plan)
         room = f"the host budget of {format_bytes(budget)}"
+        if _all_on_device(plan):
+            return f"The ssd is not used: {there} stay on the device, which updates them."
+        held = f", with {there} on the device" if there else ""
         return f"The ssd is not used: {what} fit in {room}{held}, and leave {left} of it."
     asked = [words for kind, words in _ON_HOST.items() if plan.asked.residency.get(kind, 1.0) < 1.0]
     if asked:
@@ -299,24 +303,48 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     ]
     text = f"{why}, so {format_bytes(p.ssd_bytes)} live on ssd. On host stay {_listed(kept)}."
     if device != "none":
-        text += f" The device keeps {device} of the parameters."
+        text += f" The device keeps {_on_device(plan)}."
     shared = _on_host_bytes(plan) + saved_host - evidence.resident_bytes
     if gradients and shared >= 0.01 * gradients:
         text += f" {format_bytes(shared)} of the delayed gradients lie where checkpoints were."
     return text
 
 
+def _on_device(plan: Plan) -> str:
+    """What the device keeps for the whole run or from a block's forward to its backward, in words."""
+    updated, inputs = _share_of(plan, "updates"), plan.decision.checkpoint_device
+    return _listed(
+        [
+            f"{_share_of(plan, 'device')} of the parameters",
+            *([f"{updated} of the optimizer states"] if updated != "none" else []),
+            *([f"{_percent(inputs)} of the checkpoints"] if inputs else []),
+        ]
+    )
+
+
+def _all_on_device(plan: Plan) -> bool:
+    """Whether all states stay on the device, which updates those that are trained."""
+    return all(
+        place.parameters_device == 1.0 and (place.frozen or place.optimizer_device == 1.0)
+        for place in plan.decision.placement.values()
+    )
+
+
 def _on_host_bytes(plan: Plan) -> float:
     """What stays on host of parameters, optimizer states, checkpoints and delayed gradients, each by itself; saved
     activations come on top."""
-    decision, total = plan.decision, _checkpoint_bytes(plan) * plan.decision.checkpoint_host
+    decision = plan.decision
+    total = _checkpoint_bytes(plan) * (1.0 - decision.checkpoint_device) * decision.checkpoint_host
     for state in plan.model.states:
         place = decision.placement[state.state_class]
         there = (1.0 - place.parameters_device) * (place.parameters_prompt_host + place.parameters_delayed_host)
         each = decision.parameters_of(state).element_bytes * (there + place.parameters_device * decision.unified_memory)
         if not state.frozen:
             on_host = place.optimizer_prompt_host + place.optimizer_delayed_host
-            each += OPTIMIZER_BYTES[decision.optimizer_states] * on_host + GRADIENT_BYTES * place.delayed_gradient_host
+            updated = (
+                OPTIMIZER_BYTES[decision.optimizer_states] * on_host + GRADIENT_BYTES * place.delayed_gradient_host
+            )
+            each += (1.0 - place.optimizer_device) * updated
         total += state.elements * each
     return total
 
@@ -327,8 +355,9 @@ def _delayed_gradients(plan: Plan) -> tuple[float, float]:
     for state in plan.model.states:
         if not state.frozen:
             place = plan.decision.placement[state.state_class]
-            on_host += GRADIENT_BYTES * state.elements * place.delayed_gradient_host
-            whole += GRADIENT_BYTES * state.elements * (place.delayed_gradient_host + place.delayed_gradient_ssd)
+            each = GRADIENT_BYTES * state.elements * (1.0 - place.optimizer_device)
+            on_host += each * place.delayed_gradient_host
+            whole += each * (place.delayed_gradient_host + place.delayed_gradient_ssd)
     return whole, on_host
 
 
@@ -337,13 +366,16 @@ _ON_HOST = {"parameters": "parameters", "optimizer": "optimizer states", "checkp
 
 
 def _share_of(plan: Plan, what: str) -> str:
-    """How much of all states' `parameters` or `optimizer` states stays on host, or of their parameters on `device`."""
+    """How much of all states' `parameters` or `optimizer` states stays on host, of their parameters on `device`, or of
+    their optimizer states there: `updates`."""
     kept = 0.0
-    states = [state for state in plan.model.states if what != "optimizer" or not state.frozen]
+    states = [state for state in plan.model.states if what not in ("optimizer", "updates") or not state.frozen]
     for state in states:
         place = plan.decision.placement[state.state_class]
         if what == "optimizer":
-            share = place.optimizer_prompt_host + place.optimizer_delayed_host
+            share = (1.0 - place.optimizer_device) * (place.optimizer_prompt_host + place.optimizer_delayed_host)
+        elif what == "updates":
+            share = place.optimizer_device
         elif what == "device" or plan.decision.unified_memory:
             share = place.parameters_device
         else:
@@ -367,6 +399,10 @@ def _offloading(plan: Plan) -> str:
             f"To train on the device alone would take at least {format_bytes(needed)} of its memory, with gradients; "
             f"it has {budget}, so {way}."
         )
+    if _all_on_device(plan):
+        moved = plan.prediction.h2d_bytes
+        rest = f"but {format_bytes(moved)} of activations a step" if moved else "but the step's tokens"
+        return f"Everything is trained on the device, within its {budget}: nothing moves there {rest}."
     return (
         f"To train on the device alone would take about {format_bytes(needed)} of its memory, with gradients, and it "
         f"has {budget}: this model can be trained there without offloading."

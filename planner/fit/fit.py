@@ -14,7 +14,7 @@ from itertools import product
 from math import inf
 
 from ssdplan.plans.documents.plan import Decision, Recompute, parameter_format
-from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.profile import Machine, Model, device_update_rate
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.units import PAGE
 
@@ -24,17 +24,16 @@ from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .estimate import Builder, Fitted
+from .kept import everything, keeps, may_keep_everything, whole_states
 from .transit import MEASURED, Pipelines
 
 ROUNDS = 5
 SPARE = 0.005
 """A host budget with less than this share unused is used."""
 DOUBTFUL = 2
-"""Estimates that are too much before the leanest is looked at; most of what fits does with the first or the second."""
+"""Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
 CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 """Update chunks are cut so that those on their way take about this share of the host budget."""
-WHOLE = 1e-4
-"""Of a state: what a program's fraction may fall short of it and still be meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +173,18 @@ class Fitter:
                     yield solved
                     break
 
+    def resident(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
+        """The decision that keeps all on the device, and updates there; None where that does not fit or may not be."""
+        rate = device_update_rate(self.machine, self.fixed.optimizer_states)
+        for branch in branches if rate is not None else ():
+            if not may_keep_everything(branch.fixed, branch.limits):
+                continue
+            fixed = replace(branch.fixed, kept=everything(self.model), checkpoints_device=1.0)
+            solved = self._approach(candidate, replace(branch, fixed=fixed), self.usual, "seconds", self.budget)
+            if solved is not None:
+                return replace(solved, branch=replace(branch, fixed=fixed))
+        return None
+
     def least(self, candidate: Candidate, constraint: Constraint) -> int | None:
         """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""
         budget = self.budget.without(constraint)
@@ -194,8 +205,7 @@ class Fitter:
 
         What the shortened model takes, rounded up.
         """
-        candidate, own = solved.fitted.candidate, solved.fitted.needs
-        found: dict[Room, tuple[int, float]] = {}
+        candidate, own, found = solved.fitted.candidate, solved.fitted.needs, dict[Room, tuple[int, float]]()
         lean = [sketch.needs for sketch in self._lean_sketches(candidate)]
         memories: tuple[Room, ...] = ("host memory", "device memory")
         for constraint in memories[:1] if self.fixed.unified_memory else memories:
@@ -243,7 +253,7 @@ class Fitter:
             over = fitted.needs.over(budget)
             if not over:
                 return Solved(fitted, best, found)
-            if "device memory" in over and not _keeps(best):
+            if "device memory" in over and not keeps(best):
                 break
             found = replace(found, limits=reduced(found.limits, over))
             again = self._program(candidate, self._whole_states(candidate, found, aim), aim)
@@ -280,7 +290,7 @@ class Fitter:
                 continue
             sketch = self._sketched(candidate, program, pace)
             over = sketch.needs.over(budget)
-            if "device memory" in over and not _keeps(program):
+            if "device memory" in over and not keeps(program):
                 break
             fits = fits or not over
             yield sketch, Branch(branch.fixed, limits)
@@ -306,16 +316,7 @@ class Fitter:
         if branch.fixed.kept is not None or not (self.fixed.unified_memory or branch.limits.device_bytes is not None):
             return branch
         program = self._program(candidate, branch, aim)
-        kept: dict[str, KeptShares] = {}
-        for name, placement in program.placement.items() if program else ():
-            states = sum(state.state_class == name for state in self.model.states)
-            device = int(placement.parameters_device * states + WHOLE)
-            both = int((placement.parameters_device + placement.parameters_turn) * states + WHOLE)
-            across = both - device if placement.parameters_turn else 0
-            updated = min(int(placement.optimizer_device * states + WHOLE), device)
-            kept[name] = KeptShares(device / states, across / states, updated / states)
-        blocks = len(self.model.trained_blocks)
-        inputs = int(program.checkpoint_device * blocks + WHOLE) / blocks if program and blocks else 0.0
+        kept, inputs = whole_states(self.model, program) if program else ({}, 0.0)
         return replace(branch, fixed=replace(branch.fixed, kept=kept, checkpoints_device=inputs))
 
     def sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
@@ -493,12 +494,6 @@ class Fitter:
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"
         return self._decision(candidate, program, self.usual)
-
-
-def _keeps(program: ProgramResult) -> bool:
-    """Whether the device keeps anything between its uses."""
-    kept = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
-    return kept or bool(program.checkpoint_device)
 
 
 def _grains(elements: float) -> int:

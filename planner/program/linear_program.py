@@ -27,8 +27,9 @@ from .variables import (
     variables_of,
 )
 
-TIER_WEIGHTS = {"reclaimed": 0.0, "ssd": 3.0}
-"""Of the tie-breaking weights: reclaimed memory before host memory, and host memory before ssd, as schedules do."""
+TIER_WEIGHTS = {"reclaimed": 0.0, "device": 0.0, "ssd": 3.0}
+"""Of the tie-breaking weights: reclaimed memory and the device before host memory, and that before ssd, as schedules
+do."""
 USUAL_WEIGHT = 1.0
 GOLDEN_RATIO = 0.6180339887498949
 """The fractional parts of its multiples are spread evenly over 0 to 1."""

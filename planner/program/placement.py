@@ -120,6 +120,7 @@ def _saved(shares: list[tuple[Rung, Variable]], found: Mapping[Variable, float])
     left = 1.0
     for rung, share in shares:
         part = min(round(found[share], DIGITS), left)
+        part = left if left - part < LEAST_SHARE else part  # a solver's noise too
         if part > LEAST_SHARE:
             assert share.tier is not None and share.tier != "reclaimed"
             made.append(Saved(rung=rung.name, tier=share.tier, share=part))

@@ -187,7 +187,7 @@ def snapshot_store_bytes(schedule: Schedule, *, keep: int = 2) -> int:
     durable = others = 0
     for buffer in schedule.buffers:
         if ROLES[buffer.role].durable:
-            durable += buffer.nbytes if buffer.tier in ("ssd", "host") else 0
+            durable += buffer.nbytes
         elif buffer.tier == "ssd":
             others += buffer.nbytes
     return (keep + 1) * durable + others

@@ -34,7 +34,7 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
         *numbers,
         ("delay ratio, alpha", delayed if decision.delay_ratio else "0: every update runs in its own step"),
         *([("", reason)] if reason else []),
-        ("checkpoints on host", exact_percent(decision.checkpoint_host)),
+        *_checkpoints(decision),
     ]
     chunks = f"at most {decision.update_chunk_elements:,} elements at once, {decision.update_lookahead} ahead"
     without = decision.zeroth_order is not None
@@ -43,8 +43,19 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
         *([("memory", "unified: compute works on host memory itself")] if decision.unified_memory else []),
         *_kept(f"parameters on {device_tier(decision)}", decision, "parameters_device", "for the whole run"),
         *_kept("and across the turn", decision, "parameters_turn", "from forward to backward"),
+        *_kept("updated on device", decision, "optimizer_device", "with their optimizer states"),
         *([] if without else [("update", chunks)]),
     )
+
+
+def _checkpoints(decision: Decision) -> list[tuple[str, str]]:
+    """Where blocks' inputs wait for their backwards."""
+    there = decision.checkpoint_device
+    rows = [("checkpoints on device", f"{exact_percent(there)} of the blocks'")] if there else []
+    if there < 1.0:
+        of = " of the others" if there else ""
+        rows.append(("checkpoints on host", exact_percent(decision.checkpoint_host) + of))
+    return rows
 
 
 def _kept(words: str, decision: Decision, field: str, when: str) -> list[tuple[str, str]]:

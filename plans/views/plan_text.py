@@ -130,13 +130,14 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     for buffer in schedule.buffers:
         if buffer.role == Role.CHECKPOINTS:
             kept[buffer.tier] += buffer.nbytes
-    on_host = plan.decision.checkpoint_host
-    shares = (on_host, 1.0 - on_host, 0.0, 0.0) if kept else (0.0,) * 4
-    if not plan.decision.zeroth_order:
+    others, on_host = 1.0 - plan.decision.checkpoint_device, plan.decision.checkpoint_host
+    shares = (others * on_host, others * (1.0 - on_host), 0.0, 0.0) if kept else (0.0,) * 4
+    if not plan.decision.zeroth_order and others:
         rows.append(("all blocks", "checkpoints", *map(percent, shares), *(amount(kept[tier]) for tier in LIVES)))
     activations = saved_text.kept_bytes(schedule)
-    if activations:
+    if activations["host"] or activations["ssd"]:
         rows.append(saved_text.residency(activations))
+    if activations:
         kept += activations
     total = [kept[tier] + sum(nbytes for key, nbytes in held.items() if key[2] == tier) for tier in LIVES]
     rows.append(("all", "", "", "", "", "", *map(amount, total)))
@@ -145,7 +146,8 @@ def _residency(plan: Plan, schedule: Schedule) -> list[str]:
     heads: list[Row] = [("", "", "", "prompt", "", "delayed", "", ""), ("", "", *LIVES, *LIVES, "on host", "on ssd")]
     if not plan.decision.delay_ratio:
         rows, heads = [(*row[:4], *row[6:]) for row in rows], [(*heads[1][:4], *heads[1][6:])]
-    return [*table(heads, rows), *saved_text.on_device(activations), *([f"  {note}"] if shared > 0 else [])]
+    body = table(heads, rows) if any(total) else ["  Nothing is kept on host or on ssd."]
+    return [*body, *saved_text.on_device(activations), *([f"  {note}"] if shared > 0 else [])]
 
 
 def _covered(schedule: Schedule) -> int:
@@ -177,12 +179,13 @@ def _shares(p: Placement, *, unified: bool) -> list[tuple[str, str, tuple[float,
     whole = (p.parameters_prompt_host + p.parameters_prompt_ssd, p.parameters_delayed_host + p.parameters_delayed_ssd)
     prompt = (others * p.parameters_prompt_host + kept * whole[0], others * p.parameters_prompt_ssd)
     delayed = (others * p.parameters_delayed_host + kept * whole[1], others * p.parameters_delayed_ssd)
-    optimizer_prompt = (p.optimizer_prompt_host, p.optimizer_prompt_ssd)
-    optimizer_delayed = (p.optimizer_delayed_host, p.optimizer_delayed_ssd)
+    away = 1.0 - p.optimizer_device
+    optimizer_prompt = (away * p.optimizer_prompt_host, away * p.optimizer_prompt_ssd)
+    optimizer_delayed = (away * p.optimizer_delayed_host, away * p.optimizer_delayed_ssd)
     return [
         ("p", "parameters", prompt + delayed),
         ("o", "optimizer states", optimizer_prompt + optimizer_delayed),
-        ("g", "delayed gradients", (0.0, 0.0, p.delayed_gradient_host, p.delayed_gradient_ssd)),
+        ("g", "delayed gradients", (0.0, 0.0, away * p.delayed_gradient_host, away * p.delayed_gradient_ssd)),
     ]
 
 

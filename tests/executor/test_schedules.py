@@ -56,7 +56,7 @@ def bits(directory: Path, out: Path, name: str = "llama", **choices) -> tuple[ob
     return tuple(result.losses), tuple(result.eval_losses.items()), norms, weights
 
 
-# alpha; on the device: states, states across the turn, states that it updates, blocks' inputs; serial. Four blocks, so a
+# alpha; on the device: states, states across the turn, states that it updates, blocks' inputs; serial. Of four blocks a
 # half and a quarter are whole numbers.
 GRID = [
     (0.0, 0.0, 0.0, 0.0, 0.0, True),

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssdplan.plans.graph.contents import Role
-from ssdplan.plans.graph.ops import Transfer, Update
+from ssdplan.plans.graph.ops import SumSquares, Transfer, Update
+from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.schedule.homes import kept_on_device
 from tests.made.decisions import decide
@@ -93,3 +94,49 @@ def test_weights_kept_across_the_turn_are_all_on_the_device_at_the_turn_and_no_o
     assert slots(0.0) == 2
     assert slots(1.0) == 8
     assert 4 <= slots(0.5) <= 6
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("choices", [{}, {"alpha": 1.0, "clip_grad_norm": 1.0}])
+def test_where_all_stays_on_the_device_nothing_moves(n, tied, choices):
+    model = made_model(blocks=4, tied=tied)
+    decision = decide(model, micro_batches=n, on_device=1.0, updated=1.0, inputs=1.0, chunk=2048, **choices)
+    schedule = build_schedule(model, decision)
+    verify(schedule)
+    for name in ("first", "steady", "flush", "evaluate"):
+        assert not any(schedule.traffic(name).values())
+    assert schedule.arenas["ssd"] == schedule.arenas["host"] == 0
+    updates = [op for op in schedule.steady.ops if isinstance(op, Update)]
+    assert {op.resource for op in updates} == {"compute"} and {op.delayed for op in updates} == {bool(choices)}
+    assert sum(op.elements for op in updates) == sum(state.elements for state in model.states)
+    norms = [op for op in schedule.steady.ops if isinstance(op, SumSquares)]
+    assert sorted(op.state for op in norms) == list(range(len(model.states)))
+
+
+@given(
+    blocks=st.integers(1, 9), n=st.integers(1, 4), alpha=st.sampled_from([0.0, 0.3, 1.0]), clips=st.booleans(),
+    on_device=st.sampled_from([0.0, 0.25, 0.5, 1.0]), updated=st.floats(0, 1), inputs=st.floats(0, 1),
+    tied=st.booleans(), on_host=st.sampled_from([0.0, 0.4, 1.0]),
+)  # fmt: skip
+def test_whatever_stays_on_the_device_the_graphs_are_right(
+    blocks, n, alpha, clips, on_device, updated, inputs, tied, on_host
+):
+    model = made_model(blocks=blocks, tied=tied)
+    decision = decide(
+        model, micro_batches=n, alpha=1.0 if clips else alpha, clip_grad_norm=1.0 if clips else None, chunk=2048,
+        on_device=on_device, updated=updated * on_device, inputs=inputs, optimizer=on_host, checkpoints=on_host,
+    )  # fmt: skip
+    schedule = build_schedule(model, decision)
+    verify(schedule)
+    kept = kept_on_device(model, decision)
+    assert kept.updated <= kept.device
+    there = {
+        schedule.buffers[home.optimizer.buffer].tier == "device"
+        for home in schedule.homes
+        if home.state in kept.updated
+    }
+    assert there <= {True}
+    for graph in (schedule.first, schedule.steady, schedule.flush):
+        moved = {op.state for op in graph.ops if isinstance(op, Transfer)}
+        assert not moved & kept.updated

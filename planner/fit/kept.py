@@ -1,0 +1,45 @@
+"""What the device keeps: from a program's fractions to whole states and whole blocks.
+
+Owns that rounding, and the case of a device that keeps everything.
+"""
+
+from ssdplan.plans.documents.profile import Model
+
+from ..program.choices import FixedChoices, KeptShares, Limits
+from ..program.placement import ProgramResult
+
+WHOLE = 1e-4
+"""Of a state: what a program's fraction may fall short of it and still be meant."""
+
+
+def whole_states(model: Model, program: ProgramResult) -> tuple[dict[str, KeptShares], float]:
+    """As many whole states of each class, and the fraction of blocks whose inputs, as the fractions of `program` are
+    room for."""
+    kept: dict[str, KeptShares] = {}
+    for name, placement in program.placement.items():
+        states = sum(state.state_class == name for state in model.states)
+        device = int(placement.parameters_device * states + WHOLE)
+        both = int((placement.parameters_device + placement.parameters_turn) * states + WHOLE)
+        across = both - device if placement.parameters_turn else 0
+        updated = min(int(placement.optimizer_device * states + WHOLE), device)
+        kept[name] = KeptShares(device / states, across / states, updated / states)
+    blocks = len(model.trained_blocks)
+    return kept, int(program.checkpoint_device * blocks + WHOLE) / blocks if blocks else 0.0
+
+
+def everything(model: Model) -> dict[str, KeptShares]:
+    """All states stay, and those that are trained are updated there."""
+    frozen = {state.state_class for state in model.states if state.frozen}
+    return {name: KeptShares(1.0, 0.0, float(name not in frozen)) for name in {s.state_class for s in model.states}}
+
+
+def may_keep_everything(fixed: FixedChoices, limits: Limits) -> bool:
+    """Whether nothing that the user has fixed is against it."""
+    decided = fixed.optimizer, fixed.kept, fixed.checkpoints_device, fixed.zeroth_order
+    return limits.device_bytes is not None and fixed.schedule == "vertical" and all(each is None for each in decided)
+
+
+def keeps(program: ProgramResult) -> bool:
+    """Whether the device keeps anything between its uses."""
+    kept = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
+    return kept or bool(program.checkpoint_device)
