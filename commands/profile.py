@@ -134,6 +134,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.model import open_model
     from ssdplan.executor.model.packed import require_kernels
     from ssdplan.executor.model.weights import Weights
+    from ssdplan.executor.optimizer.adamw_on_device import ready_update
     from ssdplan.executor.optimizer.passes import perturb
     from ssdplan.executor.store.volumes import held_blank
     from ssdplan.plans.views.profile_text import describe_profile, suggested_host_memory
@@ -172,6 +173,7 @@ def call(options: Options) -> int:
             limits=ProfileLimits.within(options.seconds, volumes=len(volumes)) if options.seconds else ProfileLimits(),
             int8=options.compression_error,
             perturb=perturb,
+            make_device_update=ready_update,
         )
     measured.save(options.output)
     of.print_document(measured, describe_profile(measured), options.json)

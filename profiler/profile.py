@@ -22,10 +22,11 @@ from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, training_bytes
 from ssdplan.plans.errors import UsageError
 
 from .contention import Work, measure_beside_updates, measure_contention
+from .device_updates import measure_device_updates
 from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
-from .parts import Blank, Device, MakeLayers, MakeMicroBatch, Model, Perturb, Weights
+from .parts import Blank, Device, MakeDeviceUpdate, MakeLayers, MakeMicroBatch, Model, Perturb, Weights
 from .passes import Passes, measure_passes
 from .processor import cores, cpu_name
 from .products import DEFAULT_PRECISION, FORMATS, product_costs, slow_precision
@@ -84,6 +85,7 @@ def profile(
     open_engine: Callable[[], Engine] = Engine,
     int8: bool = False,
     perturb: Perturb | None = None,
+    make_device_update: MakeDeviceUpdate | None = None,
 ) -> document.Profile:
     """Measure everything; about a minute and a half for a small model.
 
@@ -91,7 +93,7 @@ def profile(
     is then what is measured. `endurance` is what drives are rated to have written in their lives, in bytes, which
     nobody can measure: one for all volumes, one for each, or none. With `int8` it also measures what blocks can keep of
     their activations in int8, and how far off that puts gradients, for which the model is read once.
-    With `perturb` it measures zeroth-order passes.
+    With `perturb` it measures zeroth-order passes, with `make_device_update` updates on a GPU.
 
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
@@ -132,6 +134,12 @@ def profile(
     time_limit, part = Limits(limits.update_seconds), portion(progress, 0.35, 0.4)
     updates, remarks = measure_update(UpdateBench(precision, threads, memory.available), time_limit, part)
     notes += remarks
+    device_rate: float | None = None
+    if make_device_update:
+        device_rate, remarks = measure_device_updates(
+            make_device_update, device, precision, Limits(limits.update_seconds), portion(progress, 0.4, 0.4)
+        )
+        notes += remarks
     passes: Passes | None = None
     over_masters: Passes | None = None
     if perturb:
@@ -213,6 +221,7 @@ def profile(
             pending_rate=passes.pending if passes else None,
             perturb_rate_masters=over_masters.copies if over_masters else None,
             pending_rate_masters=over_masters.pending if over_masters else None,
+            device_update_rate=device_rate,
             compute_beside_updates=together[0],
             updates_beside_compute=together[1],
             update_threads=threads,

@@ -7,8 +7,9 @@ so that nothing is fused and each rounds to nearest even.
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -115,6 +116,15 @@ class DeviceUpdate:
         scalars = Scalars.of(optimizer, step=step, gradient_scale=gradient_scale)
         for streams, decays in self._pieces:
             self._kernel(streams, scalars, scalars.decay if decays else 1.0)
+
+
+def ready_update(
+    states: torch.Tensor, gradient: torch.Tensor, parameters: torch.Tensor, form: torch.dtype
+) -> Callable[[], None]:
+    """An update of a range, uint8 each, with usual settings: for whoever measures one. States are fp32, parameters
+    `form`."""
+    update = DeviceUpdate(states, "fp32", gradient.view(torch.float32), parameters.view(form), threads=1)
+    return partial(update, AdamW(lr=1e-4), step=10, gradient_scale=1.0)
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
