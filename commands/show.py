@@ -19,6 +19,7 @@ from .parsing.command import Argument, Command, Section
 from .parsing.types import DIRECTORY, PATH
 
 if TYPE_CHECKING:
+    from ssdplan.plans.analysis.cache import Beside
     from ssdplan.plans.analysis.curves import Curves
     from ssdplan.plans.analysis.overlay import Overlay
     from ssdplan.plans.documents.run import Run
@@ -64,6 +65,7 @@ _FILES_OF_A_RUN = ("plan.json", "run.json", "metrics.jsonl", "report.json", "tra
 
 def call(options: Options) -> int:
     from ssdplan.plans.schedule.build import build_schedule
+    from ssdplan.plans.views.cache_text import describe_cache
     from ssdplan.plans.views.overlay_text import describe_overlay
     from ssdplan.plans.views.plan_text import describe_plan
     from ssdplan.plans.views.profile_text import describe_profile
@@ -90,20 +92,23 @@ def call(options: Options) -> int:
         )
     schedule = build_schedule(document.model, document.decision)
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
+    steady = _predicted(document, schedule.steady)
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
     curves = _curves(path, document, every=options.csv is not None) if path.is_dir() else None
     if options.csv and not curves:
         raise UsageError(f"{path}: no step is done yet, so --csv has no table to write")
+    cache = _found_in_time(document, schedule, steady, curves)
     if report and options.json:
         print(report_json(report, overlay))
     else:
-        text = describe_plan(document, schedule)
+        text = describe_plan(document, schedule, cache)
         text += f"\n{describe_report(report)}\n" if report else ""
         text += f"\n{describe_overlay(overlay)}" if overlay else ""
         text += f"\n{_of_training(path, curves, document)}" if curves else ""
+        text += f"\n{describe_cache(cache)}" if cache.measured and not report else ""
         of.print_document(document, text, options.json)
     if options.plots or options.html or options.trace:
-        _draw(options, document, schedule, overlay, curves)
+        _draw(options, document, schedule, steady, overlay, curves, cache)
     if options.csv and curves:
         of.write_table(curves.table(), options.csv)
     return 0
@@ -126,7 +131,7 @@ def _prefetch_table(options: Options, plan: Plan) -> int:
     """Print the table instead of the plan, and write it where --csv says."""
     from ssdplan.plans.analysis.prefetch import prefetch_table
     from ssdplan.plans.schedule.build import build_schedule
-    from ssdplan.plans.views.prefetch_text import describe_prefetch
+    from ssdplan.plans.views.cache_text import describe_prefetch
 
     others = {"--json": options.json, "--plots": options.plots, "--html": options.html, "--trace": options.trace}
     if refused := [name for name, asked in others.items() if asked]:
@@ -230,6 +235,17 @@ def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None
     return lay_over(plan, schedule, _predicted(plan, measured.graph), measured)
 
 
+def _found_in_time(plan: Plan, schedule: "Schedule", steady: "Timeline", curves: "Curves | None") -> "Beside":
+    """The cache's figures: of the `steady` step as predicted, and of all steps of a run as measured."""
+    from ssdplan.plans.analysis.cache import Beside, predicted_figures, states_on_ssd
+
+    def predict(graph: "Graph") -> "Timeline":
+        return steady if graph is steady.graph else _predicted(plan, graph)
+
+    predicted = predicted_figures(plan, schedule, predict)
+    return Beside(predicted, curves.cache if curves else None, states_on_ssd(schedule))
+
+
 def _predicted(plan: Plan, graph: "Graph") -> "Timeline":
     from ssdplan.planner.predict.simulator import simulate
 
@@ -237,10 +253,15 @@ def _predicted(plan: Plan, graph: "Graph") -> "Timeline":
 
 
 def _draw(
-    options: Options, plan: Plan, schedule: "Schedule", overlay: "Overlay | None", curves: "Curves | None"
+    options: Options,
+    plan: Plan,
+    schedule: "Schedule",
+    timeline: "Timeline",
+    overlay: "Overlay | None",
+    curves: "Curves | None",
+    cache: "Beside",
 ) -> None:
-    """The files that `show` writes besides what it prints."""
-    timeline = _predicted(plan, schedule.steady)
+    """The files that `show` writes besides what it prints. `timeline`: the steady step as predicted."""
     if options.plots:
         from ssdplan.plans.views.plots.plan_plots import write_plots
 
@@ -254,7 +275,7 @@ def _draw(
     if options.html:
         from ssdplan.plans.views.page import write_page
 
-        write_page(plan, schedule, timeline, options.html, overlay=overlay, curves=curves)
+        write_page(plan, schedule, timeline, options.html, overlay=overlay, curves=curves, cache=cache)
         print(f"written to {options.html}; open it in a browser", file=sys.stderr)
     if options.trace:
         from ssdplan.plans.views.trace import write_trace

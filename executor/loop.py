@@ -6,10 +6,11 @@ What a step does, the plan's graphs say; what a snapshot holds, the keeper.
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from ssdplan.native import process
+from ssdplan.plans.analysis.cache import CacheReader
 from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StoppedWithSnapshot
@@ -61,6 +62,11 @@ class Loop:
     _after_flush: bool = field(default=True, init=False)
     """Whether the step to come finishes no delayed updates, and so is no steady one."""
     _told_recomputed: bool = field(default=False, init=False)
+    _cache: CacheReader = field(init=False)
+    """Of the steps under `plan`."""
+
+    def __post_init__(self) -> None:
+        self._cache = CacheReader(self.plan)
 
     @property
     def session(self) -> Session:
@@ -113,6 +119,9 @@ class Loop:
             self.interruption.begin()
         now_read, now_written = session.traffic()
         computed = sum(batch.input_ids.size for batch in batches)
+        host, device = session.peak_bytes("host", self.plan), session.peak_bytes("device", self.plan)
+        store = session.store.nbytes if session.store else 0
+        found = self._cache.figures(done.timeline, {"device": device, "host": host, "ssd": store})
         metrics = StepMetrics(
             step=step + 1,
             loss=done.loss,
@@ -123,8 +132,8 @@ class Loop:
             tokens_per_second=computed / seconds,
             ssd_read_bytes=now_read - read,
             ssd_write_bytes=now_written - written,
-            host_peak_bytes=session.peak_bytes("host", self.plan),
-            device_peak_bytes=session.peak_bytes("device", self.plan),
+            host_peak_bytes=host,
+            device_peak_bytes=device,
             process_peak_bytes=process.peak_resident_bytes(),
             loss_scale=done.loss_scale,
             skipped=done.skipped,
@@ -132,6 +141,7 @@ class Loop:
             stolen_seconds=process.stolen_seconds() - stolen,
             computed_tokens=computed,
             learnt_tokens_per_second=done.tokens / seconds,
+            **asdict(found),
         )
         self.history.losses.append(done.loss)
         better = self.calibrator.take(self.timeline) if self.calibrator and not self._after_flush else None
@@ -181,7 +191,7 @@ class Loop:
             return
         seconds = time.perf_counter() - start
         self.written_before += store.bytes_written if store else 0
-        self.plan, self.measured = better, []
+        self.plan, self.measured, self._cache = better, [], CacheReader(better)
         if self.keeper:
             self.keeper.kept(steps, SnapshotCost(seconds, self.session.traffic()[1], 0.0))
         self.watch.note(

@@ -7,13 +7,15 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ssdplan.native import process
+from ssdplan.plans.analysis.cache import mean_figures, predicted_figures, states_on_ssd
 from ssdplan.plans.analysis.drift import Advisor
 from ssdplan.plans.analysis.report import Compared, compare, stolen_share
 from ssdplan.plans.documents.metrics import TRACE
@@ -80,11 +82,12 @@ def train(
 ) -> Result:
     """Replay `plan` for `recipe.steps` steps. `out` must not exist or be empty; the store lies in it unless `volumes`.
 
-    With an `advisor` the first steps are compared with the plan's figures (`calibration.Calibrator`); `recipe.replan`
-    needs one. `reports`: where its metrics go besides metrics.jsonl. `options` are what the command line would need to
-    do the same, for run.json, and `configuration` is the text of a file that says so to people. With `resume`, that run
-    goes on in its own directory `out`, to the same bits under any plan, as long as model, data, recipe and batch are
-    the same; `anyway`: even if they are not. `volumes` are then where its store is, or is to be.
+    With an `advisor` the first steps are compared with the plan's figures (`calibration.Calibrator`), and the report
+    has what it predicts of the cache; `recipe.replan` needs one. `reports`: where its metrics go besides metrics.jsonl.
+    `options` are what the command line would need to do the same, for run.json, and `configuration` is the text of a
+    file that says so to people. With `resume`, that run goes on in its own directory `out`, to the same bits under any
+    plan, as long as model, data, recipe and batch are the same; `anyway`: even if they are not. `volumes` are then
+    where its store is, or is to be.
     Raises MismatchError when plan and model do not belong together or the run is another, and the errors of data,
     memory and store; what was made before the first step of a new run is removed then. StoppedWithSnapshot after a
     snapshot, if the run takes any, when SIGINT, SIGTERM or SIGHUP asked for the end.
@@ -216,7 +219,7 @@ def train(
         )
         try:
             loop.run()
-            return _finish(loop, run, model, loading_peak)
+            return _finish(loop, run, model, loading_peak, advisor)
         except KeyboardInterrupt:
             if logs:
                 done = len(history.losses)
@@ -244,10 +247,10 @@ def _unkept(schedule: Schedule, recipe: Recipe) -> str:
     )
 
 
-def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int) -> Result:
+def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int, advisor: Advisor | None) -> Result:
     """Trace, report and model of a run whose steps are done. The model is written even where the others cannot be."""
     try:
-        compared = _write_records(loop, run, loading_peak)
+        compared = _write_records(loop, run, loading_peak, advisor)
     except (SsdplanError, OSError) as error:
         loop.watch.note(f"writes the model nevertheless, and then ends with this error: {error}")
         _write_model(loop, run, model)
@@ -264,7 +267,7 @@ def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel) -> Path:
     return destination
 
 
-def _write_records(loop: Loop, run: RunDirectory, loading_peak: int) -> list[Compared]:
+def _write_records(loop: Loop, run: RunDirectory, loading_peak: int, advisor: Advisor | None) -> list[Compared]:
     """Write trace and report of a run whose steps are done. Returns the predictions beside what was measured."""
     session, measured, history = loop.session, loop.measured, loop.history
     touched = {tier: session.memory.touched[tier] for tier in ("host", "device")}
@@ -287,10 +290,22 @@ def _write_records(loop: Loop, run: RunDirectory, loading_peak: int) -> list[Com
             "learnt_tokens_per_second": _median(m.learnt_tokens_per_second for m in measured),
             "learnt_share": _median(m.tokens / m.computed_tokens for m in measured),
             "median_step_seconds": _median(m.step_seconds for m in measured),
+            "cache": _cache(loop, advisor),
             **({} if loop.plan.exact else {"activations": "int8"}),
         },
     )
     return compared
+
+
+def _cache(loop: Loop, advisor: Advisor | None) -> dict[str, object]:
+    """What steady steps find in time: as predicted, if there is who predicts, and the mean as measured."""
+    plan, schedule = loop.plan, loop.session.schedule
+    predicted = predicted_figures(plan, schedule, partial(advisor.predicted, plan)) if advisor else None
+    return {
+        "predicted": asdict(predicted) if predicted else None,
+        "measured": asdict(mean_figures(loop.measured)) if loop.measured else None,
+        "states_on_ssd": asdict(states_on_ssd(schedule)),
+    }
 
 
 def _median(values: Iterable[float]) -> float | None:

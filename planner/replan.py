@@ -14,6 +14,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model, Profile
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.ops import Graph
+from ssdplan.plans.graph.timeline import Timeline
 
 from .predict.simulator import expectation, simulate
 
@@ -36,6 +37,9 @@ class Replanner:
     def step_seconds(self, graph: Graph, machine: Machine, model: Model) -> float:
         """What a graph of the plan takes, simulated with these figures."""
         return simulate(graph, model, machine, self._plan.decision.micro_batch_size).seconds
+
+    def predicted(self, plan: Plan, graph: Graph) -> Timeline:
+        return simulate(graph, plan.model, plan.machine, plan.decision.micro_batch_size)
 
     def replanned(self, machine: Machine, model: Model) -> Plan:
         """Raises InfeasibleError when nothing fits any more, SsdplanError when solving itself fails."""

@@ -95,7 +95,7 @@ def test_what_a_run_keeps_is_explained() -> None:
 
 
 def test_what_a_line_of_the_metrics_has_is_explained() -> None:
-    fields, _, columns = [[row[0] for row in rows] for rows in tables(read(ROOT / "docs" / "metrics.md"))]
+    fields, *_, columns = [[row[0] for row in rows] for rows in tables(read(ROOT / "docs" / "metrics.md"))]
     assert fields == list(StepMetrics.__dataclass_fields__)
     named = re.findall(r"\w+", " ".join(columns[2:]))
     assert named == [name for name in Curves().table() if name not in fields]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from ssdplan.plans.analysis.cache import FIGURES
 from ssdplan.plans.analysis.report import Compared
 from ssdplan.plans.documents.metrics import KIND, METRICS, REPORT, SnapshotCost, StepMetrics
 from ssdplan.plans.errors import DiskFullError, IoFailure, MismatchError
@@ -87,6 +88,7 @@ _GROUPS = {
     "held_out": ("eval_loss",),
     "speed": ("tokens_per_second", "learnt_tokens_per_second", "step_seconds", "stolen_seconds"),
     "ssd": ("ssd_read_bytes", "ssd_write_bytes", "ssd_written_bytes"),
+    "cache": FIGURES,
     "memory": ("host_peak_bytes", "device_peak_bytes", "process_peak_bytes"),
     "snapshot": ("snapshot_seconds", "snapshot_bytes", "flush_seconds"),
     "resume": ("resume_seconds",),

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ..documents.metrics import StepMetrics
+from ..documents.metrics import CacheFigures, StepMetrics
 from ..errors import UsageError
 from ..files import open_regular
 from .frames import INTEGER, TRUTH
@@ -26,7 +26,8 @@ MAX_BYTES = 1 << 30
 """Of a metrics.jsonl: some two million steps."""
 MAX_LINE_BYTES = 1 << 16
 WRITTEN = "ssd_written_bytes"
-DRAWN = ("loss", "grad_norm", "lr", "tokens_per_second", "step_seconds", "loss_scale", "tokens", WRITTEN)
+_CACHE = tuple(each.name for each in fields(CacheFigures))
+DRAWN = ("loss", "grad_norm", "lr", "tokens_per_second", "step_seconds", "loss_scale", "tokens", WRITTEN, *_CACHE)
 """Numbers of a step that are drawn or told."""
 _STEP = {each.name: each.type for each in fields(StepMetrics) if each.name != "step"}
 _WHOLE = tuple(name for name, kind in _STEP.items() if kind is int)
@@ -90,6 +91,13 @@ class Curves:
         """Tokens that a step's loss is the mean of, a second [steps]; `tokens_per_second` counts all positions."""
         seconds = self.by_step["step_seconds"]
         return self.by_step["tokens"] / seconds.where(seconds > 0)
+
+    @property
+    def cache(self) -> CacheFigures | None:
+        """Of each figure the mean over the steps that have it; None where no step has any, as in earlier versions."""
+        means = {name: float(self.by_step[name].mean()) for name in _CACHE}
+        known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+        return CacheFigures(**known) if known else None
 
     @property
     def steps(self) -> npt.NDArray[np.int64]:

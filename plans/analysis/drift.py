@@ -62,6 +62,9 @@ class Advisor(Protocol):
     def step_seconds(self, graph: Graph, machine: Machine, model: Model) -> float:
         """What this graph of the plan as it is takes with these figures."""
 
+    def predicted(self, plan: Plan, graph: Graph) -> Timeline:
+        """When each operation of a graph of `plan`, this one or one that took its place, would run by its profile."""
+
     def replanned(self, machine: Machine, model: Model) -> Plan:
         """What solve would choose with these figures: for the same budgets, batch and schedule."""
 

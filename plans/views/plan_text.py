@@ -11,6 +11,7 @@ from textwrap import wrap
 from rich.cells import cell_len, set_cell_size
 
 from ..analysis.allocators import Blocks, blocks, by_class, needs, page_lock_waste, saved
+from ..analysis.cache import Beside
 from ..analysis.memory_usage import label, reserved, snapshot_store_bytes
 from ..analysis.wear import Wear, drive_name, lifetime, wear
 from ..analysis.work import RESOURCE_LABELS
@@ -30,7 +31,7 @@ from ..graph.contents import Role
 from ..graph.ops import RESOURCES, Buffer, Region, Schedule, Tier
 from ..schedule.homes import device_tier
 from ..units import format_bytes, format_enough
-from . import decision_text, saved_text
+from . import cache_text, decision_text, saved_text
 from .quantities import amount, bar, count, decimal, duration, estimated, number, percent, signed, times
 from .tables import COLUMNS, NAME_COLUMNS, Row, aligned, clean, facts, page, short, table, wrapped
 
@@ -48,8 +49,9 @@ LEAST_SHARE = 0.005
 """Of a step: what is shorter is no cause worth a word."""
 
 
-def describe_plan(plan: Plan, schedule: Schedule) -> str:
-    """What `plan` decides, predicts, and why. `schedule` is the plan's own."""
+def describe_plan(plan: Plan, schedule: Schedule, cache: Beside | None = None) -> str:
+    """What `plan` decides, predicts, and why. `schedule` is the plan's own, `cache` what its steady step finds in time,
+    where somebody has simulated it."""
     model, prediction = plan.model, plan.prediction
     title = f"Plan: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(plan.machine.name, 34)}"
     found = blocks(schedule)
@@ -63,6 +65,7 @@ def describe_plan(plan: Plan, schedule: Schedule) -> str:
         ("What it decides", [*decision_text.decided(plan, schedule), *_frozen(model)]),
         ("Where states live between their uses, in percent of the whole and in bytes", _residency(plan, schedule)),
         ("What it predicts of a steady step", _prediction(plan, schedule)),
+        ("What a steady step finds in time, as predicted", cache_text.predicted_lines(cache) if cache else []),
         (f"The least budgets that {_split_of(plan.decision)} would still fit, each alone", _least(plan)),
         ("How busy each resource is, and what it waits for while it idles", _busy(plan)),
         ("The chain of operations that makes the step as long as it is", _critical_path(plan.prediction)),

@@ -5,12 +5,14 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from ..analysis.cache import Beside, OnSsd
 from ..analysis.overlay import Overlay
 from ..documents.base import MAX_DOCUMENT_BYTES
 from ..errors import UsageError
 from ..files import read_bounded
 from ..json_errors import json_reason
 from ..units import format_bytes, format_seconds
+from .cache_text import cache_lines, read_figures
 from .quantities import percent
 
 WORTH_TELLING = 0.01
@@ -33,6 +35,12 @@ def describe_report(path: Path) -> str:
             lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
             lines += [_row(row) for row in report["predictions"]]
             lines += ["", *_counted(report["steady_steps"], report.get("learnt_share"))]
+        if cache := report.get("cache"):
+            lines += [
+                "",
+                "  what a steady step finds in time (measured: the mean of those steps)",
+                *cache_lines(_cache(cache)),
+            ]
         if (share := report.get("stolen_share", 0.0)) >= WORTH_TELLING:
             lines += [
                 "",
@@ -51,6 +59,13 @@ def describe_report(path: Path) -> str:
         return "\n".join(lines)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not a run's report: {error}") from error
+
+
+def _cache(told: dict[str, Any]) -> Beside:
+    counts = told["states_on_ssd"]
+    if any(type(count) is not int or not 0 <= count < 1 << 40 for count in counts.values()):
+        raise ValueError("cache.states_on_ssd: what is no count")
+    return Beside(read_figures(told["predicted"]), read_figures(told["measured"]), OnSsd(**counts))
 
 
 def _counted(steady: int, learnt: float | None) -> list[str]:

@@ -55,6 +55,21 @@ def test_a_run_has_a_row_for_each_step(home: Path, capsys: pytest.CaptureFixture
     ]
 
 
+def test_a_run_that_goes_on_shows_what_its_steps_found(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside what is predicted; a run of a version that measured none of it shows as ever."""
+    assert cli.main(["show", "run"]) == 0
+    before = capsys.readouterr().out
+    assert "What a steady step finds in time, as predicted" in before and "What its steps found" not in before
+    line = {"step": 4, "loss": 1.0, "optimizer_miss_rate": 0.125, "device_hit_rate": None}
+    with (home / "run" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert cli.main(["show", "run", "--html", "run.html"]) == 0
+    table = capsys.readouterr().out.split("What its steps found in time")[1]
+    assert [row.split()[-1] for row in table.splitlines() if "optimizer misses" in row] == ["12.5%"]
+    row = (home / "run.html").read_text().split('id="cache"')[1].split("optimizer misses")[1].split("</tr>")[0]
+    assert ">12.5%<" in row
+
+
 @pytest.mark.parametrize(
     ("logs", "words"), [(False, "the states of its last snapshots"), (True, "of use only while it runs")]
 )

@@ -58,16 +58,25 @@ def made_transfer(
     )
 
 
-def made_forward(index: int, *, waits: Waits = (), layer: int = 1, out: Region | None = None) -> Forward:
+def made_forward(
+    index: int,
+    *,
+    waits: Waits = (),
+    layer: int = 1,
+    stage: int = 0,
+    weights: tuple[Region, ...] = (),
+    hidden: Region | None = None,
+    out: Region | None = None,
+) -> Forward:
     return Forward(
         index=index,
-        stage=0,
+        stage=stage,
         waits=waits,
         layer=layer,
         layer_class="block",
         micro_batch=0,
-        weights=(),
-        hidden=None,
+        weights=weights,
+        hidden=hidden,
         out=out,
     )
 

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...analysis.cache import Beside
 from ...analysis.overlay import Overlay
 from ...documents.plan import Plan
 from ...files import write_whole
@@ -20,6 +21,7 @@ from ...graph.ops import Schedule
 from ...graph.timeline import Timeline
 from ..plan_text import describe_plan
 from . import sections
+from .cache import found_in_time
 from .colours import style_of_colours
 from .comparison import comparison
 from .data import page_data
@@ -40,13 +42,15 @@ def write_page(
     *,
     overlay: Overlay | None = None,
     curves: "Curves | None" = None,
+    cache: Beside | None = None,
 ) -> None:
     """Write the page of `plan` to `path`. Raises OSError when it cannot be written.
 
     `schedule` is the plan's, `timeline` a step of it as predicted. With `overlay`, a run's, its two timelines take that
-    one's place, one above the other. With `curves`, a run's, its losses and its speed come first.
+    one's place, one above the other. With `curves`, a run's, its losses and its speed come first. `cache`: what steady
+    steps find in time, as predicted, and of a run as measured.
     """
-    write_whole(path, make_page(plan, schedule, timeline, overlay, curves))
+    write_whole(path, make_page(plan, schedule, timeline, overlay, curves, cache))
 
 
 def make_page(
@@ -55,6 +59,7 @@ def make_page(
     timeline: Timeline,
     overlay: Overlay | None = None,
     curves: "Curves | None" = None,
+    cache: Beside | None = None,
 ) -> str:
     """The HTML of `write_page`."""
     title = f"{plan.model.name} on {plan.machine.name}"
@@ -83,6 +88,7 @@ def make_page(
             sections.reasons(plan),
             sections.step(timelines),
             comparison(overlay) if overlay else "",
+            found_in_time(cache) if cache else "",
             sections.memory(plan, schedule, timelines),
             element(
                 "div", sections.throughput(plan), sections.decision(plan), sections.pools(schedule), sections.rest(plan)
@@ -94,7 +100,7 @@ def make_page(
                 sections.busy(plan),
                 sections.prediction(plan),
             ),
-            sections.as_text(describe_plan(plan, schedule)),
+            sections.as_text(describe_plan(plan, schedule, cache)),
         ),
         # In JSON a < may as well be an escape, and then no text can end the element.
         element("script", Markup(data.replace("<", "\\u003c")), type="application/json", id="data"),

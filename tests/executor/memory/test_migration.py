@@ -24,6 +24,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError, SsdplanError
 from ssdplan.plans.graph.ops import Graph
+from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from tests.executor.runs import LENGTH, opened, prepare
 from tests.extent import FULL
@@ -51,6 +52,9 @@ class Advice:
 
     def step_seconds(self, graph: Graph, machine: Machine, model: Model) -> float:
         return sum(timing.backward_seconds for entry in model.classes for timing in entry.timings)
+
+    def predicted(self, plan: Plan, graph: Graph) -> Timeline:
+        return simulate(graph, plan.model, plan.machine, plan.decision.micro_batch_size)
 
     def replanned(self, machine: Machine, model: Model) -> Plan:
         self.asked += 1
