@@ -57,6 +57,7 @@ def made_machine(
     link: float = 20e9,
     d2h: float | None = None,
     update_rate: float = 1e9,
+    device_update_rate: float | None = None,
     volumes: tuple[Volume, ...] | None = None,
 ) -> Machine:
     """A machine with a GPU, or with an emulated device when `shared` (compute, updates and copies share the cores)."""
@@ -72,6 +73,7 @@ def made_machine(
         h2d_bandwidth=link,
         d2h_bandwidth=link if d2h is None else d2h,
         update_rate=update_rate,
+        device_update_rate=device_update_rate,
         update_threads=cores,
         compute_threads=cores,
         volumes=volumes if volumes is not None else (made_volume(),),

@@ -133,7 +133,7 @@ def test_offloading_when_the_device_holds_all_and_when_it_does_not() -> None:
     """26 MB of states in bf16 take 14 bytes a parameter, and 4 of gradient."""
     model = model_of()
     states = 18 * sum(state.elements for state in model.states)
-    small = made_machine(device_memory=24 * MIB)
+    small = made_machine(device_memory=6 * MIB)
     for machine, words in ((made_machine(), "can be trained there without offloading"), (small, "layers pass through")):
         text = told(plan_for(machine, SolveRequest(GIB, micro_batch_size=1, micro_batches=2)), "offloading")
         assert words in text
@@ -148,8 +148,27 @@ def test_what_the_device_keeps_is_not_on_host() -> None:
     plan = plan_for(machine, SolveRequest(12 * MIB, micro_batch_size=1, micro_batches=2), model)
     assert {place.parameters_device for place in plan.decision.placement.values()} == {1.0}
     text = told(plan, "ssd")
-    assert "On host stay none of the parameters, " in text and text.endswith(" The device keeps all of the parameters.")
+    assert "On host stay none of the parameters, " in text
+    assert " The device keeps all of the parameters and all of the checkpoints." in text
     assert told(plan, "offloading").endswith("so its parameters stay there, and updates run on host.")
+
+
+def test_a_device_that_keeps_everything_says_so() -> None:
+    """It updates there, nothing moves, and nothing is delayed."""
+    machine, request = made_machine(device_update_rate=2e10), SolveRequest(GIB, micro_batch_size=1, micro_batches=2)
+    plan = plan_for(machine, request)
+    assert {place.optimizer_device for place in plan.decision.placement.values()} == {1.0}
+    p = plan.prediction
+    assert not (p.h2d_bytes or p.d2h_bytes or p.ssd_read_bytes or p.ssd_write_bytes or p.host_arena_bytes)
+    assert told(plan, "ssd").endswith(
+        "all of the parameters, all of the optimizer states and all of the checkpoints stay on the device, which "
+        "updates them."
+    )
+    assert told(plan, "offloading").endswith("nothing moves there but the step's tokens.")
+    assert told(plan, "delay ratio") == "No update is delayed: the device makes each where its state lies."
+    slower = plan_for(machine, replace(request, residency={"optimizer": 1.0}))
+    assert not any(place.optimizer_device for place in slower.decision.placement.values())
+    assert plan.prediction.step_seconds < slower.prediction.step_seconds
 
 
 def test_more_device_memory_counts_by_the_parameters_that_stay_there() -> None:

@@ -211,7 +211,7 @@ def test_a_dear_drive_is_a_reason() -> None:
 
 
 def test_where_everything_fits_nothing_is_written() -> None:
-    plan = solve(profile_of(), replace(BATCH, host_memory_bytes=GIB))
+    plan = solve(profile_of(), replace(BATCH, host_memory_bytes=GIB, residency={"device": 0.0}))
     assert plan.decision.saved and not plan.prediction.ssd_bytes
     assert told(plan).endswith(" No saved activations go to the ssd.")
     assert "recomputing everything would take" in told(plan)

@@ -18,6 +18,7 @@ from ssdplan.planner.program.lp_files import LpFiles
 from ssdplan.planner.program.program import answer, state
 from ssdplan.planner.program.solvers import TOLERANCE, solver_of
 from ssdplan.planner.program.variables import (
+    CHECKPOINTS_ON_DEVICE,
     CHECKPOINTS_ON_HOST,
     CONSTANT,
     DELAY_RATIO,
@@ -89,7 +90,10 @@ def test_rows_that_go_to_highs_directly_are_those_that_pulp_states(
 
 def test_variables_are_called_by_their_fields() -> None:
     of = variables_of("block")
-    words = (DELAY_RATIO, CHECKPOINTS_ON_HOST, of.optimizer.delayed_ssd, of.gradient_reclaimed, of.device, of.turn_ssd)
+    words = (
+        DELAY_RATIO, CHECKPOINTS_ON_HOST, of.optimizer.delayed_ssd, of.gradient_reclaimed, of.device, of.turn_ssd,
+        of.updated_delayed, CHECKPOINTS_ON_DEVICE,
+    )  # fmt: skip
     assert [str(variable) for variable in words] == [
         "delay ratio",
         "activation checkpoints, on host",
@@ -97,10 +101,12 @@ def test_variables_are_called_by_their_fields() -> None:
         "block: gradients, delayed, in reclaimed memory",
         "block: parameters, on device",
         "block: turn copies, on ssd",
+        "block: optimizer states, delayed, on device",
+        "activation checkpoints, on device",
     ]
     assert str(seconds_of_stage(3)) == "seconds of stage 3"
     every = {*of.all(), *variables_of("head").all(), DELAY_RATIO, CHECKPOINTS_ON_HOST, CONSTANT, seconds_of_stage(0)}
-    assert len(every) == 2 * 15 + 4
+    assert len(every) == 2 * 17 + 4
 
 
 def test_names_in_files_are_plain_and_no_two_are_alike(tmp_path: Path) -> None:
