@@ -32,6 +32,7 @@ def machines(draw: st.DrawFn) -> Machine:
         d2h=draw(RATES) * 1e9,
         update_rate=draw(RATES) * 1e8,
         volumes=draw(volumes()),
+        device_update_rate=draw(st.none() | st.floats(1e8, 1e11)),
         device_memory=512 * MIB,
     )
 

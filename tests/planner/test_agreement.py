@@ -34,8 +34,8 @@ def told(plan: Plan, topic: str) -> str:
 
 def small(**changes: Any) -> Profile:
     usual: dict[str, Any] = {"blocks": 3, "hidden": 128, "vocab": 512, "sequence": 64, "flops": 1e11}
-    unified = changes.pop("unified", False)
-    machine = made_machine(shared=unified, cores=4, update_rate=1e8, volumes=(SLOW,))
+    unified, rate = changes.pop("unified", False), changes.pop("device_update_rate", None)
+    machine = made_machine(shared=unified, cores=4, update_rate=1e8, device_update_rate=rate, volumes=(SLOW,))
     return made_profile(machine=machine, model=made_model(**(usual | changes)))
 
 
@@ -109,6 +109,9 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a batch": ({}, {"global_batch": 8, "micro_batches": None}),
     "bf16 states": ({}, {"optimizer_states": "bf16"}),
     "optimizer on ssd": ({}, {"residency": {"optimizer": 0.0}}),
+    "all in memory, on the device": ({"device_update_rate": 1e10}, {}),
+    "all in memory, on the device, and fp16": ({"device_update_rate": 1e10, "precision": "fp16"}, {}),
+    "updates on the device": ({"device_update_rate": 1e10}, {"device_memory_bytes": 10 * MIB}),
     "all in memory": ({}, {"host_memory_bytes": GIB, "micro_batches": 4}),
     "all in memory and clip": ({}, {"host_memory_bytes": GIB, "clip_grad_norm": 1.0, "micro_batches": 4}),
 }
