@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
@@ -27,6 +29,7 @@ class Options:
     volume: Sequence[Path]
     endurance: Sequence[int]
     seconds: float | None
+    emulate: str | None
     json: bool
     output: Path
 
@@ -102,6 +105,13 @@ def command() -> Command:
             help="how long measurements are repeated, at most, in all; with fewer seconds they are less sure, and each "
             "is made once [82, and 38 for each further volume]",
         ),
+        click.Option(
+            ["--emulate"],
+            metavar="like=MODEL,gpu=NAME,ssd=NAME,...",
+            help="measure nothing: write a small stand-in for a model of the catalogue to --model DIR, unless it is "
+            "there, and a profile by which each of its operations lasts as on that machine; besides link=NAME, "
+            "cpu=NAME, slower=K, how many times as long [4], and smaller=S, what its widths are divided by [16]",
+        ),
     )
     output = (
         click.Option(["--json"], is_flag=True, help="print the profile as JSON"),
@@ -126,6 +136,8 @@ def command() -> Command:
 
 def call(options: Options) -> int:
     of.require_engine()
+    if options.emulate is not None:
+        return _emulate(options, options.emulate)
     of.settle_process()
     from ssdplan.executor.device.device import open_device
     from ssdplan.executor.device.tensors import DTYPES
@@ -179,4 +191,73 @@ def call(options: Options) -> int:
     of.print_document(measured, describe_profile(measured), options.json)
     budget = suggested_host_memory(measured)
     line.note(f"written to {options.output}; next: ssdplan solve {options.output} --host-memory {budget}")
+    return 0
+
+
+def _emulate(options: Options, wanted: str) -> int:
+    """The stand-in, unless it is there, and its profile."""
+    from ssdplan.planner import emulation
+
+    meaningless = {
+        "--device": options.device != "cpu",
+        "--freeze": options.freeze,
+        "--compression-error": options.compression_error,
+        "--seconds": options.seconds,
+        "--endurance": options.endurance,
+        "a second --volume": len(options.volume) > 1,
+    }
+    for name, given in meaningless.items():
+        if given:
+            why = "an emulated machine is made of DRAM and of one volume, and nothing is measured"
+            raise UsageError(f"{name}: --emulate has no use for it, as {why}; leave it out")
+    if options.precision == "fp16":
+        raise UsageError("--precision fp16: a random stand-in overflows in it; take bf16 or fp32")
+    request = emulation.Request(
+        **emulation.parse(wanted),
+        precision="fp32" if options.precision == "fp32" else "bf16",
+        sequence_length=options.sequence_length,
+        micro_batch_sizes=options.micro_batch_sizes,
+    )
+    shape = emulation.shape_of(request)
+    of.require_writable(options.output)
+    volume = (list(options.volume) or [Path()])[0]
+    if not volume.is_dir():
+        raise UsageError(f"{volume}: --emulate takes a directory to write states to")
+    of.settle_process()
+    from ssdplan.executor.device.tensors import DTYPES
+    from ssdplan.executor.model.directory.random_model import Shape, write_random_model
+    from ssdplan.executor.model.model import open_model
+    from ssdplan.plans.views.profile_text import describe_profile
+    from ssdplan.profiler.here import this_machine
+
+    directory = Path(options.model)
+    if not directory.exists():
+        made = Shape(
+            hidden=shape.hidden,
+            layers=shape.blocks,
+            vocab=shape.vocab,
+            intermediate=shape.intermediate,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            tied=shape.tied,
+            longest=max(options.sequence_length // request.smaller, 2),
+        )
+        write_random_model(made, directory, dtype=DTYPES[request.precision])
+    model = open_model(directory, DTYPES[request.precision])
+    found = (model.hidden_size, model.vocab_size, len(model.layers) - 2)
+    if found != (shape.hidden, shape.vocab, shape.blocks):
+        raise UsageError(
+            f"{directory}: has a hidden size of {found[0]}, {found[1]} tokens and {found[2]} blocks, and the stand-in "
+            f"is to have {shape.hidden}, {shape.vocab} and {shape.blocks}; name a directory that is not there"
+        )
+    here, on = this_machine(volume)
+    profile = emulation.emulated(request, model, on, here)
+    profile.save(options.output)
+    of.print_document(profile, describe_profile(profile), options.json)
+    part = request.smaller**2
+    line = ProgressLine("profile")
+    line.note(
+        f"written to {options.output}; a budget of 64 GiB there is {format_bytes((64 << 30) // part)} here; next: "
+        f"ssdplan solve {options.output} --host-memory SIZE"
+    )
     return 0

@@ -23,6 +23,7 @@ from .data.text_data import Batch
 from .metrics.metrics import History, MetricsFile
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
+from .runtime.pace import require_pace
 from .runtime.session import Session
 from .sessions import Sessions
 from .snapshots.keeper import Keeper, StoreKeeper
@@ -112,7 +113,11 @@ class Loop:
         batches = self.texts.step(step)
         read, written = session.traffic()
         start, stolen = time.perf_counter(), process.stolen_seconds()
+        if session.pacer:
+            session.pacer.begin()
         done = self.stepping.step(session, step, batches)
+        if session.pacer and not self._after_flush:
+            require_pace(session.pacer, self.plan)
         seconds, self.timeline = time.perf_counter() - start, done.timeline
         if step + 1 == self.recipe.steps and not (self.keeper or self.stepping.resumable):  # its states are but here
             self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))

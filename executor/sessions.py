@@ -10,11 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ssdplan.plans.analysis.drift import Expectation
 from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.stripe_shares import bandwidths
 from ssdplan.plans.errors import SsdplanError, StallError
-from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.graph.ops import Graph, Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 
@@ -31,6 +32,7 @@ from .model.saved import Keeping
 from .model.weights import Weights
 from .recipe import Recipe, Watch
 from .runtime.operations import Operations
+from .runtime.pace import Pacer
 from .runtime.runner import IN_FLIGHT, OverlappedRunner, Runner, SerialRunner
 from .runtime.session import Session
 from .runtime.watchdog import Patience, Watchdog, Words
@@ -56,10 +58,13 @@ class Sessions:
         watch: Watch,
         *,
         evaluated: bool,
+        expectation: Callable[[Graph], Expectation] | None = None,
     ) -> None:
-        """`volumes`: where stores are to lie. `evaluated`: whether there will be evaluations."""
+        """`volumes`: where stores are to lie. `evaluated`: whether there will be evaluations. `expectation`: what the
+        operations of a graph are to last, in a run that emulates another machine."""
         self._model, self._device, self._directory, self._volumes = model, device, directory, volumes
         self._recipe, self._watch, self._evaluated = recipe, watch, evaluated
+        self._expectation = expectation
         self._stack = contextlib.ExitStack()
         self._current: Session | None = None
         self._left: Store | None = None
@@ -228,6 +233,7 @@ class Sessions:
                 held=held,
                 kept=weights,
                 evaluated=self._evaluated,
+                expectation=self._expectation,
             )
         )
 
@@ -271,6 +277,7 @@ def _session(
     held: bool,
     kept: KeptWeights | None,
     evaluated: bool,
+    expectation: Callable[[Graph], Expectation] | None,
 ) -> Iterator[Session]:
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
     the states are in the store, but for what is frozen, which the model's own files have. `kept`: where they are
@@ -331,6 +338,9 @@ def _session(
         if evaluated:
             graphs.append(schedule.evaluate)
         actions = {graph.name: operations.bind(graph) for graph in graphs}
+        pacer = Pacer() if expectation else None
+        if pacer and expectation:
+            actions = {graph.name: pacer.paced(graph, actions[graph.name], expectation(graph)) for graph in graphs}
         runner: Runner = (
             SerialRunner(device.submit) if recipe.serial else OverlappedRunner(device.submit, in_flight=IN_FLIGHT)
         )
@@ -347,6 +357,7 @@ def _session(
             actions,
             written_every=written_every,
             threads=plan.machine.update_threads,
+            pacer=pacer,
         )
         patience = Patience.of(plan, recipe.stall_after_seconds, recipe.stall_abort_seconds)
         try:

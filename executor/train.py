@@ -6,7 +6,7 @@ Owns the order of a run's life and what it leaves in its directory. The steps ar
 import contextlib
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -16,13 +16,13 @@ import torch
 
 from ssdplan.native import process
 from ssdplan.plans.analysis.cache import mean_figures, predicted_figures, states_on_ssd
-from ssdplan.plans.analysis.drift import Advisor
+from ssdplan.plans.analysis.drift import Advisor, Expectation
 from ssdplan.plans.analysis.report import Compared, compare, stolen_share
 from ssdplan.plans.documents.metrics import TRACE
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import MODEL, SCHEMA, OptionValue, Run
 from ssdplan.plans.errors import SsdplanError, UsageError
-from ssdplan.plans.graph.ops import Schedule
+from ssdplan.plans.graph.ops import Graph, Schedule
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.trace import trace_of
 
@@ -98,6 +98,7 @@ def train(
     if recipe.serial and recipe.stall_abort_seconds is not None:
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
+    expectation = _emulated(plan, advisor, recipe)
     schedule = check(plan, model, device)
     if not plan.exact:
         require_kernels(device.torch_device)
@@ -156,7 +157,9 @@ def train(
                 note=watch.note,
             )
         )
-        sessions = stack.enter_context(Sessions(model, device, run, places, recipe, watch, evaluated=evaluated))
+        sessions = stack.enter_context(
+            Sessions(model, device, run, places, recipe, watch, evaluated=evaluated, expectation=expectation)
+        )
         if resume and resume.snapshot and logs:
             if resume.told > resume.step:
                 lost = f"the log has {resume.step} of {resume.told} steps"
@@ -245,6 +248,18 @@ def _unkept(schedule: Schedule, recipe: Recipe) -> str:
         "no snapshots are taken: if this run is stopped, by Ctrl-C too, all its steps are lost; --snapshot-every N "
         f"keeps them, with a store of {format_bytes(durable)} instead of {format_bytes(now)}"
     )
+
+
+def _emulated(plan: Plan, advisor: Advisor | None, recipe: Recipe) -> Callable[[Graph], Expectation] | None:
+    """What operations are to last, in a run by a plan for an emulated machine."""
+    if plan.machine.emulation is None:
+        return None
+    assert advisor is not None, "nobody says what the emulated machine takes"
+    if recipe.replan:
+        raise UsageError(
+            "--replan: the plan is for an emulated machine, which is always as its profile says; leave it out"
+        )
+    return advisor.expectation
 
 
 def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int, advisor: Advisor | None) -> Result:

@@ -3,6 +3,8 @@
 It measures with the executor's update on the executor's device and knows nothing of models.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, Precision, optimizer_bytes
@@ -34,10 +36,10 @@ def measure_device_updates(
     states.view(torch.float32).fill_(0.01)
     gradients.view(torch.float32).fill_(0.01)
     arrays = list(zip((states, gradients, parameters), each, strict=True))
-    updates = [
-        make_update(*(array[nbytes * number :][:nbytes] for array, nbytes in arrays), FORMATS[precision])
-        for number in range(RANGES)
-    ]
+    updates: list[Callable[[], None]] = []
+    for number in range(RANGES):
+        one, gradient, copy = (array[nbytes * number :][:nbytes] for array, nbytes in arrays)
+        updates.append(make_update(one, gradient, copy, FORMATS[precision]))
 
     def seconds() -> float:
         started = clock()

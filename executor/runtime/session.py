@@ -28,6 +28,7 @@ from ..optimizer.loss_scale import LossScale
 from ..optimizer.zeroth_order import MeZO, Move, Pass
 from ..store import Store
 from .operations import Operations
+from .pace import Pacer
 from .runner import Runner
 
 
@@ -56,6 +57,8 @@ class Session:
     """Steps of a zeroth-order plan from one that writes parameters to the next."""
     threads: int = 1
     """That update parameters."""
+    pacer: Pacer | None = None
+    """Of a run that emulates another machine."""
 
     def run(self, graph: Graph) -> Timeline:
         return self.runner.run(graph, self.actions[graph.name])

@@ -131,10 +131,8 @@ class Fitter:
 
     def branches_at_most(self, candidate: Candidate) -> list[Branch]:
         """The same with all of the host budget, as if the estimate of the buffers were too careful."""
-        return [
-            replace(branch, limits=replace(branch.limits, host_bytes=self.budget.host))
-            for branch in self.branches(candidate)
-        ]
+        given = self.branches(candidate)
+        return [replace(each, limits=replace(each.limits, host_bytes=self.budget.host)) for each in given]
 
     def has_room(self, candidate: Candidate) -> bool:
         """Whether the device has room for the pipeline, by its estimate, which may be a little too much."""
@@ -145,7 +143,8 @@ class Fitter:
         """What parameters may keep of the device; None where that is decided. An emulated device is DRAM itself: what
         it keeps would only be on host by another name."""
         decided = self.fixed.kept is not None or self.fixed.parameters is not None
-        return None if decided or self.machine.device == "cpu" else max(self.budget.device - used, 0.0)
+        in_dram = self.machine.device == "cpu" and not self.machine.emulation
+        return None if decided or in_dram else max(self.budget.device - used, 0.0)
 
     # Solving.
 

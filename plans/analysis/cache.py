@@ -170,8 +170,9 @@ def _overlap(one: Region, other: Region) -> bool:
 # The figures of a timeline.
 
 
-def figures_of(accesses: Accesses, timeline: Timeline, *, unified: bool) -> CacheFigures:
-    """The figures of one run of the graph, without the use of memory, which no timeline shows."""
+def figures_of(accesses: Accesses, timeline: Timeline, *, unified: bool, slower: float = 1.0) -> CacheFigures:
+    """The figures of one run of the graph, without the use of memory, which no timeline shows. `slower`: how many times
+    as long an emulated machine's operations last; so do the waits that are counted."""
     assert timeline.graph is accesses.graph
     starts, ends = timeline.starts, timeline.ends
     free = _free(accesses, timeline)
@@ -188,7 +189,7 @@ def figures_of(accesses: Accesses, timeline: Timeline, *, unified: bool) -> Cach
     ]
     hits = _share(wait == 0.0 for wait in waits)
     from_host = _share(all(_in_time(each, ends, free) for each in uploads) for uploads in accesses.uploads)
-    below = [_share(wait < threshold for wait in waits) for threshold in THRESHOLDS_SECONDS]
+    below = [_share(wait < slower * threshold for wait in waits) for threshold in THRESHOLDS_SECONDS]
     return CacheFigures(
         device_hit_rate=None if unified else hits,
         host_hit_rate=hits if unified else from_host,
@@ -243,6 +244,7 @@ class CacheReader:
     def __init__(self, plan: Plan) -> None:
         decision = plan.decision
         self._unified = decision.unified_memory
+        self._slower = plan.machine.emulation.slower if plan.machine.emulation else 1.0
         self._most: dict[Tier, int] = {
             "device": 0 if self._unified else decision.device_budget_bytes,
             "host": decision.host_budget_bytes,
@@ -255,7 +257,7 @@ class CacheReader:
         accesses = self._accesses.get(id(timeline.graph))
         if accesses is None:
             accesses = self._accesses[id(timeline.graph)] = accesses_of(timeline.graph)
-        found = figures_of(accesses, timeline, unified=self._unified)
+        found = figures_of(accesses, timeline, unified=self._unified, slower=self._slower)
         use = {tier: used[tier] / most if most else None for tier, most in self._most.items()}
         return replace(found, device_memory_use=use["device"], host_memory_use=use["host"], ssd_use=use["ssd"])
 

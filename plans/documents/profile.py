@@ -12,7 +12,8 @@ from .base import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Pos
 from .rows import row_lengths
 from .state_layout import GRAIN, OptimizerStates, Precision
 
-Origin = Literal["measured", "estimated"]
+Origin = Literal["measured", "estimated", "emulated"]
+"""Emulated: as estimated, for a small stand-in whose operations are made to last so (`Machine.emulation`)."""
 LOGITS_CHUNK_BYTES = 512 << 20
 """The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
 LEAST_CHUNK_TOKENS = 512
@@ -60,6 +61,19 @@ class Volume(Part):
         if not (first.read > 0 and first.write == 0 and last.write > 0 and last.read == 0):
             raise ValueError("frontier must start at reads only and end at writes only")
         return self
+
+
+class Emulation(Part):
+    """What a small stand-in, which runs for real, stands for (DESIGN 11)."""
+
+    like: Name
+    """A model of the catalogue."""
+    gpu: Name
+    ssd: Name
+    smaller: Annotated[int, Field(ge=2, le=256)]
+    """What every width, the vocabulary and the rows of the stand-in are divided by; bytes are by its square."""
+    slower: Positive
+    """How many times as long as the catalogue says each operation lasts."""
 
 
 class Machine(Part):
@@ -113,6 +127,14 @@ class Machine(Part):
     volumes: tuple[Volume, ...] = Field(min_length=1)
     figures: Origin = "measured"
     """Estimated: from data sheets, for a machine that was not there."""
+    emulation: Emulation | None = None
+    """Of an emulated machine alone: each operation of a run is made to last as these figures say."""
+
+    @model_validator(mode="after")
+    def _emulated(self) -> Self:
+        if (self.emulation is not None) != (self.figures == "emulated"):
+            raise ValueError("figures = emulated and emulation belong together")
+        return self
 
 
 NORM_SHARE = 1 / 8

@@ -10,7 +10,12 @@ BAR_COLUMNS = 30
 
 
 def estimated(machine: Machine, model: Model) -> list[str]:
-    """A warning when a machine or a model was not there to be measured; nothing for a measured one."""
+    """A warning when a machine or a model was not there to be measured, or is emulated; nothing for a measured one."""
+    if machine.emulation:
+        e = machine.emulation
+        return [
+            f"Emulated: a {e.smaller**2:,}th of {e.like}; it lasts {e.slower:g} times as long as on {e.gpu}, {e.ssd}.",
+        ]
     if "estimated" not in (machine.figures, model.figures):
         return []
     return ["Estimated from data sheets and the model's shape: a what-if; nothing was measured."]

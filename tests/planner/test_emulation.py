@@ -1,0 +1,112 @@
+"""Stand-ins for larger models on other machines: their steps are as long as the catalogue says of the original."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from ssdplan.planner.catalogue import MODELS, find
+from ssdplan.planner.catalogue.costs import Compute
+from ssdplan.planner.emulation import Request, emulated, parse, shape_of
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate, estimate_model
+from ssdplan.planner.request import SolveRequest
+from ssdplan.planner.solve import solve
+from ssdplan.plans.documents.profile import MixedBandwidth, Volume
+from ssdplan.plans.errors import UsageError
+from tests.made.profiles import GIB, made_machine
+
+REQUEST = Request(like="llama-2-7b", gpu="rtx-4090", ssds=("samsung-990-pro",), slower=3.0, micro_batch_sizes=(1, 4))
+
+
+@dataclass(frozen=True)
+class Small:
+    """What the executor opens of a stand-in, laid out as the catalogue lays out its shape."""
+
+    request: Request
+
+    def __getattr__(self, name: str):
+        shape = shape_of(self.request)
+        model = estimate_model(
+            shape, Compute(1e12, 1e12, 1e12, 0.0), precision="bf16",
+            sequence_length=self.request.sequence_length // self.request.smaller, micro_batch_sizes=(1,),
+        )  # fmt: skip
+        return Path("/stand-in") if name == "path" else getattr(model, name)
+
+
+def profile_of(request: Request):
+    ends = (MixedBandwidth(read=1.0, write=0.0), MixedBandwidth(read=0.0, write=1.0))
+    volume = Volume(path="/here", free_bytes=1 << 40, engine="io_uring", frontier=ends)
+    return emulated(request, Small(request), volume, made_machine(shared=True, cores=2))
+
+
+@pytest.mark.parametrize(("host", "size", "n"), [(128 * GIB, 4, 4), (32 * GIB, 4, 2), (16 * GIB, 1, 3)])
+def test_a_step_is_as_many_times_as_long(host: int, size: int, n: int) -> None:
+    """Whether all fits in DRAM or the drive is the slowest, by plans that are made apart. A stand-in's updates go by
+    fewer chunks, so what the drive's lanes wait for at both ends of a step is a larger part of it."""
+    asked = SolveRequest(host, micro_batch_size=size, micro_batches=n, recompute="all")
+    what_if = WhatIf(
+        model=REQUEST.like, gpu=REQUEST.gpu, ssds=REQUEST.ssds, host_memory_bytes=host,
+        sequence_length=REQUEST.sequence_length, micro_batch_sizes=REQUEST.micro_batch_sizes,
+    )  # fmt: skip
+    its = solve(estimate(what_if), asked).prediction
+    part = REQUEST.smaller**2
+    ours = solve(profile_of(REQUEST), replace(asked, host_memory_bytes=host // part)).prediction
+    assert ours.step_seconds == pytest.approx(
+        REQUEST.slower * its.step_seconds, rel=0.03 if not its.ssd_bytes else 0.12
+    )
+    assert ours.ssd_write_bytes * part == pytest.approx(its.ssd_write_bytes, rel=0.12)
+    assert ours.bound_by == its.bound_by
+
+
+def test_every_class_is_as_small_a_part() -> None:
+    """But for norms, whose bytes are a part by one width alone, and padding."""
+    shape, small = find("model", REQUEST.like, MODELS), shape_of(REQUEST)
+    for whole, part in ((shape.block(), small.block()), (shape.embedding(), small.embedding())):
+        matrices, of = ([t for t in tensors if len(t) == 2] for tensors in (whole, part))
+        assert [a * b for a, b in matrices] == [REQUEST.smaller**2 * a * b for a, b in of]
+    profile = profile_of(REQUEST)
+    assert profile.machine.emulation and profile.machine.figures == "emulated" == profile.model.figures
+    assert profile.model.sequence_length == 128 and profile.machine.device == "cpu"
+    assert {state.state_class for state in profile.model.states} == {"embedding", "block", "head"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("like=a,gpu=b", "ssd=NAME too"),
+        ("", "write like=MODEL"),
+        ("like=a,gpu=b,ssd=c,like=d", "once each"),
+        ("like=a,gpu=b,ssd=c,slower=0", "above 0"),
+        ("like=a,gpu=b,ssd=c,slower=nan", "above 0"),
+        ("like=a,gpu=b,ssd=c,slower=fast", "is a number"),
+        ("like=a,gpu=b,ssd=c,smaller=1", "2 to 256"),
+        ("like=a,gpu=b,ssd=c,faster=2", "write like=MODEL"),
+    ],
+)
+def test_what_cannot_be_read(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"like": "llama-2-7bb"}, "did you mean"),
+        ({"like": "opt-30b"}, "a stand-in is made of llama"),
+        ({"gpu": "none"}, "nothing to emulate"),
+        ({"smaller": 17}, "does not divide"),
+        ({"smaller": 256}, "no even width|tokens"),
+        ({"sequence_length": 100}, "does not divide the rows"),
+    ],
+)
+def test_what_cannot_be_emulated(changes: dict, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        shape_of(replace(REQUEST, **changes))
+
+
+def test_parsed() -> None:
+    found = parse("like=llama-2-7b, gpu=rtx-4090,ssd=samsung-990-pro*2,slower=2.5,link=pcie-3-x16")
+    assert found == {
+        "like": "llama-2-7b", "gpu": "rtx-4090", "link": "pcie-3-x16", "ssds": ("samsung-990-pro*2",), "slower": 2.5,
+        "smaller": 16,
+    }  # fmt: skip
