@@ -26,10 +26,10 @@ from ssdplan.plans.documents.profile import (
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.plans.errors import UsageError
 
-from .predict.drive import combined_frontier
 from .catalogue import find
 from .catalogue.models import MODELS, Shape
 from .catalogue.whatif import NO_GPU, WhatIf, estimate
+from .predict.drive import combined_frontier
 
 FAMILIES = ("llama", "mistral")
 """Of which a stand-in can be made: those whose tensors a Llama has."""

@@ -7,8 +7,8 @@ import pytest
 
 from ssdplan.planner.catalogue import MODELS, find
 from ssdplan.planner.catalogue.costs import Compute
-from ssdplan.planner.emulation import Request, emulated, parse, shape_of
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate, estimate_model
+from ssdplan.planner.emulation import Request, emulated, parse, shape_of
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.plans.documents.profile import MixedBandwidth, Volume

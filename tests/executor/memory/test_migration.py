@@ -95,6 +95,8 @@ SPREAD = {"alpha": 0.3, "optimizer": 0.4, "parameters": 0.2, "checkpoints": 0.5,
 ON_SSD = {"alpha": 0.0, "optimizer": 0.0, "parameters": 0.0, "checkpoints": 0.0, "chunk": 8192}
 ON_HOST = {"alpha": 1.0, "optimizer": 1.0, "parameters": 1.0, "checkpoints": 1.0, "chunk": 6144}
 ON_DEVICE = {"alpha": 0.6, "optimizer": 0.7, "on_device": 1.0, "checkpoints": 1.0, "gradient": 0.0, "chunk": 2048}
+UPDATED_THERE = {**ON_DEVICE, "updated": 1.0, "inputs": 1.0}
+UPDATED_IN_PART = {**ON_DEVICE, "alpha": 0.3, "updated": 0.5, "inputs": 0.5}
 UNIFIED = {"alpha": 0.3, "optimizer": 0.4, "on_device": 0.5, "checkpoints": 0.5, "unified": True, "chunk": 4096}
 UNIFIED_ON_SSD = {**UNIFIED, "alpha": 0.0, "optimizer": 0.0, "on_device": 0.0, "checkpoints": 0.0, "chunk": 8192}
 
@@ -106,6 +108,8 @@ UNIFIED_ON_SSD = {**UNIFIED, "alpha": 0.0, "optimizer": 0.0, "on_device": 0.0, "
         *([(ON_HOST, SPREAD, {})] if FULL else []),
         (ON_SSD, ON_DEVICE, {"precision": "bf16"}),
         (ON_DEVICE, ON_SSD, {"precision": "bf16", "optimizer_states": "bf16"}),
+        (UPDATED_THERE, SPREAD, {"precision": "bf16"}),
+        (ON_SSD, UPDATED_IN_PART, {"freeze": ("model.layers.0.*", "*.1.mlp.*")}),
         *([(UNIFIED, UNIFIED_ON_SSD, {})] if FULL else []),
         (UNIFIED_ON_SSD, UNIFIED, {"precision": "bf16"}),
         (ON_SSD, ON_HOST, {"freeze": ("model.layers.0.*", "*.1.mlp.*")}),

@@ -48,7 +48,13 @@ from tests.made.plans import make_plan
 STEPS, FEW_STEPS = 12, 3
 FREEZE = tuple(os.environ.get("SSDPLAN_KILL_FREEZE", "").split())
 FIRST: dict[str, Any] = {"alpha": 0.3, "optimizer": 0.37, "parameters": 0.5}
-PLANS: tuple[dict[str, Any], ...] = (FIRST, {"alpha": 1.0, "optimizer": 1.0, "parameters": 1.0}, {"alpha": 0.0})
+ON_DEVICE: dict[str, Any] = {"alpha": 0.2, "on_device": 1.0, "updated": 1.0, "inputs": 1.0}
+PLANS: tuple[dict[str, Any], ...] = (
+    FIRST,
+    {"alpha": 1.0, "optimizer": 1.0, "parameters": 1.0},
+    {"alpha": 0.0},
+    ON_DEVICE,
+)
 Contents = dict[tuple[str, int], int]
 """(tensor, offset) -> checksum."""
 

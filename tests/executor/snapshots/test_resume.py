@@ -38,7 +38,17 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import Run
 from ssdplan.plans.errors import DiskFullError, MismatchError, StoreError, UsageError
 from tests.bounds import HANG_SECONDS
-from tests.executor.memory.test_migration import ON_DEVICE, ON_HOST, ON_SSD, SPREAD, UNIFIED, UNIFIED_ON_SSD, bits
+from tests.executor.memory.test_migration import (
+    ON_DEVICE,
+    ON_HOST,
+    ON_SSD,
+    SPREAD,
+    UNIFIED,
+    UNIFIED_ON_SSD,
+    UPDATED_IN_PART,
+    UPDATED_THERE,
+    bits,
+)
 from tests.executor.runs import LENGTH, opened, prepare
 from tests.extent import FULL, short_or_full
 from tests.made.plans import make_plan
@@ -148,6 +158,8 @@ def expected(directory, tmp_path_factory) -> tuple[Path, Result]:
         (2, ON_SSD),
         (2, ON_HOST),
         (1, UNIFIED),
+        (2, UPDATED_THERE),
+        (1, UPDATED_IN_PART),
         *([(2, SPREAD), (1, ON_SSD), (1, ON_HOST), (2, UNIFIED)] if FULL else []),
     ],
 )
@@ -175,6 +187,8 @@ PAIRS = [
     (ON_SSD, ON_DEVICE, {"precision": "bf16"}),
     (ON_DEVICE, ON_SSD, {"precision": "bf16", "optimizer_states": "bf16"}),
     (UNIFIED, UNIFIED_ON_SSD, {}),
+    (UPDATED_THERE, SPREAD, {}),
+    (ON_SSD, UPDATED_THERE, {"precision": "bf16"}),
 ]
 
 
