@@ -11,7 +11,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Command, Section
-from .parsing.types import COUNT, DIRECTORY, NAMES, PATH, POSITIVE, SIZE, SIZES, Choice
+from .parsing.types import COUNT, DIRECTORY, NAMES, PATH, POSITIVE, RESIDENCY, SIZE, SIZES, Choice
 from .parsing.without_gradients import asked_zeroth_order
 
 
@@ -31,6 +31,7 @@ class Options:
     host_memory: tuple[int, ...]
     recompute: tuple[str, ...]
     device_memory: int | None
+    residency: dict[str, float]
     steps: int
     rounds: int
     timeout: float
@@ -108,6 +109,14 @@ def command() -> Command:
             help="the most device memory that the arm ssdplan may take, as in ssdplan solve [what it takes by itself]",
         ),
         click.Option(
+            ["--residency"],
+            type=RESIDENCY,
+            default=dict,
+            show_default=False,
+            metavar="WHAT=F,WHAT=F,...",
+            help="where states of the arm ssdplan live, as in ssdplan solve: optimizer=0 is all on the ssd [the best]",
+        ),
+        click.Option(
             ["--steps"], type=COUNT, default=6, metavar="N", help="steps of a process; the first does not count"
         ),
         click.Option(["--rounds"], type=COUNT, default=3, metavar="N", help="processes of each arm, in turns"),
@@ -167,6 +176,7 @@ def call(options: Options) -> int:
                 host_memory=options.host_memory,
                 recompute=options.recompute,
                 device_memory=options.device_memory,
+                residency=options.residency,
                 batch=Batch(
                     options.sequence_length,
                     options.micro_batch_size,

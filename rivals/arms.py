@@ -6,8 +6,10 @@ An arm's own work is in `torch_arm.py` and `deepspeed_arm.py`; ours are the publ
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import get_args
 
 from ssdplan.plans.documents.plan import Recompute
@@ -200,10 +202,19 @@ def profile_command(model: Path, volume: Path, batch: Batch, output: Path) -> li
     )
 
 
-def solve_command(profile: Path, arm: Arm, batch: Batch, device_memory: int | None, output: Path) -> list[str]:
+def solve_command(
+    profile: Path,
+    arm: Arm,
+    batch: Batch,
+    device_memory: int | None,
+    output: Path,
+    residency: Mapping[str, float] = MappingProxyType({}),
+) -> list[str]:
     budget: tuple[object, ...] = ("--host-memory", f"{arm.budget}B") if arm.budget else ()
     if device_memory is not None:
         budget += ("--device-memory", f"{device_memory}B")
+    if residency:
+        budget += ("--residency", ",".join(f"{what}={share:g}" for what, share in residency.items()))
     optimizer: tuple[object, ...] = ("--recompute", arm.recompute)
     if batch.directions:
         optimizer = ("--optimizer", "mezo", "--directions", batch.directions)

@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -47,6 +47,8 @@ class Request:
     recompute: tuple[str, ...]
     device_memory: int | None
     """The budget of all our arms; None for what solve takes."""
+    residency: Mapping[str, float]
+    """Where their states live, as in `ssdplan solve`."""
     batch: Batch
     steps: int
     rounds: int
@@ -139,6 +141,8 @@ def _checked(request: Request) -> ModelFacts:
         raise UsageError("--steps 1: the first step of a process does not count; train at least 2")
     if request.batch.sequence_length < 2:
         raise UsageError("--sequence-length 1 leaves no token to predict; it must be 2 or more")
+    if request.residency and known.OURS not in request.arms:
+        raise UsageError(f"--residency is for the arm {known.OURS}, which --arms leaves out")
     if request.device_memory is not None and known.OURS not in request.arms:
         raise UsageError(f"--device-memory is the budget of the arm {known.OURS}, which --arms leaves out")
     if not request.volume.is_dir() or not os.access(request.volume, os.W_OK):
@@ -255,7 +259,9 @@ def _plan(bench: _Bench, ours: list[Arm]) -> None:
     for arm in ours:
         plan, log = bench.work / f"{arm.file_name}-plan.json", bench.work / f"{arm.file_name}-solve.log"
         bench.line.say(f"compare: solving for {arm.name}")
-        done = _once(bench, known.solve_command(profile, arm, batch, bench.request.device_memory, plan), log)
+        asked = bench.request
+        command = known.solve_command(profile, arm, batch, asked.device_memory, plan, asked.residency)
+        done = _once(bench, command, log)
         if done.code:
             bench.missing[arm.name] = _last_words(done, log)
             bench.failed.add(arm.name)

@@ -227,6 +227,7 @@ def test_an_arm_that_fails_is_a_row_and_an_exit_code(tmp_path, monkeypatch, caps
         (["--shape", SHAPE, "--arms", "torch,torch"], "each once"),
         (["--shape", SHAPE, "--arms", "torch", "--host-memory", "1GiB"], "--host-memory"),
         (["--shape", SHAPE, "--arms", "torch", "--device-memory", "1GiB"], "--device-memory"),
+        (["--shape", SHAPE, "--arms", "torch", "--residency", "optimizer=0"], "--residency"),
         (["--shape", SHAPE, "--host-memory", "1GiB,1GiB"], "twice"),
         (["--shape", SHAPE, "--host-memory", "1000MiB,1000.1MiB"], "look the same"),
         (["--shape", SHAPE, "--steps", "1"], "--steps"),

@@ -324,7 +324,10 @@ def test_ours_runs_once_for_each_budget_and_each_way_of_recomputing(tmp_path):
     ]
     for arm in arms[1:]:
         solve = solve_command(tmp_path / "profile.json", arm, batch, None, tmp_path / "plan.json")
-        assert solve[solve.index("--recompute") + 1] == arm.recompute
+        assert solve[solve.index("--recompute") + 1] == arm.recompute and "--residency" not in solve
+        shares = {"optimizer": 0.0, "parameters": 0.5}
+        solve = solve_command(tmp_path / "profile.json", arm, batch, None, tmp_path / "plan.json", shares)
+        assert solve[solve.index("--residency") + 1] == "optimizer=0,parameters=0.5"
     assert "with --recompute all" in arms[2].words and "--recompute" not in arms[1].words
     assert [arm.name for arm in arms_of(("ssdplan",), (), ("none", "paper"))] == ["ssdplan none", "ssdplan paper"]
     for wrong in (("some",), ("all", "all"), ()):
