@@ -63,7 +63,7 @@ class Builder:
             return built
         whole, part = footprint(self.model, decision), footprint(self.short, less)
         kept = peaks.kept * (len(self.model.layers) - 2) // (len(self.short.layers) - 2)  # most ops are of blocks
-        bookkeeping = max(kept, peaks.loading) - peaks.bookkeeping
+        bookkeeping = max(kept + peaks.passing, peaks.loading) - peaks.bookkeeping
         # Every form of a state is cut to whole grains, every activation checkpoint to whole pages.
         states = len(self.model.states) - len(self.short.states)
         each = GRADIENT_BYTES + max(decision.parameters_of(state).element_bytes for state in self.model.states)

@@ -62,6 +62,8 @@ class Peaks:
     """What the process grows by for compute beyond its workspace; None: no profile says."""
     kept: int
     """Of host memory beside the arena: what the run keeps of its operations."""
+    passing: int
+    """And what states of the device pass through for a snapshot."""
     loading: int
     """The same while weights are loaded, which is over before operations are bound."""
     residents: int
@@ -70,7 +72,7 @@ class Peaks:
     @property
     def bookkeeping(self) -> int:
         """What a run takes of host memory beside the arena and compute."""
-        return max(self.kept, self.loading)
+        return max(self.kept + self.passing, self.loading)
 
 
 def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks:
@@ -91,6 +93,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         ssd=schedule.arenas["ssd"],
         holes=_holes_bytes(model, size, workspace, decision.saved),
         kept=kept_bytes(schedule, unwritten=bool(decision.zeroth_order and decision.zeroth_order.written_every > 1)),
+        passing=_passing_bytes(schedule),
         loading=max(
             (home.optimizer.nbytes if home.optimizer else 0)
             + home.parameters.nbytes
@@ -98,6 +101,18 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
             for home in schedule.homes
         ),
         residents=sum(map(whole_pages, stay.values())),
+    )
+
+
+def _passing_bytes(schedule: Schedule) -> int:
+    """What states that stay on the device pass through on host for a snapshot, two homes at once."""
+    return 2 * max(
+        (
+            home.optimizer.nbytes
+            for home in schedule.homes
+            if home.optimizer and schedule.buffers[home.optimizer.buffer].tier == "device"
+        ),
+        default=0,
     )
 
 
@@ -176,7 +191,7 @@ def process_peak_bytes(peaks: Peaks, model: Model, machine: Machine, decision: D
     heap = HEAP_BYTES + HEAP_DOUBLED_BYTES * doublings
     if peaks.holes is not None:
         heap = peaks.holes + WARMING_BYTES + WARMING_DOUBLED_BYTES * doublings
-    return base + peaks.host + arena + max(peaks.loading, peaks.kept + kernels + compute + heap)
+    return base + peaks.host + arena + max(peaks.loading, peaks.kept + peaks.passing + kernels + compute + heap)
 
 
 def device_alone_bytes(model: Model, micro_batch_size: int, optimizer_states: OptimizerStates) -> int:

@@ -59,14 +59,17 @@ def test_a_run_on_the_gpu_equals_plain_pytorch(directory, tmp_path, choices):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_placement_delay_and_runner_change_no_bit_on_the_gpu(directory, tmp_path, precision):
     seen = set()
-    for number, (alpha, residency, serial, on_device, across_turn) in enumerate(
+    for number, (alpha, residency, serial, on_device, across_turn, updated, inputs) in enumerate(
         [
-            (0.0, 0.0, True, 0.0, 0.0),
-            (0.0, 0.0, False, 0.0, 0.0),
-            (0.3, 0.37, False, 0.0, 0.0),
-            (1.0, 1.0, False, 0.0, 0.0),
-            (0.0, 0.0, False, 1.0, 0.0),
-            (0.3, 0.37, False, 0.3, 0.7),
+            (0.0, 0.0, True, 0.0, 0.0, 0.0, 0.0),
+            (0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0),
+            (0.3, 0.37, False, 0.0, 0.0, 0.0, 0.0),
+            (1.0, 1.0, False, 0.0, 0.0, 0.0, 1.0),
+            (0.0, 0.0, False, 1.0, 0.0, 0.0, 0.0),
+            (0.3, 0.37, False, 0.3, 0.7, 0.0, 0.5),
+            (0.3, 0.37, False, 1.0, 0.0, 0.5, 0.5),
+            (0.0, 0.0, True, 1.0, 0.0, 1.0, 1.0),
+            (0.0, 0.0, False, 1.0, 0.0, 1.0, 1.0),
         ]
     ):
         out = tmp_path / str(number)
@@ -82,6 +85,8 @@ def test_placement_delay_and_runner_change_no_bit_on_the_gpu(directory, tmp_path
             gradient=residency,
             on_device=on_device,
             across_turn=across_turn,
+            updated=updated,
+            inputs=inputs,
             chunk=4096,
         )
         seen.add((tuple(result.losses), (out / "model" / "model.safetensors").read_bytes()))
@@ -91,8 +96,8 @@ def test_placement_delay_and_runner_change_no_bit_on_the_gpu(directory, tmp_path
 @pytest.mark.parametrize("optimizer_states", ["fp32", "bf16"])
 def test_placement_cuts_and_runner_change_no_bit_of_a_clipped_run_on_the_gpu(directory, tmp_path, optimizer_states):
     seen = set()
-    for number, (residency, chunk, serial) in enumerate(
-        [(0.0, 2048, True), (0.37, 8192, False), (1.0, 1 << 20, False)]
+    for number, (residency, chunk, serial, updated) in enumerate(
+        [(0.0, 2048, True, 0.0), (0.37, 8192, False, 0.0), (1.0, 1 << 20, False, 0.0), (1.0, 4096, False, 1.0)]
     ):
         out = tmp_path / str(number)
         _, result = run(
@@ -105,6 +110,9 @@ def test_placement_cuts_and_runner_change_no_bit_of_a_clipped_run_on_the_gpu(dir
             optimizer=residency,
             parameters=residency,
             gradient=residency,
+            on_device=updated,
+            updated=updated,
+            inputs=updated,
             chunk=chunk,
         )
         norms = [json.loads(line)["grad_norm"] for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -245,6 +253,9 @@ def test_a_gradients_copy_says_what_is_in_it():
         assert finite and torch.equal(host, scaled[:2048].cpu())
         assert squares / (1 << 1074) == pytest.approx(float(scaled.cpu().double().square().sum()), rel=1e-5)
         assert copied(scaled[4096:], None) == (True, 0)
+        with device.lane("compute"):
+            found = device.squares(scaled, 1)
+        assert found() == (True, squares), "where it stays, a gradient's sum is the same"
         assert torch.equal(host, scaled[4096:].cpu())
     for bad in (float("inf"), float("nan")):
         gradient[4097] = bad
