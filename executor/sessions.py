@@ -277,7 +277,7 @@ def _session(
     held: bool,
     kept: KeptWeights | None,
     evaluated: bool,
-    expectation: Callable[[Graph], Expectation] | None,
+    expectation: Callable[[Graph], Expectation] | None = None,
 ) -> Iterator[Session]:
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
     the states are in the store, but for what is frozen, which the model's own files have. `kept`: where they are

@@ -80,7 +80,10 @@ class _Comparison:
         self.model, self.machine, self.budget = fitter.model, fitter.machine, fitter.budget
         self.candidate = chosen.fitted.candidate
         self.decision = chosen.fitted.decision
+        given = chosen.branch.fixed
         self.fixed = fitter.fixed
+        if not given.updates_there:  # what the device may keep of the plan, it may keep of its neighbours
+            self.fixed = replace(self.fixed, updates_there=False, checkpoints_device=given.checkpoints_device)
         self.tokens = self.candidate.global_batch * self.model.sequence_length
         self.all_first = needs_all_gradients(self.model.precision, self.fixed.clip_grad_norm)
         self.drain = {self.decision.schedule: prediction.step_seconds / chosen.program.seconds}

@@ -24,7 +24,7 @@ from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .estimate import Builder, Fitted
-from .kept import everything, keeps, may_keep_everything, whole_states
+from .kept import everything, keeps, may_keep_everything, states_bytes, whole_states
 from .transit import MEASURED, Pipelines
 
 ROUNDS = 5
@@ -32,6 +32,7 @@ SPARE = 0.005
 """A host budget with less than this share unused is used."""
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
+ROOMY = 10  # times the host memory of a pipeline: with less the device keeps parameters alone, so the leanest is known
 CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
 """Update chunks are cut so that those on their way take about this share of the host budget."""
 
@@ -117,7 +118,9 @@ class Fitter:
         for checkpoints in (0.0, None) if self.fixed.checkpoints is None else (self.fixed.checkpoints,):
             mixed = checkpoints != 0.0
             pipeline = self.pipelines.at(candidate.micro_batch_size, candidate.micro_batches, mixed=mixed)
-            unified = self.fixed.unified_memory
+            unified, fixed = self.fixed.unified_memory, replace(self.fixed, checkpoints=checkpoints)
+            if self.budget.host < ROOMY * (pipeline.constant + pipeline.parameters + pipeline.checkpoints):
+                fixed = replace(fixed, updates_there=False, checkpoints_device=self.fixed.checkpoints_device or 0.0)
             limits = Limits(
                 host_bytes=self.budget.host - pipeline.constant - (pipeline.device if unified else 0),
                 ssd_bytes=self.budget.ssd,
@@ -126,13 +129,13 @@ class Fitter:
                 parameter_buffers=pipeline.parameters,
                 checkpoint_buffers=pipeline.checkpoints,
             )
-            found.append(Branch(replace(self.fixed, checkpoints=checkpoints), limits))
+            found.append(Branch(fixed, limits))
         return found
 
     def branches_at_most(self, candidate: Candidate) -> list[Branch]:
         """The same with all of the host budget, as if the estimate of the buffers were too careful."""
-        given = self.branches(candidate)
-        return [replace(each, limits=replace(each.limits, host_bytes=self.budget.host)) for each in given]
+        host = self.budget.host
+        return [replace(each, limits=replace(each.limits, host_bytes=host)) for each in self.branches(candidate)]
 
     def has_room(self, candidate: Candidate) -> bool:
         """Whether the device has room for the pipeline, by its estimate, which may be a little too much."""
@@ -174,10 +177,9 @@ class Fitter:
 
     def resident(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
         """The decision that keeps all on the device, and updates there; None where that does not fit or may not be."""
-        rate = device_update_rate(self.machine, self.fixed.optimizer_states)
-        for branch in branches if rate is not None else ():
-            if not may_keep_everything(branch.fixed, branch.limits):
-                continue
+        form = self.fixed.optimizer_states
+        can = device_update_rate(self.machine, form) and states_bytes(self.model, form) < self.budget.device
+        for branch in (each for each in branches if can and may_keep_everything(self.fixed, each.limits)):
             fixed = replace(branch.fixed, kept=everything(self.model), checkpoints_device=1.0)
             solved = self._approach(candidate, replace(branch, fixed=fixed), self.usual, "seconds", self.budget)
             if solved is not None:
@@ -186,8 +188,7 @@ class Fitter:
 
     def least(self, candidate: Candidate, constraint: Constraint) -> int | None:
         """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""
-        budget = self.budget.without(constraint)
-        leanest = [solved.fitted.needs for solved in self.leanest(candidate)]
+        budget, leanest = self.budget.without(constraint), [each.fitted.needs for each in self.leanest(candidate)]
         if all(in_memory(needs.over(budget)) for needs in leanest):
             return None
         found = [needs for needs in leanest if not needs.over(budget)]

@@ -4,6 +4,7 @@ Owns that rounding, and the case of a device that keeps everything.
 """
 
 from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, OptimizerStates, optimizer_bytes
 
 from ..program.choices import FixedChoices, KeptShares, Limits
 from ..program.placement import ProgramResult
@@ -31,6 +32,13 @@ def everything(model: Model) -> dict[str, KeptShares]:
     """All states stay, and those that are trained are updated there."""
     frozen = {state.state_class for state in model.states if state.frozen}
     return {name: KeptShares(1.0, 0.0, float(name not in frozen)) for name in {s.state_class for s in model.states}}
+
+
+def states_bytes(model: Model, optimizer_states: OptimizerStates) -> int:
+    """What a device that keeps everything has of states alone."""
+    each = ELEMENT_BYTES[model.precision]
+    trained = sum(optimizer_bytes(state.elements, optimizer_states) for state in model.states if not state.frozen)
+    return trained + each * sum(state.elements for state in model.states)
 
 
 def may_keep_everything(fixed: FixedChoices, limits: Limits) -> bool:

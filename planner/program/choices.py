@@ -39,6 +39,8 @@ class FixedChoices:
     """Of the activation checkpoints that the device does not keep."""
     checkpoints_device: float | None = None
     """The fraction of blocks whose activation checkpoints the device keeps."""
+    updates_there: bool = True
+    """Whether the program may have the device keep optimizer states, where nobody has said otherwise."""
     optimizer_states: OptimizerStates = "fp32"
     """It changes numbers, so it is never the program's choice."""
     clip_grad_norm: float | None = None

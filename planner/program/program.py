@@ -115,14 +115,16 @@ def _updates_on_device(machine: Machine, limits: Limits, fixed: FixedChoices) ->
         return False
     if fixed.kept is not None:
         return any(shares.updated for shares in fixed.kept.values())
-    return limits.device_bytes is not None and fixed.optimizer is None
+    return limits.device_bytes is not None and fixed.optimizer is None and fixed.updates_there
 
 
 def _checkpoints_on_device(limits: Limits, fixed: FixedChoices) -> bool:
     """Whether the device may keep activation checkpoints."""
     if fixed.schedule != "vertical" or fixed.unified_memory:
         return False
-    return limits.device_bytes is not None if fixed.checkpoints_device is None else fixed.checkpoints_device > 0.0
+    if fixed.checkpoints_device is None:
+        return limits.device_bytes is not None and fixed.kept is None
+    return fixed.checkpoints_device > 0.0
 
 
 def solve_program(

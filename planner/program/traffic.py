@@ -161,6 +161,8 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Li
         if group.role == "block" and group.backward:
             checkpoints = group.count * kept * checkpoint_bytes(model, work.micro_batch_size)
             add(total, CHECKPOINTS_ON_DEVICE, checkpoints)
+        if group.role == "head" and group.backward:  # where all blocks' inputs stay, its own does too
+            add(total, CHECKPOINTS_ON_DEVICE, kept * checkpoint_bytes(model, work.micro_batch_size))
         timing = model.timing(group.layer_class, work.micro_batch_size)
         for variable, nbytes in saved.kept_bytes(group, timing, "device").items():
             add(total, variable, group.count * kept * nbytes)

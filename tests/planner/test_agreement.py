@@ -107,7 +107,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one micro-batch": ({}, {"micro_batches": 1}),
     "prompt": ({}, {"delay_ratio": 0.0}),
     "a batch": ({}, {"global_batch": 8, "micro_batches": None}),
-    "bf16 states": ({}, {"optimizer_states": "bf16"}),
+    "bf16 states": ({}, {"optimizer_states": "bf16", "host_memory_bytes": 6 * MIB}),
     "optimizer on ssd": ({}, {"residency": {"optimizer": 0.0}}),
     "all in memory, on the device": ({"device_update_rate": 1e10}, {}),
     "all in memory, on the device, and fp16": ({"device_update_rate": 1e10, "precision": "fp16"}, {}),
@@ -171,7 +171,7 @@ def test_reasons_agree_with_tables_of_any_plan(model: Any, machine: Any, memory:
 def test_what_was_asked_for_is_a_reason_only_where_it_is_one() -> None:
     """Optimizer states that were asked onto the host are not why others live on ssd."""
     profile = small()
-    asked = SolveRequest(11 * MIB, micro_batches=3, residency={"optimizer": 1.0})
+    asked = SolveRequest(23 * MIB // 2, micro_batches=3, residency={"optimizer": 1.0, "device": 0.0})
     plan = solve(profile, asked, compared=False)
     assert plan.prediction.ssd_bytes and "asked for" not in told(plan, "ssd")
     plan = solve(profile, replace(asked, residency={"optimizer": 0.0}), compared=False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ssdplan.planner.predict.peaks import predict_peaks
 from ssdplan.planner.program import horizontal
-from ssdplan.planner.program.choices import FixedChoices, Limits
+from ssdplan.planner.program.choices import FixedChoices, KeptShares, Limits
 from ssdplan.planner.program.placement import footprint
 from ssdplan.planner.program.program import program_bound, solve_program
 from ssdplan.planner.program.traffic import layer_groups, stages, total_bytes
@@ -63,7 +63,7 @@ def kept_of(model: Model, device: float, turn: float) -> dict[str, tuple[float, 
         whole = round(device * len(states))
         turns = all(set(model.uses(index)) <= set(range(lowest, len(model.layers) - 1)) for index in states)
         across = min(round(turn * len(states)), len(states) - whole) if turns else 0
-        kept[name] = (whole / len(states), across / len(states))
+        kept[name] = KeptShares(whole / len(states), across / len(states))
     return kept
 
 

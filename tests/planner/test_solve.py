@@ -120,7 +120,8 @@ def test_no_resource_does_more_than_its_work_in_the_time(model: Model, machine: 
         + (model.timing(layer.layer_class, 2).forward_seconds if number < len(model.layers) - 1 else 0)
         for number, layer in enumerate(model.layers)
     )
-    updates = states / machine.update_rate
+    there = sum(decision.placement[state.state_class].optimizer_device * state.elements for state in model.states)
+    updates = (states - there) / machine.update_rate
     links = p.h2d_bytes / machine.h2d_bandwidth, p.d2h_bytes / machine.d2h_bandwidth
     work = [*links, compute * decision.micro_batches, updates]
     if machine.compute_shares_cpu:

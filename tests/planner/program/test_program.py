@@ -12,10 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdplan.planner.predict.drive import combined_frontier
-from ssdplan.planner.program.choices import FixedChoices, Limits
+from ssdplan.planner.program.choices import FixedChoices, KeptShares, Limits
 from ssdplan.planner.program.placement import ProgramResult, footprint
 from ssdplan.planner.program.program import program_bound, solve_program
-from ssdplan.planner.program.variables import CONSTANT, DELAY_RATIO, Variable, value, variables_of
+from ssdplan.planner.program.variables import (
+    CHECKPOINTS_ON_DEVICE,
+    CONSTANT,
+    DELAY_RATIO,
+    Variable,
+    value,
+    variables_of,
+)
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.graph.contents import Role
@@ -265,7 +272,7 @@ def kept_of(model: Model, device: float, turn: float) -> dict[str, tuple[float, 
         whole = round(device * len(states))
         ends = any({0, len(model.layers) - 1} & set(model.uses(index)) for index in states)
         across = 0 if ends else min(round(turn * len(states)), len(states) - whole)
-        kept[name] = (whole / len(states), across / len(states))
+        kept[name] = KeptShares(whole / len(states), across / len(states))
     return kept
 
 
@@ -282,7 +289,7 @@ def test_counts_what_the_graph_moves_around_what_the_device_keeps(
     host = memory * scale_of(model, machine, 1, n)
     result = solved(model, machine, 1, n, host, kept=kept, delay_ratio=alpha)
     assert result is not None
-    assert {name: (p.parameters_device, p.parameters_turn) for name, p in result.placement.items()} == kept
+    assert {name: KeptShares(p.parameters_device, p.parameters_turn) for name, p in result.placement.items()} == kept
     decision = decision_of(model, result, 1, n)
     schedule, without = build_schedule(model, decision), build_schedule(model, nothing_kept(decision))
     traffic = schedule.traffic("steady")
@@ -314,7 +321,8 @@ def at(decision: Decision) -> dict[Variable, float]:
         values[variables.device] = p.parameters_device
         values[variables.device_delayed] = p.parameters_device * decision.delay_ratio
         values[variables.turn] = p.parameters_turn
-    return values
+        values |= dict.fromkeys(variables.updated_there, 0.0)
+    return values | {CHECKPOINTS_ON_DEVICE: 0.0}
 
 
 @RELAXED
