@@ -306,7 +306,8 @@ class Search:
         """The best of what the program found, of recomputing everything (`plain`, where that is known), and of PyAO's
         rule: by the simulator's seconds and what each writes, as the program weighs it."""
         everything = best
-        if best.solved.fitted.decision.saved:
+        resident = best.solved.branch.fixed.kept is not None and self.fitter.fixed.kept is None
+        if best.solved.fitted.decision.saved or resident:
             everything = plain or self._recomputing("all", candidate, branches) or best
         best = min(best, everything, key=lambda each: self._weight(each, everything))
         if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
@@ -322,8 +323,11 @@ class Search:
         step clearly takes longer than `most` seconds."""
         others = [replace(each, fixed=replace(each.fixed, recompute=recompute)) for each in branches]
         entry = self._scan(candidate, others)
-        if entry is None or CLOSE * entry.bound.seconds > most:
+        if entry is None:
             return None
+        if CLOSE * entry.bound.seconds > most:  # what keeps everything on the device may be faster than that bound
+            resident = self.fitter.resident(candidate, entry.branches)
+            return None if resident is None else self._simulate(resident)
         solved = self.fitter.solve(candidate, entry.branches)
         return None if solved is None else self._paced(solved, candidate, entry.branches)
 
