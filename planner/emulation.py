@@ -6,8 +6,8 @@ activations alike become its square, and what each moves takes the same time at 
 nothing and makes no model; a run makes each operation last as the profile says.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ssdplan.plans.documents.profile import (
@@ -33,7 +33,7 @@ from .predict.drive import combined_frontier
 
 FAMILIES = ("llama", "mistral")
 """Of which a stand-in can be made: those whose tensors a Llama has."""
-SMALLER, SLOWER = 16, 4.0
+SMALLER, SLOWER, MOST_SLOWER = 16, 4.0, 1_000_000
 LEAST_VOCABULARY = 257
 """Of a tokenizer with a token for each byte."""
 
@@ -52,7 +52,6 @@ class Request:
     precision: Precision = "bf16"
     sequence_length: int = 2048
     micro_batch_sizes: Sequence[int] = (1, 2, 4)
-    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -74,11 +73,12 @@ def parse(text: str) -> dict[str, Any]:
     try:
         slower, smaller = float(given.get("slower", SLOWER)), int(given.get("smaller", SMALLER))
     except ValueError:
-        raise UsageError(f"{text}: slower is a number, smaller a whole number") from None
-    if not 0.0 < slower < 1e6:
-        raise UsageError(f"slower={given['slower']}: how many times as long each operation lasts, above 0")
+        written = ", ".join(f"{name}={given[name]}" for name in ("slower", "smaller") if name in given)
+        raise UsageError(f"{written}: slower is a number, smaller a whole number") from None
+    if not 0.0 < slower < MOST_SLOWER:
+        raise UsageError(f"slower={given['slower']}: a number above 0 and below {MOST_SLOWER:,}")
     if not 2 <= smaller <= 256:
-        raise UsageError(f"smaller={smaller}: every width becomes a part of so many, 2 to 256")
+        raise UsageError(f"smaller={smaller}: a whole number from 2 to 256, by which every width is divided")
     return found | {"ssds": (given["ssd"],), "slower": slower, "smaller": smaller}
 
 
@@ -144,7 +144,6 @@ def emulated(request: Request, stand_in: StandIn, volume: Volume, here: Machine)
         precision=request.precision,
         sequence_length=request.sequence_length,
         micro_batch_sizes=tuple(request.micro_batch_sizes),
-        figures=request.figures,
     )
     its = estimate(what_if)
     part = request.smaller**2
@@ -204,8 +203,11 @@ def _machine(request: Request, its: Machine, volume: Volume, here: Machine) -> M
 def _model(request: Request, its: Model, stand_in: StandIn, part: int) -> Model:
     last = len(stand_in.layers) - 1
     roles = ["embedding", *["block"] * (last - 1), "head"]
-    used = [layer for index in range(len(stand_in.states)) for layer in [_users(stand_in, index)]]
-    classes = ["tied" if len(layers) > 1 else roles[layers[0]] for layers in used]
+    users = [
+        [number for number, layer in enumerate(stand_in.layers) if state in layer.states]
+        for state in range(len(stand_in.states))
+    ]
+    classes = ["tied" if len(layers) > 1 else roles[layers[0]] for layers in users]
     return Model(
         name=stand_in.name,
         path=str(stand_in.path.resolve()),
@@ -234,10 +236,6 @@ def _model(request: Request, its: Model, stand_in: StandIn, part: int) -> Model:
         figures="emulated",
         head_chunk_tokens=logits_chunk_tokens(stand_in.vocab_size),
     )
-
-
-def _users(stand_in: StandIn, state: int) -> list[int]:
-    return [number for number, layer in enumerate(stand_in.layers) if state in layer.states]
 
 
 def _timing(timing: Timing, part: int, slower: float) -> Timing:

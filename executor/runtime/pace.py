@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ssdplan.plans.analysis.drift import Expectation
 from ssdplan.plans.documents.plan import Plan
@@ -46,7 +45,6 @@ class Courses:
         self._speeds = speeds
         turn = Turn(seconds)
         self._lanes[lane].append(turn)
-        self.move_on(now)
         return turn
 
     def move_on(self, now: float) -> None:
@@ -78,17 +76,11 @@ class Courses:
         return self._now + min(self._lanes[lane][0].left / of[lane] for lane in working)
 
 
-class Timer(Protocol):
-    """Of a real machine, or made for a test."""
-
-    def __call__(self) -> float: ...
-
-
 @dataclass
 class Pacer:
     """Operations of all lanes of a run, and how their own work compares with the time that they are given."""
 
-    clock: Timer = time.perf_counter
+    clock: Callable[[], float] = time.perf_counter
     worked: dict[Resource, float] = field(init=False)
     """Seconds of their own work in this step, by lane."""
     given: dict[Resource, float] = field(init=False)
@@ -158,6 +150,6 @@ def require_pace(pacer: Pacer, plan: Plan) -> None:
     if share > 1.0:
         least = f"slower={emulation.slower * share * ROOM:.2g}"
         raise UsageError(
-            f"emulation: here the operations of {lane} alone take {share:.2f} times as long as they are to last; "
-            f"profile again with --emulate {least} at the least, or more for smaller"
+            f"emulation: of {lane} alone this machine takes {share:.2f} times as long as operations are to last; "
+            f"profile again with --emulate {least} or more, or with a larger number for smaller"
         )

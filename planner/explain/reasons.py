@@ -216,10 +216,10 @@ def _delay_ratio(plan: Plan, evidence: Evidence) -> str:
     delays = f"{share} runs during the next step's forward"
     if reason := needs_all_gradients(plan.decision.precision, plan.decision.clip_grad_norm):
         return f"{delays}: {reason}."
-    if "delay ratio" in evidence.given:
-        return f"The delay ratio of {alpha:g} was asked for."
     if _all_on_device(plan):
         return "No update is delayed: the device makes each where its state lies."
+    if "delay ratio" in evidence.given:
+        return f"The delay ratio of {alpha:g} was asked for."
     if alpha == 0:
         if evidence.free is None or evidence.free.seconds < seconds * (1 - 2 * NOTHING):
             return "The budgets leave room for no delayed updates: of what fits, the leanest placement was taken."

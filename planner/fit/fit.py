@@ -15,7 +15,6 @@ from math import inf
 
 from ssdplan.plans.documents.plan import Decision, Recompute, parameter_format
 from ssdplan.plans.documents.profile import Machine, Model, device_update_rate
-from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, GRAIN, OPTIMIZER_BYTES
 from ssdplan.plans.units import PAGE
 
 from ..predict.shortened import ENDS
@@ -25,6 +24,7 @@ from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .estimate import Builder, Fitted
 from .kept import everything, keeps, may_keep_everything, states_bytes, whole_states
+from .pace import Pace, paces
 from .transit import MEASURED, Pipelines
 
 ROUNDS = 5
@@ -32,9 +32,9 @@ SPARE = 0.005
 """A host budget with less than this share unused is used."""
 DOUBTFUL = 2
 """Estimates that are too much before the leanest is looked at; most that fits does with the first or the second."""
-ROOMY = 10  # times the host memory of a pipeline: with less the device keeps parameters alone, so the leanest is known
-CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
-"""Update chunks are cut so that those on their way take about this share of the host budget."""
+ROOMY = 10
+"""Times the host memory of a pipeline of states on ssd. With less the device keeps parameters alone, so that the least
+budget is that of the leanest plan, which knows nothing else there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +64,17 @@ class Sketch:
     needs: Needs
 
 
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """How the pipeline of updates is cut."""
-
-    chunk_elements: int
-    lookahead: int
-
-
 class Fitter:
     """Fits candidates of one model on one machine into one set of budgets."""
 
     def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
-        largest = max(state.elements for state in model.states if not state.frozen)
-        each = OPTIMIZER_BYTES[fixed.optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
-        affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
-        smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
-        self.usual = _Pace(_grains(min(max(affordable, smallest), usual)), 3)
-        self.tight = _Pace(_grains(smallest), 1)
-        self.others = tuple(
-            _Pace(_grains(max(self.usual.chunk_elements / shorter, 1 << 16)), lookahead)
-            for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
-        )
-        """What may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
+        self.usual, self.tight, self.others = paces(model, budget, fixed.optimizer_states)
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
         self._programs: dict[Hashable, ProgramResult | None] = {}
-        self._sketches: dict[tuple[int, _Pace], Sketch] = {}
+        self._sketches: dict[tuple[int, Pace], Sketch] = {}
 
     def with_recompute(self, recompute: Recompute) -> "Fitter":
         """The same where backward recomputes that. The two share what they build and solve."""
@@ -241,7 +223,7 @@ class Fitter:
             aims.append("ssd space")
         return tuple(aims)
 
-    def _approach(self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim, budget: Needs) -> Solved | None:
+    def _approach(self, candidate: Candidate, branch: Branch, pace: Pace, aim: Aim, budget: Needs) -> Solved | None:
         """Of what fits by the estimate the fastest, or for another aim the last: build, compare, and again."""
         placements = self._placements(candidate, branch, pace, aim, budget)
         fitting = [(sketch.program, found) for sketch, found in placements if not sketch.needs.over(budget)]
@@ -263,7 +245,7 @@ class Fitter:
         return None
 
     def _placements(
-        self, candidate: Candidate, branch: Branch, pace: _Pace, aim: Aim, budget: Needs
+        self, candidate: Candidate, branch: Branch, pace: Pace, aim: Aim, budget: Needs
     ) -> Iterator[tuple[Sketch, Branch]]:
         """What the program finds, by the estimate within `budget` or not, and what it was given: as much as leaves room
         for the pipeline's buffers, by solving, estimating, and again."""
@@ -332,7 +314,7 @@ class Fitter:
                     return None
         return next((each for each in self._lean_sketches(candidate) if not each.needs.over(self.budget)), None)
 
-    def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, _Pace, Aim]]:
+    def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Pace, Aim]]:
         """What `solve` tries, one after the other."""
         yield from ((branch, self.usual, "seconds") for branch in branches)
         for aim in ("seconds", *self._last_resorts(candidate)):
@@ -453,7 +435,7 @@ class Fitter:
             )
         return self._programs[key]
 
-    def _decision(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Decision:
+    def _decision(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Decision:
         return Decision(
             schedule=self.fixed.schedule,
             optimizer="mezo" if self.fixed.zeroth_order else "adamw",
@@ -477,7 +459,7 @@ class Fitter:
             unified_memory=self.fixed.unified_memory,
         )
 
-    def _sketched(self, candidate: Candidate, program: ProgramResult, pace: _Pace) -> Sketch:
+    def _sketched(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Sketch:
         """The estimate of a program that `_program` keeps, which is what tells it from others; kept too."""
         key = id(program), pace
         if key not in self._sketches:
@@ -494,7 +476,3 @@ class Fitter:
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"
         return self._decision(candidate, program, self.usual)
-
-
-def _grains(elements: float) -> int:
-    return -(-int(elements) // GRAIN) * GRAIN

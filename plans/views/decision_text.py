@@ -21,6 +21,8 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
     alpha = exact_percent(decision.delay_ratio)
     delayed = f"{decision.delay_ratio:.10g}: {alpha} of each layer's update waits for the next step's forward"
     reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
+    if not reason and all(each.optimizer_device == 1.0 for each in decision.placement.values() if not each.frozen):
+        delayed = f"{decision.delay_ratio:.10g}, of no effect: the device updates each state in its own step"
     numbers = [
         ("precision", decision.precision),
         ("batch", f"{times(n, 'micro-batch', 'micro-batches')} of {times(size, 'sequence')} of {length:,} tokens"),

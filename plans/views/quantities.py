@@ -12,9 +12,9 @@ BAR_COLUMNS = 30
 def estimated(machine: Machine, model: Model) -> list[str]:
     """A warning when a machine or a model was not there to be measured, or is emulated; nothing for a measured one."""
     if machine.emulation:
-        e = machine.emulation
+        e, part = machine.emulation, machine.emulation.smaller**2
         return [
-            f"Emulated: a {e.smaller**2:,}th of {e.like}; it lasts {e.slower:g} times as long as on {e.gpu}, {e.ssd}.",
+            f"Emulated: a stand-in for {e.like} on {e.gpu}: a {part:,}th of its bytes, {e.slower:g} times its seconds."
         ]
     if "estimated" not in (machine.figures, model.figures):
         return []

@@ -127,7 +127,7 @@ def _errors(name: str, model: Model) -> list[str]:
 
 
 def _without(name: str, timing: Timing, model: Model) -> list[str]:
-    if model.figures == "estimated" or not timing.forward_seconds:
+    if model.figures != "measured" or not timing.forward_seconds:
         return []
     gain = percent(could_gain(timing))
     return _indented(

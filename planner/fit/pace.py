@@ -1,0 +1,48 @@
+"""Pace: how the pipeline of updates is cut, from a budget of host memory.
+
+Owns the lengths of chunks and how many are on their way. Which of them is the fastest, whoever fits them can tell.
+"""
+
+from dataclasses import dataclass
+
+from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.state_layout import (
+    ELEMENT_BYTES,
+    GRADIENT_BYTES,
+    GRAIN,
+    OPTIMIZER_BYTES,
+    OptimizerStates,
+)
+
+from .budgets import Needs
+
+CHUNKS_SHARE, CHUNKS_AT_ONCE = 0.3, 8
+"""Update chunks are cut so that those on their way take about this share of the host budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the pipeline of updates is cut."""
+
+    chunk_elements: int
+    lookahead: int
+
+
+def paces(model: Model, budget: Needs, optimizer_states: OptimizerStates) -> tuple[Pace, Pace, tuple[Pace, ...]]:
+    """The usual pace, the one that takes least memory, and those that may hide more where a drive is the slowest:
+    shorter chunks and more of them on their way."""
+    largest = max(state.elements for state in model.states if not state.frozen)
+    each = OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
+    affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
+    smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
+    usual_pace = Pace(_grains(min(max(affordable, smallest), usual)), 3)
+    tight = Pace(_grains(smallest), 1)
+    others = tuple(
+        Pace(_grains(max(usual_pace.chunk_elements / shorter, 1 << 16)), lookahead)
+        for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
+    )
+    return usual_pace, tight, others
+
+
+def _grains(elements: float) -> int:
+    return -(-int(elements) // GRAIN) * GRAIN
