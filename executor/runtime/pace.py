@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ssdplan.plans.analysis.drift import Expectation
+from ssdplan.plans.analysis.drift import TIE, Expectation
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.graph.ops import RESOURCES, Graph, Resource
@@ -63,8 +63,9 @@ class Courses:
                 self._now = max(self._now, now)
                 return
             self._now += seconds
+            together = seconds + TIE * self._now
             for lane in working:
-                if needed[lane] <= seconds:
+                if needed[lane] <= together:
                     self._lanes[lane].popleft().ended = self._now
                 else:
                     self._lanes[lane][0].left -= seconds * of[lane]

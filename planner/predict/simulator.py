@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Sequence
 from math import inf
 
-from ssdplan.plans.analysis.drift import Expectation
+from ssdplan.plans.analysis.drift import TIE, Expectation
 from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import NORM_SHARE, Machine, Model, device_update_rate, perturb_seconds, update_rate
 from ssdplan.plans.graph.ops import (
@@ -104,8 +104,9 @@ def _simulated(
                         speed[lane] = new
         assert mask, "a graph whose waits form a cycle"
         now = min(until)
+        together = now * (1.0 + TIE)
         for lane in everyone:
-            if until[lane] <= now:
+            if until[lane] <= together:
                 index = running[lane]
                 ends[index] = now
                 if lane == _CPU and spoils and running[_COMPUTE] < 0:

@@ -46,6 +46,11 @@ class Figure:
     layer_class: str = ""
 
 
+TIE = 1e-12
+"""Operations whose ends lie closer together than this share of the time that has passed end together: which of two
+successors goes first is then decided by the graph and not by the last bit of a sum."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """What the simulator counts on for a graph: the seconds of each operation when nothing else runs; and for each bit
