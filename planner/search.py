@@ -21,7 +21,7 @@ from .predict.peaks import compute_seconds, forward_seconds
 from .predict.shortened import step_seconds
 from .predict.simulator import simulate, simulated_seconds
 from .program.program import Bound, program_bound
-from .program.zeroth_order import SIDES
+from ssdplan.plans.documents.plan import SIDES
 from .ranked import ENOUGH, Ranked, Scanned, Simulated, good_enough, smallest_good_enough
 from .request import LADDER, smallest_of
 

@@ -124,13 +124,17 @@ def _searched(
 
 def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:
     """What is fixed, and where a zeroth-order plan needs less memory than that takes: copies that take turns, whose
-    directions are drawn twice, and pieces, whose coming is hidden in part."""
+    directions are drawn twice, and pieces, whose coming is hidden in part, and which come once for each copy that has
+    its turn."""
     zeroth_order = fixed.zeroth_order
     if zeroth_order is None:
         return [fixed]
-    others: list[dict[str, int]] = [{"in_turns": True}]
-    if zeroth_order.directions == 1:
-        others.append({"piece_elements": piece_elements(model)})
+    pieces = piece_elements(model)
+    others: list[dict[str, int]] = [
+        {"in_turns": True},
+        {"piece_elements": pieces},
+        {"in_turns": True, "piece_elements": pieces},
+    ]
     return [fixed, *(replace(fixed, zeroth_order=zeroth_order.model_copy(update=other)) for other in others)]
 
 

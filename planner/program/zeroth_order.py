@@ -6,16 +6,13 @@ all of their forms are zero. What goes back to where it lives does so in one ste
 step's share of it is on average.
 """
 
+from ssdplan.plans.documents.plan import SIDES
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
 
 from .stages import LayerGroup, Stage, Work
 from .traffic import Traffic, add
 from .variables import CONSTANT, Linear, Variable, variables_of
-
-SIDES = 2
-"""Forwards of a direction: at plus and at minus eps."""
-
 
 def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
     """One for each kind of layer."""
@@ -50,7 +47,6 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     every = zeroth_order.written_every
     forwards = SIDES * zeroth_order.directions * work.micro_batches
     passing = float((forwards - 1) * checkpoint_bytes(model, work.micro_batch_size))
-    draws = zeroth_order.directions * (SIDES if zeroth_order.in_turns else 1)
     read: dict[Variable, float] = {}
     write: dict[Variable, float] = {}
     h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else passing}
@@ -60,22 +56,25 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     for use in group.uses:
         each = work.parameter_bytes(model.precision, frozen=use.frozen)
         fractions, nbytes = variables_of(use.state_class), float(each * use.elements)
-        add(read, fractions.parameters.prompt_ssd, nbytes)
-        add(h2d, CONSTANT, nbytes)
-        add(h2d, fractions.device, -nbytes)
+        comes = zeroth_order.rounds if zeroth_order.piece_elements and not use.frozen else 1
+        add(read, fractions.parameters.prompt_ssd, comes * nbytes)
+        add(h2d, CONSTANT, comes * nbytes)
+        add(h2d, fractions.device, -comes * nbytes)
         if use.frozen:
             continue
-        perturbed += draws * use.elements
+        perturbed += zeroth_order.rounds * use.elements
         lagging, here = zeroth_order.waiting(lags=True), zeroth_order.waiting(lags=False)
+        again = comes - 1 if use.own else comes
+        """Passes over what was updated before in the step, and was written by that in some steps only."""
         if use.own:
             add(write, fractions.parameters.prompt_ssd, nbytes / every)
             add(d2h, CONSTANT, nbytes / every)
             add(d2h, fractions.device, -nbytes / every)
             add(pending, CONSTANT, use.elements * lagging)
             add(pending, fractions.device, use.elements * (here - lagging))
-        elif every > 1:  # an earlier layer has updated the state, and has written that in some steps only
-            add(pending, CONSTANT, use.elements * lagging * (1 - 1 / every))
-            add(pending, fractions.device, -use.elements * lagging * (1 - 1 / every))
+        if every > 1:
+            add(pending, CONSTANT, again * use.elements * lagging * (1 - 1 / every))
+            add(pending, fractions.device, -again * use.elements * lagging * (1 - 1 / every))
     seconds = model.timing(group.layer_class, work.micro_batch_size).forward_stage_seconds(forwards)
     return Stage(
         layer_class=group.layer_class,

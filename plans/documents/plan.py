@@ -79,6 +79,10 @@ class Saved(Part):
     """Of the class's pairs of layer and micro-batch, of which a schedule takes a whole number: one more or less."""
 
 
+SIDES = 2
+"""Forwards of a direction: at plus and at minus eps."""
+
+
 class ZerothOrder(Part):
     """How a zeroth-order step estimates its gradient (MeZO; ZO-Offloading section 2), as far as a schedule knows it."""
 
@@ -95,15 +99,20 @@ class ZerothOrder(Part):
     is rounded to the plan's precision before it is perturbed."""
     piece_elements: int = Field(default=0, ge=0, lt=1 << 40)
     """Trained parameters come and go in pieces of at most so many elements, through places that the next ones take
-    again; both copies are made piece by piece. 0: a state is on its way whole."""
+    again; copies are made piece by piece, and the pieces come once for each of `rounds`. 0: a state is on its way
+    whole."""
 
     @model_validator(mode="after")
     def _whole_pieces(self) -> Self:
         if self.piece_elements % GRAIN:
             raise ValueError(f"piece_elements = {self.piece_elements} is not a multiple of {GRAIN}")
-        if self.piece_elements and (self.in_turns or self.directions > 1):
-            raise ValueError("piece_elements: a piece is there once, for one direction and both of its copies")
         return self
+
+    @property
+    def rounds(self) -> int:
+        """How often a layer's copies are made in a step: for each direction, and where they take turns for each side of
+        it."""
+        return self.directions * (SIDES if self.in_turns else 1)
 
     def waiting(self, *, lags: bool) -> float:
         """The updates that wait for a pass over a state, on average over steps: of one that goes back to where it lives

@@ -15,6 +15,8 @@ from .homes import Span, parameter_spans
 
 AHEAD = 3
 """Pieces that are on their way while one is worked on."""
+Round = tuple[int, int]
+"""A stage, and the number of a time that its pieces come in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +52,34 @@ class Streamed:
             for start in range(span.start, span.stop, self._elements):
                 yield Part(state, start, min(start + self._elements, span.stop), span)
 
-    def at(self, stage: int, part: Part) -> Region:
-        """Where compute finds a piece in a stage."""
+    def at(self, turn: Round, part: Part) -> Region:
+        """Where compute finds a piece in a round."""
         if part.span.tier == self._emission.device:
             return self._lives(part)
-        return self._place(stage, part, on_host=self._emission.unified)
+        return self._place(turn, part, on_host=self._emission.unified)
 
-    def read(self, stage: int, part: Part, into: Region | None = None) -> None:
+    def read(self, turn: Round, part: Part, into: Region | None = None) -> None:
         """Read a piece to host if it lives on ssd; with unified memory `into` where it is to be."""
         if part.span.tier == "ssd":
-            there = into if into and self._emission.unified else self._place(stage, part, on_host=True)
+            there = into if into and self._emission.unified else self._place(turn, part, on_host=True)
             self._move("read", self._lives(part), there, part)
 
-    def upload(self, stage: int, part: Part, into: Region | None = None) -> None:
+    def upload(self, turn: Round, part: Part, into: Region | None = None) -> None:
         """Copy a piece that is on host to the device, `into` where it is to be. Unified memory has it there."""
         if self._emission.unified or part.span.tier == "device":
             return
-        source = self._place(stage, part, on_host=True) if part.span.tier == "ssd" else self._lives(part)
-        self._move("h2d", source, into or self._place(stage, part, on_host=False), part)
+        source = self._place(turn, part, on_host=True) if part.span.tier == "ssd" else self._lives(part)
+        self._move("h2d", source, into or self._place(turn, part, on_host=False), part)
 
-    def send_back(self, stage: int, part: Part, when: When) -> None:
+    def send_back(self, turn: Round, part: Part, when: When) -> None:
         """Move a piece that was changed to where it lives."""
         if part.span.tier == self._emission.device:
             return
-        here = self.at(stage, part)
+        here = self.at(turn, part)
         if part.span.tier == "host":
             self._move("d2h", here, self._lives(part), part, when)
             return
-        on_host = self._place(stage, part, on_host=True)
+        on_host = self._place(turn, part, on_host=True)
         if not self._emission.unified:
             self._move("d2h", here, on_host, part, when)
         self._move("write", on_host, self._lives(part), part, when)
@@ -87,13 +89,13 @@ class Streamed:
         each = self._emission.parameter_bytes[part.state]
         return cut(part.span.region, (start * each, stop * each))
 
-    def _place(self, stage: int, part: Part, *, on_host: bool) -> Region:
-        """The place that a piece has for a stage on one of the tiers that it passes."""
+    def _place(self, turn: Round, part: Part, *, on_host: bool) -> Region:
+        """The place that a piece has for a round on one of the tiers that it passes."""
         emission = self._emission
         each = emission.parameter_bytes[part.state]
         nbytes, most = (part.stop - part.start) * each, self._elements * each
         role = Role.PARAMETERS_IN_TRANSIT if on_host else Role.PARAMETERS
-        name = f"piece/{stage}/{part.state}/{part.start}" + ("/host" if on_host else "")
+        name = f"piece/{turn[0]}/{turn[1]}/{part.state}/{part.start}" + ("/host" if on_host else "")
         buffer = emission.passing(name, "host" if on_host else "device", nbytes, role, f"pieces/{most}")
         return Region(buffer, 0, nbytes)
 

@@ -7,7 +7,9 @@ once to the device a step, and at most once back. A step's own result, a number 
 and is pending then: the next step applies it, or the flush. Stages are numbered from 0, one for each layer.
 
 Where memory is short parameters come in pieces (`ZerothOrder.piece_elements`): the first few of a layer while the one
-before it computes, each of the others when a piece before it has been perturbed and its place is free.
+before it computes, each of the others when a piece before it has been perturbed and its place is free. A layer is then
+nowhere whole but in its copies, so its pieces come once for each direction, and once for each copy where copies take
+turns: a round. The first round of a state makes its updates.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from .compute import Compute
 from .emission import NOWHERE, Emission, When, cut
 from .order import Order
 from .parameters import Parameters
-from .streamed import AHEAD, Part, Streamed
+from .streamed import AHEAD, Part, Round, Streamed
 from .updates import Piece
 from .vertical import nothing, transfers
 
@@ -92,7 +94,7 @@ class _ZerothOrder:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(1), 1)
-        self._begin_pieces(0)
+        self._begin_pieces((0, 0))
         leave: Piece = nothing
         steps = [(stage, position) for stage in range(self.layers) for position in range(len(self.passes))]
         for number, (stage, position) in enumerate(steps):
@@ -103,8 +105,6 @@ class _ZerothOrder:
             if number + 1 < len(steps):
                 self._load_input(*steps[number + 1])
             self._copies(stage, self._pass(stage, position))
-            if position == 0:
-                self._begin_pieces(stage + 1)
             leave = self._forward(stage, position, leave)
         leave()
 
@@ -113,7 +113,7 @@ class _ZerothOrder:
         for stage in (0, 1):
             self._fetch(stage)
         self._upload(0, range(1), 1)
-        self._begin_pieces(0)
+        self._begin_pieces((0, 0))
         for stage in range(self.layers):
             self.emission.stage = stage
             self._fetch(stage + 2)
@@ -121,10 +121,9 @@ class _ZerothOrder:
             for state, weights in self._updated(stage):
                 self._emit(state, weights, 0, None, None, updates=True)
                 self._send_back(stage, state, weights)
-            for part in self._pieces(stage):
+            for part in self._pieces((stage, 0)):
                 if self._first_use(part.state, stage):
-                    self._emit(part.state, self._at(stage, part), 0, None, None, updates=True, part=part)
-            self._begin_pieces(stage + 1)
+                    self._emit(part.state, self._at((stage, 0), part), 0, None, None, updates=True, part=part)
 
     def _pass(self, stage: int, position: int) -> _Pass:
         """Opposite orders from stage to stage, so that the pass at the boundary stays on the device."""
@@ -167,15 +166,18 @@ class _ZerothOrder:
             if self._copied(state, now):
                 rounded = self._copy(stage, state, now.direction, now.side)
                 self._emit(state, weights, now.direction, None, None, updates=False, rounded=rounded)
-        if self.zeroth_order.masters:
-            for part in self._pieces(stage):
-                rounded = self._copy_of(stage, part, "")
-                self._emit(part.state, self._at(stage, part), 0, None, None, updates=False, rounded=rounded, part=part)
+        if self.as_they_are:
+            self._begin_pieces((stage + 1, 0))
+            return
+        for part in self._pieces((stage, 0)):
+            rounded, there = self._copy_of(stage, part, 0, ""), self._at((stage, 0), part)
+            self._emit(part.state, there, 0, None, None, updates=False, rounded=rounded, part=part)
 
     def _perturb(self, stage: int, now: _Pass) -> None:
         """Make perturbed copies; the first time in a stage with the pending updates."""
-        first = not any(done == stage for done, _, _ in self.perturbed)
         sides = (now.side,) if self.zeroth_order.in_turns else SIDES
+        number = sum(done == stage for done, _, _ in self.perturbed) // len(sides)
+        first = number == 0
         self.perturbed |= {(stage, now.direction, side) for side in sides}
         model = self.emission.model
         updated = dict(self._updated(stage))
@@ -191,16 +193,20 @@ class _ZerothOrder:
         if first:
             for state, weights in updated.items():
                 self._send_back(stage, state, weights)
-        for part in self._pieces(stage):
-            plus, minus = (self._copy_of(stage, part, side) for side in SIDES)
-            emit = partial(self._emit, part.state, self._at(stage, part), 0, plus, minus, part=part)
-            if self._first_use(part.state, stage):
+        for part in self._pieces((stage, number)):
+            plus, minus = (
+                self._copy_of(stage, part, now.direction, side) if side in sides else None for side in SIDES
+            )
+            there = self._at((stage, number), part)
+            emit = partial(self._emit, part.state, there, now.direction, plus, minus, part=part)
+            if first and self._first_use(part.state, stage):
                 emit(updates=True)
             else:
                 self._emit_again(emit)
 
     def _emit_again(self, emit: Callable[..., None]) -> None:
-        """A pass over parameters that an earlier layer has updated: where they live they are so in steps that write."""
+        """A pass over parameters that an earlier layer or an earlier round has updated: where they live they are so in
+        steps that write."""
         emit(updates=False, when=When.WRITTEN)
         if self.zeroth_order.written_every > 1:
             emit(updates=True, when=When.UNWRITTEN)
@@ -274,14 +280,14 @@ class _ZerothOrder:
     def _streams(self, state: int) -> bool:
         return self.streamed is not None and self.streamed.passes(state)
 
-    def _at(self, stage: int, part: Part) -> Region:
+    def _at(self, turn: Round, part: Part) -> Region:
         assert self.streamed is not None
-        return self.streamed.at(stage, part)
+        return self.streamed.at(turn, part)
 
-    def _copy_of(self, stage: int, part: Part, side: Side) -> Region:
+    def _copy_of(self, stage: int, part: Part, direction: int, side: Side) -> Region:
         """A piece's place in a copy of its state."""
         each = self.emission.copy_bytes
-        return cut(self._copy(stage, part.state, 0, side), (part.start * each, part.stop * each))
+        return cut(self._copy(stage, part.state, direction, side), (part.start * each, part.stop * each))
 
     def _parts(self, stage: int) -> list[Part]:
         """The pieces of a layer, of the states that come so."""
@@ -290,36 +296,40 @@ class _ZerothOrder:
         states = self.emission.model.layers[stage].states
         return [part for state in states if self._streams(state) for part in self.streamed.parts(state)]
 
-    def _begin_pieces(self, stage: int) -> None:
-        """Bring the first pieces of a layer; in evaluation without masters all of them, to where compute takes them."""
+    def _begin_pieces(self, turn: Round) -> None:
+        """Bring a layer's first pieces; in evaluation without masters all of them, to where compute takes them."""
+        stage, _ = turn
         streamed, parts = self.streamed, self._parts(stage)
         if streamed is None:
             return
         if not self.as_they_are:
             for part in parts[:AHEAD]:
-                streamed.read(stage, part)
-                streamed.upload(stage, part)
+                streamed.read(turn, part)
+                streamed.upload(turn, part)
             return
-        places = [self._copy_of(stage, part, "") for part in parts]
+        places = [self._copy_of(stage, part, 0, "") for part in parts]
         for part, place in zip(parts[:AHEAD], places, strict=False):
-            streamed.read(stage, part, place)
+            streamed.read(turn, part, place)
         for number, (part, place) in enumerate(zip(parts, places, strict=True)):
             if number + AHEAD < len(parts):
-                streamed.read(stage, parts[number + AHEAD], places[number + AHEAD])
-            streamed.upload(stage, part, place)
+                streamed.read(turn, parts[number + AHEAD], places[number + AHEAD])
+            streamed.upload(turn, part, place)
 
-    def _pieces(self, stage: int) -> Iterator[Part]:
+    def _pieces(self, turn: Round) -> Iterator[Part]:
         """Each piece of a layer, when it is there; when the caller is done with it, it goes back to where it lives, if
-        the stage updates it, and the next one comes to its place."""
+        the round updates it, and the next one comes to its place. Behind the last the next round's first ones come."""
+        stage, number = turn
         parts, streamed = self._parts(stage), self.streamed
-        for number, part in enumerate(parts):
+        for position, part in enumerate(parts):
             yield part
             assert streamed is not None
-            if not self.evaluates and self._first_use(part.state, stage):
-                streamed.send_back(stage, part, self._when_written)
-            for following in parts[number + AHEAD : number + AHEAD + 1]:
-                streamed.read(stage, following)
-                streamed.upload(stage, following)
+            if not self.evaluates and number == 0 and self._first_use(part.state, stage):
+                streamed.send_back(turn, part, self._when_written)
+            for following in parts[position + AHEAD : position + AHEAD + 1]:
+                streamed.read(turn, following)
+                streamed.upload(turn, following)
+        again = bool(self.passes) and not self.evaluates and number + 1 < self.zeroth_order.rounds
+        self._begin_pieces((stage, number + 1) if again else (stage + 1, 0))
 
     def _send_back(self, stage: int, state: int, weights: Region) -> None:
         """Move updated parameters to where they live, as far as they were not updated there."""

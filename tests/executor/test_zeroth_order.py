@@ -252,9 +252,12 @@ def test_turns_threads_runners_and_tiers_change_no_bit(directory: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("dtype", "masters"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+    ("dtype", "masters", "directions"),
+    [(torch.float32, False, 1), (torch.bfloat16, False, 3), (torch.bfloat16, True, 1), (torch.bfloat16, True, 2)],
 )
-def test_pieces_change_no_bit(directory: Path, tmp_path: Path, dtype: torch.dtype, masters: bool) -> None:
+def test_pieces_change_no_bit(
+    directory: Path, tmp_path: Path, dtype: torch.dtype, masters: bool, directions: int
+) -> None:
     """Losses of steps and of an evaluation, and weights, wherever parameters live and however small the pieces are."""
     seen = []
     for number, (grains, choices) in enumerate(
@@ -265,10 +268,18 @@ def test_pieces_change_no_bit(directory: Path, tmp_path: Path, dtype: torch.dtyp
             (1, {"parameters": 0.0, "every": 3}),
             (5, {"parameters": 0.4, "on_device": 0.3, "every": 2}),
             (1 << 20, {"parameters": 1.0}),
+            (1, {"unified": True, "parameters": 0.0, "every": 2, "in_turns": True}),
+            (2, {"parameters": 0.5, "every": 2, "in_turns": True}),
         ]
     ):
-        every = choices.pop("every", 1)
-        zeroth = ZerothOrder(masters=masters, written_every=every, piece_elements=grains * GRAIN)
+        every, in_turns = choices.pop("every", 1), choices.pop("in_turns", False)
+        zeroth = ZerothOrder(
+            directions=directions,
+            masters=masters,
+            written_every=every,
+            in_turns=in_turns,
+            piece_elements=grains * GRAIN,
+        )
         seen.append(
             trained(directory, tmp_path / str(number), MeZO(lr=1e-2), dtype=dtype, zeroth_order=zeroth, **choices)
         )

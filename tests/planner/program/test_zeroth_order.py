@@ -57,7 +57,6 @@ def test_counts_what_the_graph_moves_to_the_byte(
     """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps; in
     pieces of so many `grains` as well."""
     masters = masters and model.precision != "fp32"
-    directions, in_turns = (1, False) if grains else (directions, in_turns)
     zeroth = ZerothOrder(
         directions=directions, written_every=every, in_turns=in_turns, masters=masters, piece_elements=grains * GRAIN
     )
@@ -84,7 +83,8 @@ def test_counts_what_the_graph_moves_to_the_byte(
     assert len(forwards) == 2 * directions * n * len(model.layers)
     half = 4 if model.precision == "fp32" else 2
     used = [model.states[index] for layer in model.layers for index in layer.states]
-    whole = sum(state.elements * (4 if masters and not state.frozen else half) for state in used)
+    comes = zeroth.rounds if grains else 1
+    whole = sum(state.elements * (half if state.frozen else (4 if masters else half) * comes) for state in used)
     assert written["read"] == (0 if on_host else whole)
     found = footprint(model, decision)
     assert found.ssd_bytes == schedule.arenas["ssd"]
@@ -135,7 +135,8 @@ def test_solve_fits_its_budgets_and_beats_first_order_memory() -> None:
 
 
 def test_where_memory_is_short_the_faster_of_the_leaner_ways_is_taken() -> None:
-    """Turns and pieces take less of the device, pieces less host memory; with two directions there are turns alone."""
+    """Turns and pieces take less of the device, pieces less host memory, and pieces in turns least; whatever the
+    directions."""
     profile = profile_of(blocks=12)
 
     def solved(directions: int = 1, **budget: int) -> tuple[Decision, ZerothOrder, float]:
@@ -161,7 +162,10 @@ def test_where_memory_is_short_the_faster_of_the_leaner_ways_is_taken() -> None:
         made = build_schedule(profile.model, decision)
         assert least <= simulated_seconds(made, profile.model, profile.machine, decision) * 1.001
     _, both, _ = solved(directions=2, device_memory_bytes=600 << 10)
-    assert both.in_turns and not both.piece_elements
+    assert both.in_turns or both.piece_elements
+    for directions in (1, 2):
+        _, least_of_all, _ = solved(directions=directions, device_memory_bytes=400 << 10)
+        assert least_of_all.in_turns and least_of_all.piece_elements
 
 
 def test_slow_writes_are_made_seldom_and_a_step_is_predicted_on_average() -> None:

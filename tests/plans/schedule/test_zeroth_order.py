@@ -39,8 +39,13 @@ def test_every_schedule_verifies(
 ):
     """`grains`: of a piece; 0: states are on their way whole."""
     model = made_model(blocks=blocks, tied=tied)
-    ways = {"piece_elements": grains * GRAIN} if grains else {"directions": directions, "in_turns": in_turns}
-    zeroth = ZerothOrder(written_every=every, masters=masters, **ways)
+    zeroth = ZerothOrder(
+        written_every=every,
+        masters=masters,
+        piece_elements=grains * GRAIN,
+        directions=directions,
+        in_turns=in_turns,
+    )
     decision = decide(
         model,
         micro_batches=micro_batches,
@@ -114,7 +119,10 @@ def assert_pieces_take_few_places(made: Schedule, decision: Decision) -> None:
 
 
 def assert_each_block_crosses_once_each_way(made: Schedule, model: Model, decision: Decision) -> None:
-    """However many micro-batches and directions there are; a state that two layers share comes in for each."""
+    """However many micro-batches and directions there are; a state that two layers share comes in for each. In pieces,
+    a block comes in for each direction, and for each copy where copies take turns."""
+    assert decision.zeroth_order is not None
+    rounds = decision.zeroth_order.rounds if decision.zeroth_order.piece_elements else 1
     moved: Counter[tuple[int, str]] = Counter()
     for op in made.steady.ops:
         if isinstance(op, Transfer) and op.state is not None:
@@ -124,10 +132,10 @@ def assert_each_block_crosses_once_each_way(made: Schedule, model: Model, decisi
         for home in made.homes:
             if home.state == state:
                 sizes[made.buffers[home.parameters.buffer].tier] += home.parameters.nbytes
-        uses = len(model.uses(state))
-        assert moved[state, "read"] == uses * sizes["ssd"] and moved[state, "write"] == sizes["ssd"]
+        comes = len(model.uses(state)) * rounds
+        assert moved[state, "read"] == comes * sizes["ssd"] and moved[state, "write"] == sizes["ssd"]
         if not decision.unified_memory:
-            assert moved[state, "h2d"] == uses * (sizes["ssd"] + sizes["host"])
+            assert moved[state, "h2d"] == comes * (sizes["ssd"] + sizes["host"])
             assert moved[state, "d2h"] == sizes["ssd"] + sizes["host"]
 
 
@@ -148,12 +156,15 @@ def test_pieces_spare_the_places_of_whole_states(unified: bool) -> None:
     assert bytes_of[Role.PARAMETERS, GRAIN] <= (2 * AHEAD + 1) * 2 * GRAIN
 
 
-def test_copies_that_take_turns_need_one_place() -> None:
-    """Of the largest layer: both at once, or one."""
+@pytest.mark.parametrize("grains", [0, 1])
+@pytest.mark.parametrize("directions", [1, 3])
+def test_copies_that_take_turns_need_one_place(grains: int, directions: int) -> None:
+    """Of the largest layer: both at once, or one; however many directions."""
     model = made_model(blocks=4)
     peaks = {}
     for in_turns in (False, True):
-        decision = decide(model, micro_batches=2, unified=True, zeroth_order=ZerothOrder(in_turns=in_turns))
+        zeroth = ZerothOrder(in_turns=in_turns, directions=directions, piece_elements=grains * GRAIN)
+        decision = decide(model, micro_batches=2, unified=True, parameters=0.0, zeroth_order=zeroth)
         made = build_schedule(model, decision)
         places = {(buffer.offset, buffer.nbytes) for buffer in made.buffers if buffer.role is Role.PERTURBED_PARAMETERS}
         peaks[in_turns] = sum(nbytes for _, nbytes in places)
@@ -176,8 +187,7 @@ def test_what_belongs_together_is_refused_apart() -> None:
     for change in ({"optimizer": "adamw"}, {"zeroth_order": None}, {"schedule": "vertical"}):
         with pytest.raises(ValueError, match="belong together"):
             Decision.model_validate(good | change)
-    for wrong in ({"in_turns": True}, {"directions": 2}, {"piece_elements": GRAIN + 1}):
-        with pytest.raises(ValueError, match="piece_elements"):
-            ZerothOrder(**{"piece_elements": GRAIN, **wrong})
+    with pytest.raises(ValueError, match="piece_elements"):
+        ZerothOrder(piece_elements=GRAIN + 1)
     with pytest.raises(ValueError, match="no gradients"):
         Decision.model_validate(good | {"clip_grad_norm": 1.0})
