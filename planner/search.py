@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ssdplan.plans.documents.plan import Alternative, Least, Recompute
+from ssdplan.plans.documents.plan import SIDES, Alternative, Least, Recompute
 from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.units import format_enough, format_there
@@ -21,7 +21,6 @@ from .predict.peaks import compute_seconds, forward_seconds
 from .predict.shortened import step_seconds
 from .predict.simulator import simulate, simulated_seconds
 from .program.program import Bound, program_bound
-from ssdplan.plans.documents.plan import SIDES
 from .ranked import ENOUGH, Ranked, Scanned, Simulated, good_enough, smallest_good_enough
 from .request import LADDER, smallest_of
 

@@ -14,6 +14,7 @@ from .stages import LayerGroup, Stage, Work
 from .traffic import Traffic, add
 from .variables import CONSTANT, Linear, Variable, variables_of
 
+
 def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[Stage, ...]:
     """One for each kind of layer."""
     return tuple(_stage(model, group, work) for group in groups)

@@ -194,9 +194,7 @@ class _ZerothOrder:
             for state, weights in updated.items():
                 self._send_back(stage, state, weights)
         for part in self._pieces((stage, number)):
-            plus, minus = (
-                self._copy_of(stage, part, now.direction, side) if side in sides else None for side in SIDES
-            )
+            plus, minus = (self._copy_of(stage, part, now.direction, side) if side in sides else None for side in SIDES)
             there = self._at((stage, number), part)
             emit = partial(self._emit, part.state, there, now.direction, plus, minus, part=part)
             if first and self._first_use(part.state, stage):
