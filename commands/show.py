@@ -237,13 +237,14 @@ def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None
 
 def _found_in_time(plan: Plan, schedule: "Schedule", steady: "Timeline", curves: "Curves | None") -> "Beside":
     """The cache's figures: of the `steady` step as predicted, and of all steps of a run as measured."""
+    from ssdplan.planner.explain.on_demand import on_demand_figures
     from ssdplan.plans.analysis.cache import Beside, predicted_figures, states_on_ssd
 
     def predict(graph: "Graph") -> "Timeline":
         return steady if graph is steady.graph else _predicted(plan, graph)
 
     predicted = predicted_figures(plan, schedule, predict)
-    return Beside(predicted, curves.cache if curves else None, states_on_ssd(schedule))
+    return Beside(predicted, curves.cache if curves else None, states_on_ssd(schedule), on_demand_figures(plan))
 
 
 def _predicted(plan: Plan, graph: "Graph") -> "Timeline":

@@ -300,6 +300,7 @@ def _write_records(loop: Loop, run: RunDirectory, loading_peak: int, advisor: Ad
             "losses": history.losses,
             "eval_losses": {str(step): loss for step, loss in history.eval_losses.items()},
             "loading_process_peak_bytes": loading_peak,
+            "allocation_seconds": session.memory.seconds,
             "device_allocated_peak_bytes": taken.allocated if (taken := session.device.taken()) else None,
             "stolen_share": stolen_share(measured, loop.plan.machine.cores),
             "learnt_tokens_per_second": _median(m.learnt_tokens_per_second for m in measured),

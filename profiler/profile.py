@@ -200,6 +200,7 @@ def profile(
         )
     return document.Profile(
         schema="ssdplan.profile/1",
+        measuring_seconds=time.perf_counter() - begun,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=document.Machine(
             name=cpu_name(),

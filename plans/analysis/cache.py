@@ -318,3 +318,5 @@ class Beside:
     measured: CacheFigures | None
     """None of a plan alone, and of runs of versions that measured none."""
     on_ssd: OnSsd
+    on_demand: CacheFigures | None = None
+    """The shares of the same batch by ZeRO-Infinity's habits, if somebody has found them."""

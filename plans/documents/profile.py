@@ -452,3 +452,5 @@ class Profile(Document):
     model: Model
     notes: tuple[str, ...] = ()
     """What a reader should know: fallbacks taken, unstable measurements."""
+    measuring_seconds: Seconds | None = None
+    """What measuring took (10Cache, table 8); None where nobody measured."""

@@ -76,7 +76,21 @@ def predicted_lines(beside: Beside) -> list[str]:
         told.append(("optimizer misses", words))
     if found.compute_wait_seconds is not None:
         told.append(("compute waits", f"{_figure('compute_wait_seconds', found)} in all for data of any kind"))
-    return facts(*told, ("states on ssd", on_ssd_in_words(beside.on_ssd)))
+    told.append(("states on ssd", on_ssd_in_words(beside.on_ssd)))
+    if beside.on_demand:
+        told.append(("fetched on demand", on_demand_in_words(beside.on_demand)))
+    return facts(*told)
+
+
+def on_demand_in_words(found: CacheFigures) -> str:
+    """The shares of ZeRO-Infinity's habits, in a line."""
+    hits = found.host_hit_rate if found.device_hit_rate is None else found.device_hit_rate
+    told = [f"hits {share(hits)}"] if hits is not None else []
+    if found.waits_below_30us is not None:
+        told.append(f"waits below 0.03 ms {share(found.waits_below_30us)}")
+    if found.optimizer_miss_rate is not None:
+        told.append(f"misses {share(found.optimizer_miss_rate)}")
+    return f"{', '.join(told)}, by ZeRO-Infinity's habits"
 
 
 def figure_rows(beside: Beside) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..documents.profile import Machine, Model, Profile, Volume
 from ..documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, optimizer_bytes, training_bytes
-from ..units import format_bytes
+from ..units import format_bytes, format_seconds
 from .quantities import count, duration, estimated, number, percent, rate, times
 from .sublayers_text import sections_of_activations
 from .tables import NAME_COLUMNS, Row, clean, facts, page, short, table, wrapped
@@ -30,11 +30,12 @@ _LEAST_BUDGET = 64 << 20
 
 def describe_profile(profile: Profile) -> str:
     """What was measured of a machine and of a model."""
-    model, machine = profile.model, profile.machine
+    model, machine, seconds = profile.model, profile.machine, profile.measuring_seconds
+    took = f", in {format_seconds(seconds)}" if seconds else ""
     title = f"Profile: {short(model.name, 34)}, {count(model.parameters)} parameters, on {short(machine.name, 34)}"
     return page(
         title,
-        estimated(machine, model) or [f"Measured {short(profile.created, 60)}."],
+        estimated(machine, model) or [f"Measured {short(profile.created, 60)}{took}."],
         ("Machine", _machine(machine)),
         ("Drives, in bytes a second: alone, and both at once", _volumes(machine.volumes)),
         ("Model", _model(model)),

@@ -41,6 +41,8 @@ def describe_report(path: Path) -> str:
                 "  what a steady step finds in time (measured: the mean of those steps)",
                 *cache_lines(_cache(cache)),
             ]
+        if (seconds := report.get("allocation_seconds")) is not None:
+            lines += ["", f"  allocating memory took {format_seconds(float(seconds))}, once"]
         if (share := report.get("stolen_share", 0.0)) >= WORTH_TELLING:
             lines += [
                 "",

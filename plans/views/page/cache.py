@@ -1,7 +1,7 @@
 """The page's table of what a step finds in time: predicted, and of a run as measured. Owns its heads and its order."""
 
 from ...analysis.cache import Beside
-from ..cache_text import NO_DEVICE, figure_rows, on_ssd_in_words, without_device
+from ..cache_text import NO_DEVICE, figure_rows, on_demand_in_words, on_ssd_in_words, without_device
 from .html import Markup, element, section, table
 
 LEAD = (
@@ -21,6 +21,7 @@ def found_in_time(beside: Beside) -> Markup:
         table(heads, rows),
         element("p", NO_DEVICE) if without_device(beside) else "",
         element("p", f"States on ssd: {on_ssd_in_words(beside.on_ssd)}."),
+        element("p", f"Fetched on demand: {on_demand_in_words(beside.on_demand)}.") if beside.on_demand else "",
         lead=LEAD + of,
         name="cache",
         wide=True,
