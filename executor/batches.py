@@ -79,7 +79,8 @@ class Texts:
                 f"{data}: held out of that are {self._held_out.documents:,} sample(s) besides, "
                 f"{self._held_out.samples:,} row(s)"
             )
-        step, epoch = plan.decision.micro_batches * plan.decision.micro_batch_size, self._training.samples
+        decision, epoch = plan.decision, self._training.samples
+        step = decision.ranks * decision.micro_batches * decision.micro_batch_size
         watch.note(f"a step takes {step} row(s), and {epoch / step:,.1f} steps take all of them once")
 
     def _tokenizers_differ(self) -> bool:
@@ -100,10 +101,11 @@ class Texts:
         return {} if self._held_out is None or self._shared else self._held_out.content
 
     def step(self, step: int) -> list[Batch]:
+        """Of all ranks, those of rank 0 first."""
         decision = self._decision
         return self._training.micro_batches(
             step,
-            micro_batches=decision.micro_batches,
+            micro_batches=decision.micro_batches * decision.ranks,
             micro_batch_size=decision.micro_batch_size,
             seed=self._seed,
         )
@@ -121,7 +123,9 @@ class Texts:
     def held_out(self) -> Iterator[list[Batch]] | None:
         if self._held_out is None:
             return None
-        return self._held_out.eval_batches(self._decision.micro_batch_size, micro_batches=self._decision.micro_batches)
+        return self._held_out.eval_batches(
+            self._decision.micro_batch_size, micro_batches=self._decision.micro_batches * self._decision.ranks
+        )
 
 
 def why_refused(model_dir: Path, preview: Preview) -> str:

@@ -21,16 +21,17 @@ from .device.interface import Device
 from .device.tensors import DTYPES
 from .model.directory.export import MAX_SHARD_BYTES
 from .model.model import StreamedModel
+from .ranks.group import ALONE, Ranks
 from .recipe import Recipe, Watch
 from .snapshots.run_directory import on_planned_drives
 
 
-def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
-    """Refuse a plan that is for another model, device or version of ours; else its schedule.
+def check(plan: Plan, model: StreamedModel, device: Device, ranks: Ranks = ALONE) -> Schedule:
+    """Refuse a plan that is for another model, device, number of ranks or version of ours; else this rank's schedule.
 
     Raises MismatchError, and MemoryBudgetError when the machine has not the memory that the plan's budgets promise.
     """
-    schedule = schedule_of(plan, model, device)
+    schedule = schedule_of(plan, model, device, ranks)
     free = device.memory_bytes() + device.reserve_bytes // 2  # others may have drawn on their half since the profile
     if plan.prediction.peak_device_bytes > free:
         raise MemoryBudgetError(
@@ -40,8 +41,13 @@ def check(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
     return schedule
 
 
-def schedule_of(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
+def schedule_of(plan: Plan, model: StreamedModel, device: Device, ranks: Ranks = ALONE) -> Schedule:
     """What `check` refuses and returns, whatever memory is free at the moment."""
+    if plan.decision.ranks != ranks.size:
+        raise MismatchError(
+            f"the plan is for {plan.decision.ranks} rank(s), and {ranks.size} run here; start as many, or solve again "
+            f"with --ranks {ranks.size}"
+        )
     if plan.model.fingerprint != model.fingerprint:
         raise MismatchError(
             f"the plan is for {plan.model.name} ({plan.model.architecture}), {model.path} is another model "
@@ -54,10 +60,12 @@ def schedule_of(plan: Plan, model: StreamedModel, device: Device) -> Schedule:
         raise MismatchError("the plan's layers and states are not this model's; solve again from a new profile")
     if plan.machine.device != device.kind:
         raise MismatchError(f"the plan is for --device {plan.machine.device}, this run has {device.kind}; solve again")
-    schedule = build_schedule(plan.model, plan.decision)
+    schedule = build_schedule(plan.model, plan.decision, ranks.rank)
     arenas = (schedule.arenas["host"], schedule.arenas["device"], schedule.arenas["ssd"])
     predicted = plan.prediction
-    if arenas != (predicted.host_arena_bytes, predicted.device_arena_bytes, predicted.ssd_bytes):
+    told = (predicted.host_arena_bytes, predicted.device_arena_bytes, predicted.ssd_bytes)
+    exactly = ranks.size == 1  # of several ranks a plan tells the most that any of them needs
+    if arenas != told if exactly else any(mine > most for mine, most in zip(arenas, told, strict=True)):
         raise MismatchError(
             f"the plan predicts arenas of {predicted.host_arena_bytes}, {predicted.device_arena_bytes} and "
             f"{predicted.ssd_bytes} bytes (host, device, ssd), its decision needs "

@@ -30,6 +30,7 @@ from .model.layers import Layers
 from .model.model import StreamedModel
 from .model.saved import Keeping
 from .model.weights import Weights
+from .ranks.group import ALONE, Ranks
 from .recipe import Recipe, Watch
 from .runtime.operations import Operations
 from .runtime.pace import Pacer
@@ -59,12 +60,13 @@ class Sessions:
         *,
         evaluated: bool,
         expectation: Callable[[Graph], Expectation] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`volumes`: where stores are to lie. `evaluated`: whether there will be evaluations. `expectation`: what the
         operations of a graph are to last, in a run that emulates another machine."""
         self._model, self._device, self._directory, self._volumes = model, device, directory, volumes
         self._recipe, self._watch, self._evaluated = recipe, watch, evaluated
-        self._expectation = expectation
+        self._expectation, self._ranks = expectation, ranks
         self._stack = contextlib.ExitStack()
         self._current: Session | None = None
         self._left: Store | None = None
@@ -234,6 +236,7 @@ class Sessions:
                 kept=weights,
                 evaluated=self._evaluated,
                 expectation=self._expectation,
+                ranks=self._ranks,
             )
         )
 
@@ -278,6 +281,7 @@ def _session(
     kept: KeptWeights | None,
     evaluated: bool,
     expectation: Callable[[Graph], Expectation] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Session]:
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
     the states are in the store, but for what is frozen, which the model's own files have. `kept`: where they are
@@ -297,7 +301,7 @@ def _session(
                 f"store of {format_bytes(store_bytes_of(records, recipe))}, engine {store.engine}"
                 + (f" (without registered memory: {refused})" if refused else "")
             )
-        states = States(model, schedule, memory, store, dtypes)
+        states = States(model, schedule, memory, store, dtypes, ranks)
         if held:
             words = "moving states to where the plan keeps them"
             settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
@@ -329,6 +333,7 @@ def _session(
             clip_grad_norm=plan.decision.clip_grad_norm,
             decay_all=recipe.optimizer.decay_all or not recipe.optimizer.weight_decay,
             dtypes=dtypes,
+            ranks=ranks,
         )
         zeroth_order = plan.decision.zeroth_order
         written_every = zeroth_order.written_every if zeroth_order else 1
@@ -358,6 +363,7 @@ def _session(
             written_every=written_every,
             threads=plan.machine.update_threads,
             pacer=pacer,
+            ranks=ranks,
         )
         patience = Patience.of(plan, recipe.stall_after_seconds, recipe.stall_abort_seconds)
         try:

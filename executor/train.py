@@ -4,6 +4,7 @@ Owns the order of a run's life and what it leaves in its directory. The steps ar
 """
 
 import contextlib
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ from .model.packed import require_kernels
 from .model.weights import Weights
 from .optimizer.loss_scale import LossScale
 from .optimizer.zeroth_order import MeZO
+from .ranks.group import ALONE, Ranks, agreed
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
 from .sessions import Sessions, store_bytes_of
@@ -79,6 +81,7 @@ def train(
     configuration: str = "",
     resume: Kept | None = None,
     anyway: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """Replay `plan` for `recipe.steps` steps. `out` must not exist or be empty; the store lies in it unless `volumes`.
 
@@ -99,7 +102,8 @@ def train(
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
     torch.set_num_threads(plan.machine.compute_threads)
     expectation = _emulated(plan, advisor, recipe)
-    schedule = check(plan, model, device)
+    schedule = check(plan, model, device, ranks)
+    _require_alike(ranks, recipe)
     if not plan.exact:
         require_kernels(device.torch_device)
         watch.note("the plan saves activations in int8: training is not exact (solve without --activations int8 is)")
@@ -121,6 +125,7 @@ def train(
         resume.require_same(plan, origin, recipe, watch.note if anyway else None)
         if logs and resume.snapshot:
             require_own_log(resume.directory.folder, plan, origin, recipe)
+    agreed(ranks, _agreed_upon(plan, model, texts, recipe, rendered_at) if ranks.size > 1 else {})
     compact()
     require_memory(plan, device)
     with contextlib.ExitStack() as stack:
@@ -158,7 +163,9 @@ def train(
             )
         )
         sessions = stack.enter_context(
-            Sessions(model, device, run, places, recipe, watch, evaluated=evaluated, expectation=expectation)
+            Sessions(
+                model, device, run, places, recipe, watch, evaluated=evaluated, expectation=expectation, ranks=ranks
+            )
         )
         if resume and resume.snapshot and logs:
             if resume.told > resume.step:
@@ -222,7 +229,7 @@ def train(
         )
         try:
             loop.run()
-            return _finish(loop, run, model, loading_peak, advisor)
+            return _finish(loop, run, model, loading_peak, advisor, ranks)
         except KeyboardInterrupt:
             if logs:
                 done = len(history.losses)
@@ -230,6 +237,31 @@ def train(
             elif not keeps:
                 watch.note("nothing is kept of its steps, since the run took no snapshots (--snapshot-every N)")
             raise
+
+
+def _require_alike(ranks: Ranks, recipe: Recipe) -> None:
+    """Refuse what several ranks cannot do."""
+    for name, asked in (("--snapshot-every", recipe.snapshots), ("--replan", recipe.replan)):
+        if ranks.size > 1 and asked:
+            raise UsageError(f"{name}: is for runs of one rank; leave it out")
+
+
+def _agreed_upon(
+    plan: Plan, model: StreamedModel, texts: Texts, recipe: Recipe, rendered_at: datetime
+) -> dict[str, str]:
+    """What decides a step's numbers, by a name for people: it must be the same on all ranks."""
+    recipes = sorted(recipe.deciding().items())
+    return {
+        "the version of torch": torch.__version__,
+        "the plan": plan.sha256(),
+        "the model": model.fingerprint,
+        "the training data": _hashed([*texts.content.items(), *texts.held_out_content.items()]),
+        "what run was told to do": _hashed([*recipes, ("steps", recipe.steps), ("eval_every", recipe.eval_every)]),
+    }
+
+
+def _hashed(pairs: Iterable[tuple[str, object]]) -> str:
+    return hashlib.sha256(repr(list(pairs)).encode()).hexdigest()
 
 
 def _scaling(plan: Plan, recipe: Recipe, resume: Kept | None) -> LossScale | None:
@@ -262,8 +294,16 @@ def _emulated(plan: Plan, advisor: Advisor | None, recipe: Recipe) -> Callable[[
     return advisor.expectation
 
 
-def _finish(loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int, advisor: Advisor | None) -> Result:
-    """Trace, report and model of a run whose steps are done. The model is written even where the others cannot be."""
+def _finish(
+    loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int, advisor: Advisor | None, ranks: Ranks
+) -> Result:
+    """Trace, report and model of a run whose steps are done; rank 0 writes the model, with all ranks' parts of it, even
+    where the others cannot be written."""
+    if ranks.rank:
+        compared = _write_records(loop, run, loading_peak, advisor)
+        for _ in loop.session.states.tensors():
+            pass  # rank 0 takes them
+        return Result(loop.history.losses, loop.history.eval_losses, compared, run.path)
     try:
         compared = _write_records(loop, run, loading_peak, advisor)
     except (SsdplanError, OSError) as error:

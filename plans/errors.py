@@ -60,6 +60,12 @@ class MismatchError(SsdplanError):
     exit_code = 8
 
 
+class RankError(SsdplanError):
+    """Another rank ended, does not answer, or is not as this one is."""
+
+    exit_code = 9
+
+
 class NumericalError(SsdplanError):
     """A loss or gradient that is not finite: training cannot go on."""
 
@@ -70,7 +76,9 @@ class StoppedWithSnapshot(KeyboardInterrupt):
 
 def error_of(exit_code: int, message: str) -> SsdplanError:
     """The error that another of our processes ended with, said again here."""
-    kinds = (UsageError, InfeasibleError, MemoryBudgetError, DiskFullError, IoFailure, StoreError, MismatchError)
+    kinds = (
+        UsageError, InfeasibleError, MemoryBudgetError, DiskFullError, IoFailure, StoreError, MismatchError, RankError
+    )  # fmt: skip
     return next((kind for kind in kinds if kind.exit_code == exit_code), SsdplanError)(message)
 
 

@@ -41,7 +41,7 @@ ROOMS = {
         ("data",),
         ("data/samples",),
         ("data/reading",),
-        ("store", "metrics", "device"),
+        ("store", "metrics", "device", "ranks"),
     ),
     "profiler": (("doctor", "bench"), (".",)),
     "commands": ((".",), ("parsing",)),

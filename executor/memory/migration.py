@@ -59,7 +59,7 @@ class Snapshotted:
                 weights.read(home.state, values, home.start)
             else:
                 values = masters_of(home, self.get(home.optimizer, scratch)).to(dtype)
-            yield from pieces(model.states[home.state], home, values)
+            yield from pieces(model.states[home.state], home.start, home.stop, values)
         yield from model.persistent_buffers.items()
 
 

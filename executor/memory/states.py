@@ -14,9 +14,11 @@ import torch
 from ssdplan import native
 from ssdplan.plans.documents.state_layout import FP32
 from ssdplan.plans.graph.ops import Home, Region, Schedule
+from ssdplan.plans.units import PAGE
 
 from ..model.directory.export import TensorEntry
 from ..model.model import StateSpec, StreamedModel
+from ..ranks.group import ALONE, Ranks
 from ..store import Store
 from .arenas import Memory
 
@@ -64,22 +66,26 @@ class States:
         memory: Memory,
         store: Store | None,
         dtypes: Sequence[torch.dtype],
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`dtypes`: of each state's parameters."""
+        """`dtypes`: of each state's parameters. `ranks`: who has the others of them."""
+        self._ranks = ranks
         self._model, self._dtypes = model, dtypes
         self._holding = Holding(schedule, memory, store)
         self._homes: dict[int, list[Home]] = {}
         for home in schedule.homes:
             self._homes.setdefault(home.state, []).append(home)
-        self._scratch_bytes = max(optimizer_bytes_of(home) + home.parameters.nbytes for home in schedule.homes)
+        self._scratch_bytes = max(
+            (optimizer_bytes_of(home) + home.parameters.nbytes for home in schedule.homes), default=PAGE
+        )
 
     def load(self, weights: Readable, chosen: Collection[int], progress: Progress) -> None:
         """Write the states `chosen` to their homes: masters from the model files, moments zero, parameters the masters
         rounded; of frozen ones the parameters alone, rounded from the model files."""
-        done, total = 0, sum(self._model.states[index].elements for index in chosen)
+        done, total = 0, sum(home.elements for index in chosen for home in self._homes.get(index, ()))
         scratch = self._scratch()
         for index in chosen:
-            for home in self._homes[index]:
+            for home in self._homes.get(index, ()):
                 parameters = scratch[optimizer_bytes_of(home) :][: home.parameters.nbytes]
                 if home.optimizer is None:
                     weights.read(index, parameters.view(self._dtypes[index]), home.start)
@@ -95,14 +101,18 @@ class States:
                 progress(done / total, f"loading {self._model.states[index].name}")
 
     def tensors(self, *, rounded: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, piece) of all that the model saves, in `entries` order: the elements of a tensor in order, flat, one
-        home of them at a time, `rounded` to the model's dtype or as they are. A piece is gone when the next is asked
-        for."""
+        """(name, piece) of all that the model saves, of all ranks, in `entries` order: a tensor's elements in order,
+        flat, one home of them at a time, `rounded` to the model's dtype or as they are. A piece is gone when the next
+        is asked for."""
         scratch = self._scratch()
         for index, state in enumerate(self._model.states):
-            for home in self._homes[index]:
-                parameters = self._holding.get(home.parameters, scratch).view(self._dtypes[index])
-                yield from pieces(state, home, parameters.to(self._model.dtype) if rounded else parameters)
+            mine = (self._holding.get(home.parameters, scratch) for home in self._homes.get(index, ()))
+            start = 0
+            for piece in self._ranks.from_each(mine):
+                parameters = piece.view(self._dtypes[index])
+                stop = start + parameters.numel()
+                yield from pieces(state, start, stop, parameters.to(self._model.dtype) if rounded else parameters)
+                start = stop
         yield from self._model.persistent_buffers.items()
 
     def entries(self, *, rounded: bool = True) -> list[TensorEntry]:
@@ -126,13 +136,13 @@ def masters_of(home: Home, states: torch.Tensor) -> torch.Tensor:
     return states[: master.nbytes].view(torch.float32)
 
 
-def pieces(state: StateSpec, home: Home, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, piece) of each tensor of which a home of `state` has elements; a piece is a view of `values`, one for each
-    of the home's elements."""
+def pieces(state: StateSpec, first: int, end: int, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, piece) of each tensor of which elements [first, end) of `state` have some; a piece is a view of `values`,
+    which has one for each of these elements."""
     for tensor in state.tensors:
-        start, stop = max(tensor.offset, home.start), min(tensor.offset + tensor.elements, home.stop)
+        start, stop = max(tensor.offset, first), min(tensor.offset + tensor.elements, end)
         if start < stop:
-            yield tensor.name, values[start - home.start : stop - home.start]
+            yield tensor.name, values[start - first : stop - first]
 
 
 def saved_entries(model: StreamedModel, dtypes: Sequence[torch.dtype] | None = None) -> list[TensorEntry]:

@@ -95,11 +95,13 @@ class Layers:
         training: bool = True,
         normaliser: int | None = None,
         loss_scale: float = 1.0,
+        first: int = 0,
     ) -> int:
         """Takes the inputs of a step, which may lie on any device; returns its valid label tokens.
 
         `training` chooses train() or eval(), that is dropout. The loss is divided by `normaliser`: the tokens returned
         here unless given (several ranks give their sum). Gradients, not losses, are multiplied by `loss_scale`.
+        Dropout is that of micro-batches `first` and on.
         Errors: MismatchError where token numbers or lengths are not the model's, or no label is valid.
         """
         self._forget()
@@ -109,7 +111,7 @@ class Layers:
         divisor = tokens if normaliser is None else normaliser
         if not divisor:
             raise MismatchError(f"step {step} has no token to predict: every label is {IGNORED_LABEL}")
-        self._step = step
+        self._step, self._first = step, first
         self._finiteness = Finiteness(len(self._model.layers), len(micro_batches), self._model.dtype, self._device)
         self._normaliser = torch.tensor(divisor, device=self._device)
         self._loss_scale = loss_scale
@@ -149,8 +151,7 @@ class Layers:
 
     def _needs_mask(self, micro_batch: MicroBatch) -> bool:
         """Whether padding has to be told: not where all rows end together, if what a row begins with is computed as if
-        nothing came behind it. (Rows that end apart would not need it either, but get it as they do elsewhere: kernels
-        round differently with a mask.)"""
+        nothing came behind it. (Rows that end apart get it all the same: kernels round differently with a mask.)"""
         mask = micro_batch.attention_mask
         ends_together = mask is not None and bool((mask == mask[:1]).all())
         return not (ends_together and self._model.padding_needs_no_mask)
@@ -317,7 +318,7 @@ class Layers:
             self.head.clear()
         if self._device.type == "cpu":
             process.keep_large(0 < layer < self._last)
-        seed_generators(self._generators, self._seed, self._step, layer, micro_batch)
+        seed_generators(self._generators, self._seed, self._step, layer, self._first + micro_batch)
 
     def _view(self, flat: torch.Tensor, micro_batch: int) -> torch.Tensor:
         """The [b, s, H] array at the start of a flat tensor. `data` gives it a version counter of its own, so that

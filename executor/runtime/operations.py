@@ -15,7 +15,9 @@ from ssdplan.native import process
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import NumericalError
+from ssdplan.plans.graph.collectives import AddShares, Exchange, Gather
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, SumSquares, Transfer, Update
+from ssdplan.plans.schedule.shards import Shards
 
 from ..device.interface import Action, Device, Rest
 from ..memory.arenas import Memory
@@ -25,6 +27,8 @@ from ..optimizer.adamw import AdamW, RangeUpdate
 from ..optimizer.adamw_on_device import DeviceUpdate
 from ..optimizer.weight_decay import Span, Window, spared_parameters, spared_spans, windows
 from ..optimizer.zeroth_order import Pass
+from ..ranks.ended import Ended
+from ..ranks.group import ALONE, Ranks
 from ..store import Store
 
 _GIVE_BACK_EVERY = 64
@@ -44,6 +48,12 @@ def _whole_gradients(graph: Graph) -> dict[int, Region]:
         assert sum(op.source.nbytes for op in ops) == stop - start, f"ranges of gradient {buffer} are not side by side"
         found[ops[0].index] = Region(buffer, start, stop)
     return found
+
+
+def _add_shares(received: torch.Tensor) -> None:
+    """fp32 [ranks, elements]: into the first, in rank order."""
+    for other in received[1:]:
+        received[0].add_(other)
 
 
 def _round(masters: torch.Tensor, copy: torch.Tensor) -> None:
@@ -87,11 +97,13 @@ class Operations:
         clip_grad_norm: float | None,
         decay_all: bool,
         dtypes: Sequence[torch.dtype] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
         """`clip_grad_norm`: the most that the norm of a step's gradients may be; a plan delays every update then, and
         in fp16, where a step whose gradients overflow is skipped. `decay_all`: whether biases and norms decay too.
         `dtypes`: of each state's parameters where they live, if they are not all the model's."""
         self._memory, self._device, self._store, self._layers = memory, device, store, layers
+        self._ranks, self._owns = ranks, Shards(ranks.size, ranks.rank)
         self._threads = machine.update_threads
         self._model, self._dtype = model, model.dtype
         self._spared: tuple[tuple[Span, ...], ...] = ((),) * len(model.states) if decay_all else spared_spans(model)
@@ -139,6 +151,14 @@ class Operations:
             return 1.0
         return min(1.0, self._clip_grad_norm / (self.gradient_norm() + 1e-6))
 
+    def ended(self, loss: float) -> Ended:
+        """The step that has just ended, as this rank found it."""
+        return Ended(loss, sum(self._squares), self._overflow)
+
+    def agree(self, ended: Ended) -> None:
+        """From here on that step is as all ranks together found it."""
+        self._squares, self._overflow = [ended.squares], ended.overflow
+
     @property
     def overflow(self) -> str:
         """What of the step that has just ended was not finite, in words; empty when all was."""
@@ -178,7 +198,7 @@ class Operations:
                     assert op.state is not None
                     target, source = (self._memory.view(region, torch.float32) for region in (op.target, op.source))
                     whole = None if gradient is None else self._memory.view(gradient, torch.float32)
-                    start = (gradient or op.source).start // GRADIENT_BYTES
+                    start = (gradient or op.source).start // GRADIENT_BYTES + self._first(op.state)
                     return partial(self._take_gradient, op.state, start, target, source, whole)
                 return partial(self._device.copy_d2h, self._memory.view(op.target), self._memory.view(op.source))
             case Forward():
@@ -187,6 +207,13 @@ class Operations:
                 return self._bind_backward(op)
             case Perturb():
                 return self._bind_perturb(op)
+            case Gather():
+                return self._bind_gather(op)
+            case Exchange():
+                received, sent = self._memory.view(op.received), self._memory.view(op.sent)
+                return partial(self._ranks.exchange, received, sent)
+            case AddShares():
+                return partial(_add_shares, self._memory.view(op.received, torch.float32).view(op.ranks, -1))
             case SumSquares():
                 return partial(self._sum_squares, op.state, self._memory.view(op.gradient, torch.float32))
             case Update(on_device=True):
@@ -195,6 +222,24 @@ class Operations:
                 return self._bind_update(op)
             case _:
                 raise AssertionError(f"unknown op {op}")
+
+    def _bind_gather(self, op: Gather) -> Action:
+        whole = self._memory.view(op.whole)
+        start, stop = op.own
+        place, parts = start, []
+        for share in op.shares:
+            there = whole[place : place + share.nbytes]
+            place += share.nbytes
+            if (here := self._memory.view(share)).data_ptr() != there.data_ptr():
+                parts.append((there, here))
+        assert place == stop, f"{op}: its shares are not all of this rank's"
+
+        def gather() -> None:
+            for there, here in parts:
+                there.copy_(here)
+            self._ranks.gather(whole, start, stop)
+
+        return gather
 
     def _storage(self) -> Store:
         assert self._store is not None, "the plan uses ssd but the run has no store"
@@ -210,6 +255,10 @@ class Operations:
     def _write_summed(self, on_host: Region, offset: int, nbytes: int, address: int) -> None:
         """Write states with the checksums that their update took."""
         self._storage().write(offset, nbytes, address, self._checksums.pop(on_host))
+
+    def _first(self, state: int) -> int:
+        """The first element of a state that this rank owns, with which the gradient of its share begins."""
+        return self._owns.own(self._model.states[state].elements)[0]
 
     def _take_gradient(
         self, state: int, start: int, target: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None

@@ -26,6 +26,8 @@ from ..model.layers import Layers, MicroBatch
 from ..optimizer.adamw import AdamW
 from ..optimizer.loss_scale import LossScale
 from ..optimizer.zeroth_order import MeZO, Move, Pass
+from ..ranks.ended import Ended
+from ..ranks.group import ALONE, Ranks
 from ..store import Store
 from .operations import Operations
 from .pace import Pacer
@@ -59,6 +61,8 @@ class Session:
     """That update parameters."""
     pacer: Pacer | None = None
     """Of a run that emulates another machine."""
+    ranks: Ranks = ALONE
+    """That train together."""
 
     def run(self, graph: Graph) -> Timeline:
         return self.runner.run(graph, self.actions[graph.name])
@@ -69,12 +73,38 @@ class Session:
         """One step (from 0): loss, valid tokens, when each op ran. With `scaling` it is skipped if it overflows
         (`operations.overflow`): all its updates are delayed, and none is pending then."""
         scale, skipped = (scaling.scale, scaling.skipped) if scaling else (None, 0)
-        with self.device.lane("compute"):  # what it makes is there when compute begins
-            tokens = self.layers.begin_step(step, _on_torch(batches), loss_scale=scale or 1.0)
+        tokens = self._begin_layers(step, batches, loss_scale=scale or 1.0)
         self.operations.begin(optimizer, step + 1 - skipped, scale)
         timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
+        loss = self._end_layers()
         self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
-        return self.layers.end_step(), tokens, timeline
+        return loss, tokens, timeline
+
+    def _begin_layers(self, step: int, batches: list[Batch], *, training: bool = True, loss_scale: float = 1.0) -> int:
+        """Hand a step's batches, of which this rank takes its own, to the layers. Returns the valid tokens of all."""
+        every = _on_torch(batches)
+        each = len(every) // self.ranks.size
+        tokens = sum(batch.label_tokens() for batch in every)
+        with self.device.lane("compute"):  # what it makes is there when compute begins
+            self.layers.begin_step(
+                step,
+                every[self.ranks.rank * each :][:each],
+                training=training,
+                normaliser=tokens,
+                loss_scale=loss_scale,
+                first=self.ranks.rank * each,
+            )
+        return tokens
+
+    def _end_layers(self) -> float:
+        """The loss of the step that has ended, of all ranks; what they found of its gradients is agreed upon."""
+        loss = self.layers.end_step()
+        if self.ranks.size == 1:
+            return loss
+        told = self.ranks.tell(self.operations.ended(loss).words())
+        ended = Ended.of_all([Ended.read(words) for words in told])
+        self.operations.agree(ended)
+        return ended.loss
 
     def zeroth_order_step(
         self, step: int, batches: list[Batch], optimizer: MeZO
@@ -130,10 +160,9 @@ class Session:
         self.flush()
         total, count = 0.0, 0
         for number, batches in enumerate(passes):
-            with self.device.lane("compute"):
-                tokens = self.layers.begin_step(number, _on_torch(batches), training=False)
+            tokens = self._begin_layers(number, batches, training=False)
             self.run(self.schedule.evaluate)
-            total += self.layers.end_step() * tokens
+            total += self._end_layers() * tokens
             count += tokens
         return total / count
 

@@ -12,6 +12,7 @@ from typing import Self
 
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StallError
+from ssdplan.plans.graph.collectives import AddShares, Exchange, Gather
 from ssdplan.plans.graph.ops import (
     Backward,
     Forward,
@@ -136,6 +137,12 @@ class Words:
                 return f"{op.elements:,} elements of {self._model.states[op.state].name}"
             case Perturb():
                 return f"{op.elements:,} parameters of {self._model.states[op.state].name}"
+            case Gather():
+                return f"{format_bytes(op.nbytes)} of {self._model.states[op.state].name} from {op.ranks - 1} rank(s)"
+            case Exchange():
+                return f"{format_bytes(op.nbytes)} of {self._model.states[op.state].name} with {op.ranks - 1} rank(s)"
+            case AddShares():
+                return f"{format_bytes(op.received.nbytes)} of {self._model.states[op.state].name}"
             case SumSquares():
                 return f"{format_bytes(op.gradient.nbytes)} of {self._model.states[op.state].name}"
             case Forward() | Backward():

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ssdplan.plans.documents.profile import Machine
+from ssdplan.plans.graph.collectives import AddShares, Exchange, Gather
 from ssdplan.plans.graph.contents import CONTENTS
 from ssdplan.plans.graph.ops import (
-    RESOURCES,
     Backward,
     Forward,
     Op,
@@ -26,7 +26,7 @@ from ssdplan.plans.graph.ops import (
     Transfer,
     Update,
 )
-from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.graph.timeline import Timeline, lanes_of
 
 FILL, DRAIN, NO_WORK = "fill", "drain", "no work"
 """Causes to idle: before the first operation of the lane, after its last, and throughout when it has none."""
@@ -38,6 +38,7 @@ _WRITES_TO: dict[Resource, str] = {
     "d2h": "host",
     "compute": "device",
     "cpu": "host",
+    "network": "device",
 }
 
 Seconds = dict[str, float]
@@ -92,6 +93,12 @@ def work(op: Op) -> str:
         return "passes over parameters"
     if isinstance(op, SumSquares):
         return "norms of gradients"
+    if isinstance(op, Gather):
+        return "parameters"
+    if isinstance(op, Exchange):
+        return "gradient"
+    if isinstance(op, AddShares):
+        return "adding gradients"
     assert isinstance(op, Transfer)
     return CONTENTS[op.content].words
 
@@ -102,7 +109,7 @@ class _Chains:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.ops = timeline, timeline.graph.ops
         self.resources = [op.resource for op in self.ops]
-        self.lanes: dict[Resource, list[int]] = {resource: [] for resource in RESOURCES}
+        self.lanes: dict[Resource, list[int]] = {resource: [] for resource in lanes_of(timeline.graph)}
         starts, ends = timeline.starts, timeline.ends
         for index in sorted(range(len(self.ops)), key=lambda index: (starts[index], ends[index], index)):
             self.lanes[self.resources[index]].append(index)

@@ -10,7 +10,16 @@ from math import inf
 
 from ssdplan.plans.analysis.drift import TIE, Expectation
 from ssdplan.plans.documents.plan import Decision
-from ssdplan.plans.documents.profile import NORM_SHARE, Machine, Model, device_update_rate, perturb_seconds, update_rate
+from ssdplan.plans.documents.profile import (
+    NORM_SHARE,
+    Machine,
+    Model,
+    Network,
+    device_update_rate,
+    perturb_seconds,
+    update_rate,
+)
+from ssdplan.plans.graph.collectives import AddShares, Exchange, Gather
 from ssdplan.plans.graph.ops import (
     RESOURCES,
     Backward,
@@ -194,6 +203,11 @@ def _device_update_rate(ops: Sequence[Op], machine: Machine) -> float:
     return min((rate for rate in rates if rate is not None), default=1.0)
 
 
+def _network(machine: Machine) -> Network:
+    assert machine.network is not None, "several ranks on a machine whose network nobody measured"
+    return machine.network
+
+
 def _seconds_alone(
     ops: tuple[Op, ...], model: Model, machine: Machine, micro_batch_size: int
 ) -> tuple[list[float], list[float]]:
@@ -223,6 +237,12 @@ def _seconds_alone(
             )
         elif isinstance(op, SumSquares):
             seconds.append(NORM_SHARE * op.elements / on_device)
+        elif isinstance(op, Gather | Exchange):
+            network = _network(machine)
+            rate = network.gather_bandwidth if isinstance(op, Gather) else network.exchange_bandwidth
+            seconds.append(network.latency_seconds + op.nbytes / rate)
+        elif isinstance(op, AddShares):
+            seconds.append(op.received.nbytes / _network(machine).add_rate)
         else:
             assert isinstance(op, Update)
             needed = op.elements / update_rate(machine, op.optimizer_states)

@@ -13,8 +13,9 @@ from heapq import heappop, heappush
 from ..documents.plan import Plan
 from ..documents.profile import Model
 from ..errors import MismatchError
+from ..graph.collectives import AddShares, Exchange, Gather
 from ..graph.ops import RESOURCES, Backward, Forward, Op, Perturb, Resource, Schedule, SumSquares, Transfer, Update
-from ..graph.timeline import CLOCK_SECONDS, Timeline
+from ..graph.timeline import CLOCK_SECONDS, Timeline, lanes_of
 from .work import RESOURCE_LABELS, work_of
 
 LONGEST = 5
@@ -134,7 +135,7 @@ def lay_over(plan: Plan, schedule: Schedule, predicted: Timeline, measured: Time
             ResourceRow(
                 name, busy[0][name], busy[1][name], predicted.seconds - busy[0][name], measured.seconds - busy[1][name]
             )
-            for name in RESOURCES
+            for name in lanes_of(measured.graph)
         ),
         causes=_causes(measured.graph.ops, pieces[0], pieces[1]),
         longest=_longest(measured.graph.ops, pieces[1]),
@@ -250,7 +251,7 @@ def _class_of(op: Op, model: Model) -> str:
     """The class of the layer that computes, or of the state that moves or is updated; empty for hidden states."""
     if isinstance(op, Forward | Backward):
         return op.layer_class
-    if isinstance(op, Update | Perturb | SumSquares):
+    if isinstance(op, Update | Perturb | SumSquares | Gather | Exchange | AddShares):
         return model.states[op.state].state_class
     if isinstance(op, Transfer) and op.state is not None:
         return model.states[op.state].state_class

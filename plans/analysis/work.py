@@ -6,6 +6,7 @@ who are colour-blind. It draws nothing.
 
 from collections.abc import Collection
 
+from ..graph.collectives import AddShares, Exchange, Gather
 from ..graph.contents import BETWEEN_LAYERS, CONTENTS, Role
 from ..graph.ops import Backward, Forward, Op, Perturb, SumSquares, Transfer, Update
 
@@ -16,6 +17,7 @@ RESOURCE_LABELS = {
     "d2h": "device to host",
     "compute": "compute",
     "cpu": "cpu updates",
+    "network": "network",
 }
 
 # Paul Tol's muted colours, and lighter ones for what is only passing through.
@@ -61,6 +63,12 @@ def work_of(op: Op) -> str:
         return "perturb" if op.copies or op.rounded else "update"
     if isinstance(op, SumSquares):
         return "norm"
+    if isinstance(op, Gather):
+        return "parameters"
+    if isinstance(op, Exchange):
+        return "gradients of parameters"
+    if isinstance(op, AddShares):
+        return "add gradients"
     if isinstance(op, Transfer):
         return CONTENTS[op.content].work
     return type(op).__name__.lower()

@@ -4,7 +4,7 @@ Owns the fields of plan.json (docs/plan-format.md) and the checks that make an e
 enough to build its schedule (`schedule/build.py`).
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,8 @@ ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
 TOLERANCE = 1e-6
 MOST_DIRECTIONS = 256
 """Of a zeroth-order step."""
+MOST_RANKS = 1024
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 MOST_STEPS_BETWEEN = 64
 """Between two writes of a zeroth-order run's parameters."""
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
@@ -165,6 +167,9 @@ class Decision(Sparing):
     device_budget_bytes: Bytes
     unified_memory: bool = False
     """Compute works on host memory itself: nothing is copied to a device or back, and there is no device memory."""
+    ranks: Ranks = 1
+    """Processes that train together: each owns a part of every state, and takes so many `micro_batches` of a step. All
+    else that is said here is of one rank, and the same for each."""
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
@@ -229,11 +234,26 @@ class Decision(Sparing):
                 raise ValueError(f"saved.{name} names a rung and tier twice")
             if self.unified_memory and any(each.tier == "device" for each in shares):
                 raise ValueError(f"saved.{name}: with unified_memory there is no device memory; take host")
+        if self.ranks > 1:
+            self._require_rank_by_rank()
         if (self.recompute == "all") != (not self.saved):
             raise ValueError(f"recompute = {self.recompute}, and saved says otherwise")
         if self.update_chunk_elements % GRAIN:
             raise ValueError(f"update_chunk_elements = {self.update_chunk_elements} is not a multiple of {GRAIN}")
         return self
+
+    def _require_rank_by_rank(self) -> None:
+        """Refuse what several ranks do not do."""
+        if self.schedule != "vertical":
+            raise ValueError(
+                f"ranks = {self.ranks}: schedule {self.schedule} is for one rank; set schedule to vertical"
+            )
+        for name, p in self.placement.items():
+            if p.optimizer_device:
+                raise ValueError(
+                    f"placement.{name}.optimizer_device = {p.optimizer_device:g}: the devices of {self.ranks} ranks "
+                    "update nothing; set it to 0"
+                )
 
     @property
     def updates_wait(self) -> bool:

@@ -76,6 +76,20 @@ class Emulation(Part):
     """How many times as long as the catalogue says each operation lasts."""
 
 
+class Network(Part):
+    """What ranks that train together, this machine's among them, were measured to exchange while all of them did."""
+
+    ranks: Annotated[int, Field(ge=2, le=1024)]
+    gather_bandwidth: Positive
+    """Bytes a second that each rank receives of the others' shares of parameters."""
+    exchange_bandwidth: Positive
+    """The same of gradients."""
+    latency_seconds: Seconds = 0.0
+    """What a collective takes however little it moves."""
+    add_rate: Positive
+    """Bytes a second of received gradients that compute adds up."""
+
+
 class Machine(Part):
     """Rates and memory of the machine that a plan is for."""
 
@@ -129,6 +143,8 @@ class Machine(Part):
     """Estimated: from data sheets, for a machine that was not there."""
     emulation: Emulation | None = None
     """Of an emulated machine alone: each operation of a run is made to last as these figures say."""
+    network: Network | None = None
+    """None: nobody measured any, and plans are for one rank."""
 
     @model_validator(mode="after")
     def _emulated(self) -> Self:

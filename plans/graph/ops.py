@@ -18,9 +18,10 @@ from .contents import Content, Role, title_of
 
 Tier = Literal["device", "host", "ssd"]
 TIERS: tuple[Tier, ...] = ("device", "host", "ssd")
-Resource = Literal["read", "write", "h2d", "d2h", "compute", "cpu"]
-RESOURCES: tuple[Resource, ...] = ("read", "write", "h2d", "d2h", "compute", "cpu")
-"""One worker each in the executor, one lane each in the simulator; read and write share the drive."""
+Resource = Literal["read", "write", "h2d", "d2h", "compute", "cpu", "network"]
+RESOURCES: tuple[Resource, ...] = ("read", "write", "h2d", "d2h", "compute", "cpu", "network")
+"""One worker each in the executor, one lane each in the simulator; read and write share the drive. The network is a
+resource of plans for several ranks alone."""
 
 _T = TypeVar("_T")
 

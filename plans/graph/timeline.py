@@ -12,6 +12,12 @@ CLOCK_SECONDS = 1e-8
 """What times are good to: a trace rounds a start and a length each to a nanosecond."""
 
 
+def lanes_of(graph: Graph) -> tuple[Resource, ...]:
+    """The resources to tell of a graph: all, but for a network that it does not use."""
+    uses_network = any(op.resource == "network" for op in graph.ops)
+    return tuple(resource for resource in RESOURCES if resource != "network" or uses_network)
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Start and end of every op of `graph`, in seconds from the start of the step; index i is graph.ops[i]."""
@@ -26,7 +32,8 @@ class Timeline:
 
     def busy(self) -> dict[Resource, float]:
         """Resource -> seconds in which at least one of its ops was running."""
-        spans: dict[Resource, list[tuple[float, float]]] = {resource: [] for resource in RESOURCES}
+        """Of the network only where there is one."""
+        spans: dict[Resource, list[tuple[float, float]]] = {resource: [] for resource in lanes_of(self.graph)}
         for op, start, end in zip(self.graph.ops, self.starts, self.ends, strict=True):
             spans[op.resource].append((start, end))
         total: dict[Resource, float] = {}

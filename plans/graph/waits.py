@@ -1,7 +1,8 @@
 """Waits: what each op of a program must wait for, from the memory that it reads and writes.
 
 Owns the rule (read after write, write after read, write after write, and so the reuse of a slot), applied to bytes of
-each tier. Nothing else orders operations: not sleeping, not luck, not the order of a queue.
+each tier; and that collectives run in the graph's order. Nothing else orders operations: not sleeping, not luck, not
+the order of a queue.
 """
 
 from bisect import bisect_left
@@ -25,8 +26,13 @@ def with_waits(program: Sequence[Op], buffers: Sequence[Buffer]) -> tuple[Op, ..
         return found
 
     placed: list[Op] = []
+    collective = NOBODY
+    """The last one: all ranks run them in one order."""
     for index, op in enumerate(program):
         waits: set[int] = set()
+        if op.resource == "network":
+            waits.add(collective)
+            collective = index
         for region in op.reads:
             zone, shift, nbytes = located.get(region.buffer) or locate(region.buffer)
             assert 0 <= region.start < region.stop <= nbytes, f"{region} outside {buffers[region.buffer]}"

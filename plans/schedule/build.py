@@ -14,6 +14,7 @@ from .emission import Emission, When
 from .homes import Buffers, make_homes
 from .horizontal import HORIZONTAL
 from .order import Order
+from .shards import Shards
 from .vertical import VERTICAL
 from .zeroth_order import ZEROTH_ORDER
 
@@ -34,16 +35,17 @@ _STEPS: dict[GraphName, tuple[When, ...]] = {
 
 
 @no_collection()
-def build_schedule(model: Model, decision: Decision) -> Schedule:
-    """Expand a decision into buffers with places and graphs with waits. Depends on nothing else."""
-    buffers = Buffers()
-    homes = make_homes(model, decision, buffers)
+def build_schedule(model: Model, decision: Decision, rank: int = 0) -> Schedule:
+    """Expand a decision into buffers with places and graphs with waits, for one rank of those that train together.
+    Depends on nothing else."""
+    buffers, shards = Buffers(), Shards(decision.ranks, rank)
+    homes = make_homes(model, decision, buffers, shards)
     order = ORDERS[decision.schedule]
-    training = Emission(model, decision, homes, buffers)
-    evaluation = Emission(model, decision, homes, buffers, prefix="evaluate/")
+    training = Emission(model, decision, homes, buffers, shards)
+    evaluation = Emission(model, decision, homes, buffers, shards, prefix="evaluate/")
     order.train(training)
     order.evaluate(evaluation)
-    flush = Emission(model, decision, homes, buffers, prefix="flush/") if order.flush else training
+    flush = Emission(model, decision, homes, buffers, shards, prefix="flush/") if order.flush else training
     if order.flush:
         order.flush(flush)
     programs: dict[GraphName, Emission] = {

@@ -13,6 +13,7 @@ from ..documents.state_layout import ELEMENT_BYTES
 from ..graph.contents import Content, Role
 from ..graph.ops import Home, Op, Region, Resource, Tier, Transfer
 from .homes import Buffers, device_tier
+from .shards import Shards
 
 NOWHERE = -1
 """The index of an op that has none yet; `graph/waits.py` numbers them."""
@@ -36,8 +37,16 @@ class Emission:
     """Operations in an order in which they could run one by one."""
 
     def __init__(
-        self, model: Model, decision: Decision, homes: tuple[Home, ...], buffers: Buffers, *, prefix: str = ""
+        self,
+        model: Model,
+        decision: Decision,
+        homes: tuple[Home, ...],
+        buffers: Buffers,
+        shards: Shards,
+        *,
+        prefix: str = "",
     ) -> None:
+        self.shards = shards
         self.model, self.decision, self.homes, self.buffers = model, decision, homes, buffers
         self.parameter_bytes = tuple(decision.parameters_of(state).element_bytes for state in model.states)
         """Of each state, an element as it lives and moves."""

@@ -4,8 +4,8 @@ Owns the rounding of fractions to whole ranges and to whole states. A state's el
 delayed; within each, each of its forms (optimizer states, parameters, delayed gradient) is on host first, then on ssd.
 Parameters that stay on the device are there whole, because compute wants a state's weights side by side; so are the
 optimizer states and the waiting gradient of a state that the device updates. Frozen states have parameters only, and no
-delayed part. A home is a range in which none of these changes, no longer than one update
-op takes.
+delayed part. A home is a range in which none of these changes, no longer than one update op takes. Of several ranks
+each has homes of its own elements alone, and fractions are of these.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from ..documents.profile import Model
 from ..documents.state_layout import GRADIENT, GRAIN, OPTIMIZER_FORMATS
 from ..graph.contents import Role
 from ..graph.ops import Buffer, Home, Region, Tier
+from .shards import Shards
 
 
 class Buffers:
@@ -88,8 +89,8 @@ def device_tier(decision: Decision) -> Tier:
     return "host" if decision.unified_memory else "device"
 
 
-def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home, ...]:
-    """Cut every state into homes and make the buffers that they lie in.
+def make_homes(model: Model, decision: Decision, buffers: Buffers, shards: Shards) -> tuple[Home, ...]:
+    """Cut what a rank owns of every state into homes and make the buffers that they lie in.
 
     A delayed gradient on host shares its memory with the activation checkpoints of its layer (`Buffer.shared_by`),
     which are consumed before it arrives and made after it is used (GreedySnake 4.4). The delayed gradients of layers
@@ -100,14 +101,18 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
     optimizer_bytes = OPTIMIZER_FORMATS[decision.optimizer_states].range_bytes
     blocks = range(1, len(model.layers) - 1)
     for index, state in enumerate(model.states):
+        first, end = shards.own(state.elements)
+        elements = end - first
+        if not elements:
+            continue
         delayed = 0.0 if state.frozen else decision.delay_ratio
         optimized = not state.frozen and decision.optimizer != "mezo"
         there = index in kept.updated
         if there:
             delayed = float(decision.updates_wait)
-        delayed_start = _share((1.0 - delayed, delayed), state.elements)
+        delayed_start = _share((1.0 - delayed, delayed), elements)
         p = decision.placement[state.state_class]
-        lengths = (delayed_start, state.elements - delayed_start)
+        lengths = (delayed_start, elements - delayed_start)
         optimizer = _host_ends(
             lengths,
             (p.optimizer_prompt_host, p.optimizer_prompt_ssd),
@@ -125,7 +130,7 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
         gradient = _host_ends(lengths, (0.0, 0.0), (p.delayed_gradient_host, p.delayed_gradient_ssd))
         if there:
             gradient = (0, delayed_start)
-        cuts = sorted({0, delayed_start, state.elements, *optimizer, *parameters, *gradient})
+        cuts = sorted({0, delayed_start, elements, *optimizer, *parameters, *gradient})
         pieces = [
             piece
             for start, stop in itertools.pairwise(cuts)
@@ -164,8 +169,8 @@ def make_homes(model: Model, decision: Decision, buffers: Buffers) -> tuple[Home
             homes.append(
                 Home(
                     state=index,
-                    start=start,
-                    stop=stop,
+                    start=first + start,
+                    stop=first + stop,
                     delayed=late,
                     optimizer=home_optimizer,
                     parameters=home_parameters,

@@ -7,9 +7,10 @@ are asked for stage by stage, and what is there already costs nothing. Where mem
 from collections.abc import Callable, Iterator, Sequence
 
 from ..documents.state_layout import GRAIN
+from ..graph.collectives import Gather
 from ..graph.contents import Content, Role
 from ..graph.ops import Home, Region
-from .emission import Emission, When, cut
+from .emission import NOWHERE, Emission, When, cut
 from .homes import Span, kept_on_device, parameter_spans
 
 
@@ -42,7 +43,7 @@ class Parameters:
             if self._spared(state) or self._brought_for(stage, state) != stage:
                 continue
             made_by_update = first_use and emission.model.uses(state)[0] == layer
-            for span in self._spans[state]:
+            for span in self._spans.get(state, ()):
                 if span.tier == "ssd":
                     when = When.NOT_PENDING if made_by_update and span.delayed else When.ALWAYS
                     target = self._in_transit(stage, state, span)
@@ -51,28 +52,64 @@ class Parameters:
                         emission.move_state("read", source, piece, Content.PARAMETERS, state, when)
 
     def upload(self, stage: int, layer: int, pieces: range, of: int) -> None:
-        """Move these pieces, of so many, of the layer's parameters to the device. Unified memory has them already."""
-        emission = self._emission
-        if emission.unified:
-            return
-        for state in emission.model.layers[layer].states:
+        """Move these pieces, of so many, of the layer's parameters to the device. Unified memory has them already. Of
+        several ranks each moves its share, and behind its last piece all shares are gathered."""
+        for state in self._emission.model.layers[layer].states:
             if self._spared(state) or self._brought_for(stage, state) != stage:
                 continue
-            target = self.weight(stage, state)
-            elements, each = emission.model.states[state].elements, emission.parameter_bytes[state]
-            start = _grain(elements, pieces.start, of)
-            stop = _grain(elements, pieces.stop, of)
-            for span in self._spans[state]:
-                first, last = max(start, span.start), min(stop, span.stop)
-                if first < last and span.tier != "device":
-                    source = self._in_transit(stage, state, span) if span.tier == "ssd" else span.region
-                    emission.move_state(
-                        "h2d",
-                        cut(source, self._bytes(state, span, first, last)),
-                        cut(target, (first * each, last * each)),
-                        Content.PARAMETERS,
-                        state,
-                    )
+            if not self._emission.unified:
+                self._move_up(stage, state, pieces, of)
+            if pieces.stop == of and not self._emission.shards.alone:
+                self._gather(stage, state)
+
+    def _move_up(self, stage: int, state: int, pieces: range, of: int) -> None:
+        emission = self._emission
+        target = self.weight(stage, state)
+        each = emission.parameter_bytes[state]
+        begin, end = emission.shards.own(emission.model.states[state].elements)
+        start, stop = (begin + _grain(end - begin, piece, of) for piece in (pieces.start, pieces.stop))
+        for span in self._spans.get(state, ()):
+            first, last = max(start, span.start), min(stop, span.stop)
+            if first < last and span.tier != "device":
+                source = self._in_transit(stage, state, span) if span.tier == "ssd" else span.region
+                emission.move_state(
+                    "h2d",
+                    cut(source, self._bytes(state, span, first, last)),
+                    cut(target, (first * each, last * each)),
+                    Content.PARAMETERS,
+                    state,
+                )
+
+    def _gather(self, stage: int, state: int) -> None:
+        """All ranks' shares of a state, side by side where compute finds it."""
+        emission, shards = self._emission, self._emission.shards
+        elements, each = emission.model.states[state].elements, emission.parameter_bytes[state]
+        there = self.weight(stage, state)
+        start, stop = shards.own(elements)
+        emission.emit(
+            Gather(
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                state=state,
+                state_name=emission.name(state),
+                shares=tuple(self._arrived(stage, state, span, there) for span in self._spans.get(state, ())),
+                whole=Region(there.buffer, 0, shards.whole(elements) * each),
+                own=(start * each, stop * each),
+                ranks=shards.ranks,
+            )
+        )
+
+    def _arrived(self, stage: int, state: int, span: Span, there: Region) -> Region:
+        """Where a span of this rank's share lies when compute's tier has it: where it is to be gathered, if it was
+        moved up there."""
+        emission = self._emission
+        if span.tier == emission.device:
+            return span.region
+        if emission.unified:
+            return self._in_transit(stage, state, span)
+        each = emission.parameter_bytes[state]
+        return Region(there.buffer, span.start * each, span.stop * each)
 
     def weights(self, stage: int, layer: int) -> tuple[Region, ...]:
         """Where on the device the layer's parameters lie in this stage, one region for each of its states."""
@@ -88,6 +125,11 @@ class Parameters:
     def _place(self, stage: int, state: int) -> Region:
         emission = self._emission
         nbytes = emission.model.states[state].elements * emission.parameter_bytes[state]
+        if not emission.shards.alone:
+            role = Role.PARAMETERS_IN_TRANSIT if emission.unified else Role.PARAMETERS
+            every = emission.shards.whole(emission.model.states[state].elements) * emission.parameter_bytes[state]
+            name = f"weights/{self._brought_for(stage, state)}/{state}"
+            return Region(emission.passing(name, emission.device, every, role, f"weights/{every}"), 0, nbytes)
         span = self._spans[state][0]
         if span.tier == emission.device:
             buffer = span.region.buffer

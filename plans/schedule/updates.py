@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ..documents.state_layout import GRADIENT_BYTES
+from ..graph.collectives import AddShares, Exchange
 from ..graph.contents import Content, Role
 from ..graph.ops import Home, Region, SumSquares, Update
 from .emission import NOWHERE, Emission, When, bytes_of, cut
@@ -38,24 +39,31 @@ class Updates:
         is used there, that is one place for all stages until then: for a delayed update, its home."""
         emission = self._emission
         nbytes = emission.model.states[state].elements * GRADIENT_BYTES
-        waiting = self._homes[state][0].gradient
-        if self.stays(state) and waiting:
+        if self.stays(state) and (waiting := self._homes[state][0].gradient):
             return Region(waiting.buffer, 0, nbytes)
+        return Region(self._summed("gradient", stage, state).buffer, 0, nbytes)
+
+    def _summed(self, kind: str, stage: int, state: int) -> Region:
+        """A place for a state's gradient, of all ranks' shares of it."""
+        emission = self._emission
         one_place = emission.unified or self.stays(state)
-        name = f"gradient/{state}" if one_place else f"gradient/{stage}/{state}"
-        return Region(emission.passing(name, emission.device, nbytes, Role.GRADIENTS, f"gradient/{nbytes}"), 0, nbytes)
+        name = f"{kind}/{state}" if one_place else f"{kind}/{stage}/{state}"
+        every = emission.shards.whole(emission.model.states[state].elements) * GRADIENT_BYTES
+        return Region(emission.passing(name, emission.device, every, Role.GRADIENTS, f"gradient/{every}"), 0, every)
 
     def finish(self, stage: int, state: int) -> Iterator[Piece]:
         """What follows the last backward that adds to a state's gradient: it leaves the device, its prompt part is
         updated, and its delayed part goes to where it waits."""
         gradient = self.gradient(stage, state)
+        if not self._emission.shards.alone:
+            gradient = self._summed("received", stage, state)
         if self.stays(state):
             yield partial(self._sum_squares, gradient, state)
-        prompt = [home for home in self._homes[state] if not home.delayed]
+        prompt = [home for home in self._homes.get(state, ()) if not home.delayed]
         loaded: dict[int, tuple[Region, Region]] = {}
         for number in range(len(prompt)):
             yield partial(self._update_prompt, gradient, prompt, number, loaded)
-        for home in self._homes[state]:
+        for home in self._homes.get(state, ()):
             if home.delayed:
                 yield partial(self._leave_delayed_gradient, gradient, home)
 
@@ -66,7 +74,7 @@ class Updates:
             home
             for state in model.layers[use].states
             if model.uses(state)[0] == use
-            for home in self._homes[state]
+            for home in self._homes.get(state, ())
             if home.delayed
         ]
         loaded: dict[int, tuple[Region, Region]] = {}
@@ -92,11 +100,49 @@ class Updates:
             if ahead not in loaded:
                 home = homes[ahead]
                 optimizer = self._load_optimizer(home, When.ALWAYS)
-                source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
+                source = self._of(gradient, home)
                 target = source if emission.unified or self.stays(home.state) else self._gradient_chunk(home)
                 emission.move_state("d2h", source, target, Content.GRADIENT, home.state, final_gradient=True)
                 loaded[ahead] = (optimizer, target)
         self._update(homes[number], *loaded[number], self._updated(homes[number]), When.ALWAYS)
+
+    def _of(self, gradient: Region, home: Home) -> Region:
+        """A home's elements of the gradient of what this rank owns of their state."""
+        start, stop = bytes_of(home, GRADIENT_BYTES)
+        first, _ = self._emission.shards.own(self._emission.model.states[home.state].elements)
+        return cut(gradient, (start - first * GRADIENT_BYTES, stop - first * GRADIENT_BYTES))
+
+    def exchange(self, stage: int, state: int) -> None:
+        """Before `finish`, of several ranks: every rank's gradient of this rank's share comes, and they are added up
+        where the first of them lies."""
+        emission = self._emission
+        if emission.shards.alone:
+            return
+        received, ranks = self._summed("received", stage, state), emission.shards.ranks
+        emission.emit(
+            Exchange(
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                state=state,
+                state_name=emission.name(state),
+                gradient=self.gradient(stage, state),
+                received=received,
+                ranks=ranks,
+            )
+        )
+        emission.emit(
+            AddShares(
+                index=NOWHERE,
+                stage=emission.stage,
+                waits=(),
+                state=state,
+                state_name=emission.name(state),
+                received=received,
+                total=Region(received.buffer, 0, received.nbytes // ranks),
+                ranks=ranks,
+            )
+        )
 
     def _sum_squares(self, gradient: Region, state: int) -> None:
         emission = self._emission
@@ -115,7 +161,7 @@ class Updates:
         """A delayed gradient goes to where it waits for the next step's forward."""
         assert home.gradient is not None
         emission = self._emission
-        source = cut(gradient, bytes_of(home, GRADIENT_BYTES))
+        source = self._of(gradient, home)
         on_ssd = emission.tier(home.gradient) == "ssd"
         target = self._gradient_chunk(home) if on_ssd else home.gradient
         emission.move_state("d2h", source, target, Content.DELAYED_GRADIENT, home.state, final_gradient=True)

@@ -92,6 +92,7 @@ class _Vertical:
             if position == self.n - 1 and stage + 2 == self.stages:
                 self._restore_partial_gradients(stage + 1)
             if position == self.n - 1 and stage >= self.forwards:
+                self._exchange(stage)
                 updates = list(self._after_backward(stage))
         leave()
         for update in updates:
@@ -259,6 +260,12 @@ class _Vertical:
         )
 
     # Gradients: they leave the device once, after a layer's last micro-batch.
+
+    def _exchange(self, stage: int) -> None:
+        """Before all else that follows a layer's last backward, so that every rank does it at the same place."""
+        for state in self.emission.model.trained(self.layer_of[stage]):
+            if self.emission.model.uses(state)[0] == self.layer_of[stage]:
+                self.updates.exchange(stage, state)
 
     def _after_backward(self, stage: int) -> Iterator[Piece]:
         """What follows a layer's last backward, in pieces."""

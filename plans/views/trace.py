@@ -14,14 +14,17 @@ from ..analysis.memory_usage import Usage, label, memory_usage
 from ..analysis.work import roles_in_order
 from ..errors import MismatchError, UsageError
 from ..files import read_bounded, write_whole
+from ..graph.collectives import Exchange, Gather
 from ..graph.ops import RESOURCES, Op, Perturb, Resource, Schedule, SumSquares, Tier, Transfer, Update
-from ..graph.timeline import CLOCK_SECONDS, Timeline
+from ..graph.timeline import CLOCK_SECONDS, Timeline, lanes_of
 from ..json_errors import json_reason
 
 FORMAT = "ssdplan.trace/1"
 GRAPHS = ("first", "steady", "unwritten", "flush", "evaluate")
 _OPERATIONS, _MEMORY = 1, 2
 """Processes of the trace: one with a thread a resource, one with the counters."""
+ALWAYS: tuple[Resource, ...] = tuple(resource for resource in RESOURCES if resource != "network")
+"""The tracks that a trace has though nothing runs there."""
 _TIERS: tuple[Tier, ...] = ("host", "device")
 
 Event = dict[str, object]
@@ -101,6 +104,8 @@ def amount(op: Op) -> tuple[int, str]:
         return op.copies, "copies"
     if isinstance(op, SumSquares):
         return op.gradient.nbytes, "bytes"
+    if isinstance(op, Gather | Exchange):
+        return op.nbytes, "bytes"
     return 0, ""
 
 
@@ -108,7 +113,7 @@ def _tracks(timeline: Timeline) -> list[tuple[Resource, int]]:
     """Op -> resource and the first of its tracks, from 0, on which nothing else runs: there, spans that overlap must
     lie one within the other."""
     tracks: list[tuple[Resource, int]] = [(op.resource, 0) for op in timeline.graph.ops]
-    ends: dict[Resource, list[float]] = {resource: [] for resource in RESOURCES}
+    ends: dict[Resource, list[float]] = {resource: [] for resource in lanes_of(timeline.graph)}
     for index in sorted(range(len(tracks)), key=lambda index: timeline.starts[index]):
         resource = tracks[index][0]
         mine, start = ends[resource], timeline.starts[index]
@@ -121,7 +126,7 @@ def _tracks(timeline: Timeline) -> list[tuple[Resource, int]]:
 def _names(name: str, tracks: list[tuple[Resource, int]]) -> Iterator[Event]:
     yield {"ph": "M", "pid": _OPERATIONS, "name": "process_name", "args": {"name": name}}
     yield {"ph": "M", "pid": _MEMORY, "name": "process_name", "args": {"name": "memory in use, by role"}}
-    for track in sorted({*tracks, *((resource, 0) for resource in RESOURCES)}, key=_thread):
+    for track in sorted({*tracks, *((resource, 0) for resource in ALWAYS)}, key=_thread):
         resource, number = track
         tid, place = _thread(track), {"ph": "M", "pid": _OPERATIONS, "tid": _thread(track)}
         yield {**place, "name": "thread_name", "args": {"name": f"{resource} ({number + 1})" if number else resource}}

@@ -4,12 +4,13 @@ decision, with what the simulator says of it (`planned`)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity, ZerothOrder
-from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Rung, State, Timing
+from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Network, Rung, State, Timing
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
@@ -124,9 +125,10 @@ def make_plan(
     saved: Sequence[Saved] = (),
     rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
     zeroth_order: ZerothOrder | None = None,
+    ranks: int = 1,
 ) -> Plan:
-    """A plan with these fractions on host; `on_device`, `across_turn`, `updated` and `inputs` on the device; `saved` of
-    every class of blocks, by `rungs`."""
+    """A plan for so many `ranks` with these fractions on host; `on_device`, `across_turn`, `updated` and `inputs` on
+    the device; `saved` of every class of blocks, by `rungs`."""
     shape = describe(
         model,
         sequence_length=sequence_length,
@@ -159,11 +161,15 @@ def make_plan(
         blocks = {layer.layer_class for layer in shape.layers[max(shape.first_trained, 1) : -1]}
         update = {"recompute": "part", "saved": {name: tuple(saved) for name in sorted(blocks)}}
         decision = decision.model_copy(update=update)
-    built = build_schedule(shape, decision)
+    decision = decision.model_copy(update={"ranks": ranks})
+    each = [build_schedule(shape, decision, rank) for rank in range(ranks)]
+    most = {tier: max(built.arenas[tier] for built in each) for tier in each[0].arenas}
+    built = replace(each[0], arenas=most)
+    network = Network(ranks=ranks, gather_bandwidth=1e9, exchange_bandwidth=1e9, add_rate=1e10) if ranks > 1 else None
     return Plan(
         profile_sha256="0" * 64,
         model=shape,
-        machine=machine(device),
+        machine=machine(device).model_copy(update={"network": network}),
         decision=decision,
         prediction=_prediction(
             built, seconds=1.0, speed=1.0, bound_by="nothing measured", busy={}, program_seconds=0.0

@@ -15,7 +15,7 @@ from ...analysis.overlay import STARTING, stalls
 from ...analysis.work import OTHER_COLOUR, RESOURCE_LABELS, ROLE_COLOURS, WORK_COLOURS, roles_in_order, work_of
 from ...documents.plan import Plan
 from ...graph.ops import RESOURCES, Graph, Schedule, Tier
-from ...graph.timeline import Timeline
+from ...graph.timeline import Timeline, lanes_of
 from ..trace import amount
 from .colours import colour_class
 
@@ -31,7 +31,7 @@ def page_data(plan: Plan, schedule: Schedule, timelines: Mapping[str, Timeline])
     graph = next(iter(timelines.values())).graph
     works = sorted({work_of(op) for op in graph.ops}, key=_work_order)
     return {
-        "lanes": [RESOURCE_LABELS.get(name, name) for name in RESOURCES],
+        "lanes": [RESOURCE_LABELS.get(name, name) for name in lanes_of(graph)],
         "compute": RESOURCES.index("compute"),
         "works": [{"name": work, "colour": colour_class(WORK_COLOURS.get(work, OTHER_COLOUR))} for work in works],
         "starting": STARTING,

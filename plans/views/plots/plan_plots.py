@@ -32,8 +32,8 @@ from ...analysis.work import (
 from ...documents.plan import Alternative, Plan
 from ...files import writing
 from ...graph.contents import Role
-from ...graph.ops import RESOURCES, Backward, Resource, Schedule
-from ...graph.timeline import Timeline
+from ...graph.ops import Backward, Resource, Schedule
+from ...graph.timeline import Timeline, lanes_of
 from ...units import format_bytes
 from ..quantities import duration, number
 
@@ -154,7 +154,7 @@ def draw_timeline(plan: Plan, schedule: Schedule, timeline: Timeline) -> Figure:
     """What each resource does when: the whole step, and a few stages of it around the turn to backward."""
     figure = _figure(f"{_capital(_step_name(timeline))} by resource: {_name(plan)}")
     lanes = _lanes(schedule, timeline)
-    busy = timeline.busy()
+    busy, names = timeline.busy(), lanes_of(timeline.graph)
     seconds = timeline.seconds or 1.0
     turn = _turning_point(timeline)
     zoom = _zoom(timeline, turn)
@@ -166,23 +166,23 @@ def draw_timeline(plan: Plan, schedule: Schedule, timeline: Timeline) -> Figure:
         whole.axvspan(*zoom, facecolor="#000000", alpha=0.08, linewidth=0, zorder=0)
         part.set_facecolor("#F5F5F5")
     for axes, (start, end) in panels:
-        for row, resource in enumerate(reversed(RESOURCES)):
+        for row, resource in enumerate(reversed(names)):
             if zoom is not None and axes is panels[0][0]:
                 _draw_shares(axes, row, lanes[resource], end)
             else:
                 _draw_lane(axes, row, lanes[resource], start, end)
-        axes.set_yticks(range(len(RESOURCES))[::-1])
-        axes.set_ylim(-0.55, len(RESOURCES) - 0.45)
+        axes.set_yticks(range(len(names))[::-1])
+        axes.set_ylim(-0.55, len(names) - 0.45)
         axes.set_xlim(start, end)
         axes.tick_params(axis="y", length=0)
         _mark_turn(axes, turn)
         _finish(axes)
     first = panels[0][0]
-    first.set_yticklabels([f"{RESOURCE_LABELS[name]}  {busy[name] / seconds:4.0%}" for name in RESOURCES])
+    first.set_yticklabels([f"{RESOURCE_LABELS[name]}  {busy[name] / seconds:4.0%}" for name in names])
     height = "" if zoom is None else "; a lane is filled as high as the share of the time in which it works"
     _subtitle(first, f"all of it, {duration(seconds)}{height}")
     if zoom is not None:
-        panels[1][0].set_yticklabels([RESOURCE_LABELS[name] for name in RESOURCES])
+        panels[1][0].set_yticklabels([RESOURCE_LABELS[name] for name in names])
         _subtitle(panels[1][0], f"the shaded {duration(zoom[1] - zoom[0])} of it, operation by operation")
         _clock(first, seconds)
         first.set_xlabel("")
@@ -194,7 +194,7 @@ def draw_timeline(plan: Plan, schedule: Schedule, timeline: Timeline) -> Figure:
 
 def _lanes(schedule: Schedule, timeline: Timeline) -> dict[Resource, list[Span]]:
     """Resource -> its work in order of time; ops of one kind that follow at once are one span."""
-    lanes: dict[Resource, list[Span]] = {resource: [] for resource in RESOURCES}
+    lanes: dict[Resource, list[Span]] = {resource: [] for resource in lanes_of(timeline.graph)}
     gap = timeline.seconds * 1e-6
     for start, end, index in sorted(zip(timeline.starts, timeline.ends, range(len(timeline.starts)), strict=True)):
         op = timeline.graph.ops[index]

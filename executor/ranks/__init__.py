@@ -1,0 +1,1 @@
+"""Ranks: the processes that train together, and what passes between them."""

@@ -1,0 +1,57 @@
+"""One rank of a test's run, in a process of its own: `python -m tests.executor.ranks.worker SPEC`, in an environment as
+torchrun makes it.
+
+The specification is JSON: a directory as `tests.executor.runs.prepare` makes it, the run's directory, and the choices
+of plan and recipe. What rank 0 found is written beside the run as `found.json`.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from ssdplan.executor.device.emulated import EmulatedDevice
+from ssdplan.executor.device.tensors import DTYPES
+from ssdplan.executor.model.model import open_model
+from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.ranks.group import joined, place_of
+from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.train import train
+from ssdplan.plans.errors import SsdplanError
+from tests.executor.runs import LENGTH
+from tests.made.plans import make_plan
+
+
+def main() -> int:
+    spec = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    place = place_of(os.environ)
+    directory, out = Path(spec["directory"]), Path(spec["out"])
+    rank = place.rank if place else 0
+    recipe = Recipe(optimizer=AdamW(lr=1e-3, weight_decay=0.1), **spec["recipe"] | spec["of_ranks"].get(str(rank), {}))
+    try:
+        with joined(place, "cpu", spec["patience"]) as ranks:
+            model = open_model(directory / spec["name"], DTYPES[spec["plan"].get("precision", "fp32")])
+            result = train(
+                make_plan(model, sequence_length=LENGTH, ranks=ranks.size, **spec["plan"]),
+                model,
+                EmulatedDevice(),
+                data=directory / spec["data"],
+                out=out if rank == 0 else out.with_name(f"{out.name}-rank-{rank}"),
+                recipe=recipe,
+                eval_data=directory / "held-out.txt",
+                ranks=ranks,
+            )
+    except SsdplanError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    if rank == 0:
+        found = {"losses": result.losses, "eval": result.eval_losses}
+        out.with_name(f"{out.name}.json").write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
