@@ -1,5 +1,8 @@
 """`ssdplan profile`: this machine and a model measured, into a profile."""
 
+import io
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from ssdplan.executor.ranks.place import is_rank, named_rank, place_of, settle_rank
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
@@ -30,6 +34,7 @@ class Options:
     endurance: Sequence[int]
     seconds: float | None
     emulate: str | None
+    ranks: int | None
     json: bool
     output: Path
 
@@ -112,6 +117,13 @@ def command() -> Command:
             "there, and a profile by which each of its operations lasts as on that machine; besides link=NAME, "
             "cpu=NAME, slower=K, how many times as long [4], and smaller=S, what its widths are divided by [16]",
         ),
+        click.Option(
+            ["--ranks"],
+            type=COUNT,
+            metavar="R",
+            help="start so many ranks on this machine, which measure at once, and what they exchange; on several "
+            "machines torchrun starts them [1]",
+        ),
     )
     output = (
         click.Option(["--json"], is_flag=True, help="print the profile as JSON"),
@@ -139,6 +151,14 @@ def call(options: Options) -> int:
     if options.emulate is not None:
         return _emulate(options, options.emulate)
     of.settle_process()
+    if (options.ranks or 1) > 1 and not is_rank():
+        from ssdplan.executor.ranks.launcher import launch
+
+        return launch(options.ranks or 1, sys.argv[1:])
+    if is_rank():
+        settle_rank()
+    place = place_of(os.environ)
+    several = place is not None and place.size > 1
     from ssdplan.executor.device.device import open_device
     from ssdplan.executor.device.tensors import DTYPES
     from ssdplan.executor.model.directory.hub import find_model
@@ -148,13 +168,15 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.weights import Weights
     from ssdplan.executor.optimizer.adamw_on_device import ready_update
     from ssdplan.executor.optimizer.passes import perturb
+    from ssdplan.executor.ranks.group import PATIENCE_SECONDS, joined
     from ssdplan.executor.store.volumes import held_blank
     from ssdplan.plans.views.profile_text import describe_profile, suggested_host_memory
     from ssdplan.profiler.profile import ProfileLimits, profile
     from ssdplan.profiler.storage import SMALLEST_VOLUME
 
     of.require_writable(options.output)
-    device = open_device(options.device)
+    name = f"cuda:{place.local_rank}" if place and several and options.device == "cuda" else options.device
+    device = open_device(name)
     if options.compression_error:
         require_kernels(device.torch_device)
     model = open_model(
@@ -164,9 +186,11 @@ def call(options: Options) -> int:
         allow_unused_weights=options.allow_unused_weights,
     )
     volumes = options.volume or [Path()]
-    line = ProgressLine("profile")
+    line = ProgressLine("profile", io.StringIO() if place and place.rank else None)
     weights = Weights(model)
     with ExitStack() as held:
+        held.enter_context(named_rank(place.rank if place and several else None))
+        ranks = held.enter_context(joined(place, device.kind, PATIENCE_SECONDS + (options.seconds or 300.0)))
         held.callback(weights.close)
         held.callback(line.done)
         blanks = {volume: held.enter_context(held_blank(volume, SMALLEST_VOLUME)) for volume in dict.fromkeys(volumes)}
@@ -186,7 +210,11 @@ def call(options: Options) -> int:
             int8=options.compression_error,
             perturb=perturb,
             make_device_update=ready_update,
+            ranks=ranks,
+            local_ranks=place.local_size if place else 1,
         )
+        if ranks.rank:
+            return 0
     measured.save(options.output)
     of.print_document(measured, describe_profile(measured), options.json)
     budget = suggested_host_memory(measured)
@@ -205,6 +233,7 @@ def _emulate(options: Options, wanted: str) -> int:
         "--seconds": options.seconds,
         "--endurance": options.endurance,
         "a second --volume": len(options.volume) > 1,
+        "--ranks": options.ranks,
     }
     for name, given in meaningless.items():
         if given:

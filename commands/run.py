@@ -1,11 +1,15 @@
 """`ssdplan run`: training by a plan."""
 
+import io
+import os
+import sys
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssdplan.executor.ranks.place import is_rank, named_rank, place_of, settle_rank
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import OptionValue
 from ssdplan.plans.errors import MismatchError, UsageError
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 
 
+PATIENT_STEPS = 5.0
+"""Predicted steps for which a rank waits for the others, and at least `PATIENCE_SECONDS`."""
+
+
 def command() -> Command:
     return Command(Options, call, [plan_argument()], sections(), exclusive=EXCLUSIVE, tells_given=True)
 
@@ -31,6 +39,10 @@ def call(options: Options) -> int:
     of.require_engine()
     said = _said(options)
     options = _with(options, said)
+    if (options.ranks or 1) > 1 and not is_rank():
+        return _launched(options)
+    if is_rank():
+        settle_rank()
     if options.resume is None:
         lacking = [name for name in ("PLAN", "--data", "--steps", "--out") if name.strip("-").lower() not in said]
         if lacking:
@@ -56,7 +68,41 @@ def call(options: Options) -> int:
         return _run(_with(options, said), kept, said, now)
 
 
-_NOT_KEPT = frozenset({"plan", "out", "volume", "resume", "resume_anyway", "adopt"})
+def _launched(options: Options) -> int:
+    """The run by ranks that this process starts, each of which reads the command line itself."""
+    assert options.ranks is not None
+    if options.plan is not None:
+        _require_ranks(Plan.load(options.plan), options.ranks)
+    of.settle_process()
+    from ssdplan.executor.ranks.launcher import launch
+
+    return launch(options.ranks, sys.argv[1:])
+
+
+def _require_ranks(plan: Plan, ranks: int) -> None:
+    if (there := plan.decision.ranks) != ranks:
+        raise MismatchError(
+            f"the plan is for {there} rank(s), and {ranks} are to run: "
+            + (f"give --ranks {there}, or start as many by torchrun" if there > 1 else "leave --ranks out")
+            + f", or solve again with --ranks {ranks}"
+        )
+
+
+def _require_alone(options: Options, kept: "Kept | None") -> None:
+    """Raise UsageError for what a run of several ranks does not do."""
+    named = {
+        "--resume": kept is not None,
+        "--snapshot-every": options.snapshot_every,
+        "--snapshot-minutes": options.snapshot_minutes,
+        "--volume": options.volume,
+        "--replan": options.replan,
+    }
+    for name, given in named.items():
+        if given:
+            raise UsageError(f"{name}: is for runs of one rank; leave it out")
+
+
+_NOT_KEPT = frozenset({"plan", "out", "volume", "resume", "resume_anyway", "adopt", "ranks"})
 """Where a run lies, what it trains by, and how it was told to go on: not what it was started with."""
 
 
@@ -121,6 +167,13 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     steps, data, out = options.steps, options.data, kept.directory.path if kept else options.out
     assert plan and steps and data and out, "whoever calls this has looked for them"
     plan.refuse_estimates()
+    place = place_of(os.environ)
+    if place and place.size > 1:
+        _require_ranks(plan, place.size)
+        _require_alone(options, kept)
+        out = out / f"rank-{place.rank}" if place.rank else out
+    elif plan.decision.ranks > 1:
+        _require_ranks(plan, options.ranks or 1)
     if plan.decision.zeroth_order:
         _require_zeroth_order(options, said)
     if options.keep != 2 and not (options.snapshot_every or options.snapshot_minutes):
@@ -144,6 +197,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     from ssdplan.executor.optimizer.learning_rate import DECAY_SHARE, LearningRate, steps_of
     from ssdplan.executor.optimizer.loss_scale import LossScale
     from ssdplan.executor.optimizer.zeroth_order import MeZO
+    from ssdplan.executor.ranks.group import PATIENCE_SECONDS, joined
     from ssdplan.executor.recipe import Recipe, Watch
     from ssdplan.executor.snapshots.run_directory import on_planned_drives
     from ssdplan.executor.train import train
@@ -151,6 +205,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     from ssdplan.plans.documents.run import PLAN
     from ssdplan.plans.views.report_text import describe_report
 
+    rank, local_rank = (place.rank, place.local_rank) if place else (0, 0)
     events: Path | None = None
     if options.tensorboard:
         events = options.tensorboard.absolute() if isinstance(options.tensorboard, Path) else Path("tensorboard")
@@ -159,7 +214,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     from .configuration import configuration
 
     options = replace(options, model=str(model.absolute()))
-    line = ProgressLine("run")
+    line = ProgressLine("run", io.StringIO() if rank else None)  # rank 0 speaks for all
     line.note(_in_full(options, options.plan or out / PLAN, said))
     decay = options.decay_steps
     if decay is None:
@@ -243,33 +298,39 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
             f"{format_seconds(cost.snapshot_seconds)}"
         )
 
+    patience = options.stall_abort or max(PATIENCE_SECONDS, PATIENT_STEPS * plan.prediction.step_seconds)
+    several, machine = bool(place and place.size > 1), plan.machine
     try:
-        result = train(
-            plan,
-            open_model(
-                model,
-                DTYPES[plan.decision.precision],
-                freeze=plan.model.freeze,
-                allow_unused_weights=plan.model.allow_unused_weights,
-            ),
-            open_device(plan.machine.device, plan.machine.device_index),
-            data=data,
-            out=out,
-            recipe=recipe,
-            eval_data=options.eval_data or None,
-            volumes=options.volume,
-            watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
-            advisor=Replanner(plan),
-            reports=reports,
-            options=as_kept(options.values(), _NOT_KEPT),
-            configuration=configuration(
-                as_kept(options.values(), (*_NOT_KEPT, "json")), PLAN, [str(place.absolute()) for place in named]
-            ),
-            resume=kept,
-            anyway=options.resume_anyway,
-        )
+        with named_rank(rank if several else None), joined(place, machine.device, patience) as ranks:
+            result = train(
+                plan,
+                open_model(
+                    model,
+                    DTYPES[plan.decision.precision],
+                    freeze=plan.model.freeze,
+                    allow_unused_weights=plan.model.allow_unused_weights,
+                ),
+                open_device(machine.device, local_rank if several else machine.device_index),
+                data=data,
+                out=out,
+                recipe=recipe,
+                eval_data=options.eval_data or None,
+                volumes=options.volume,
+                watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
+                advisor=Replanner(plan),
+                reports=reports,
+                options=as_kept(options.values(), _NOT_KEPT),
+                configuration=configuration(
+                    as_kept(options.values(), (*_NOT_KEPT, "json")), PLAN, [str(each.absolute()) for each in named]
+                ),
+                resume=kept,
+                anyway=options.resume_anyway,
+                ranks=ranks,
+            )
     finally:
         line.done()
+    if rank:
+        return 0
     report = out / "report.json"
     print(report.read_text(encoding="utf-8") if options.json else describe_report(report))
     line.note(f"the model is in {result.model_directory}")

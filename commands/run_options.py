@@ -67,6 +67,7 @@ class Options:
     resume: Path | None
     resume_anyway: bool
     adopt: bool
+    ranks: int | None
     serial: bool
     replan: bool
     stall_after: float | None
@@ -278,6 +279,13 @@ def _snapshots() -> tuple[click.Option, ...]:
 
 def _steps() -> tuple[click.Option, ...]:
     return (
+        click.Option(
+            ["--ranks"],
+            type=COUNT,
+            metavar="R",
+            help="start so many ranks on this machine, as the plan was solved for; on several machines torchrun starts "
+            "them [1]",
+        ),
         click.Option(
             ["--serial/--no-serial"],
             default=False,

@@ -53,6 +53,7 @@ class Options:
     masters: Literal["fp32", "none"]
     directions: int
     optimizer_states: OptimizerStates
+    ranks: int | None
     clip_grad_norm: float | None
     schedule: Literal["vertical", "horizontal", "single"]
     micro_batch_size: int | None
@@ -154,6 +155,13 @@ def _numbers() -> tuple[click.Option, ...]:
         ),
         click.Option(
             ["--optimizer-states"], type=Choice(["fp32", "bf16"]), default="fp32", help="format of both moments"
+        ),
+        click.Option(
+            ["--ranks"],
+            type=COUNT,
+            metavar="R",
+            help="processes that train together; budgets, micro-batches and figures are of each, the global batch is "
+            "of all [as many as were profiled]",
         ),
         click.Option(
             ["--clip-grad-norm"],
@@ -326,6 +334,7 @@ def call(options: Options) -> int:
         optimizer_states=options.optimizer_states,
         clip_grad_norm=options.clip_grad_norm,
         unified_memory=measured.machine.compute_shares_cpu and options.device_memory is None,
+        ranks=options.ranks or (measured.machine.network.ranks if measured.machine.network else 1),
         zeroth_order=zeroth_order,
         solver=options.solver,
     )

@@ -142,7 +142,12 @@ def train(
                 snapshots=keeps,
                 rendered_at=rendered_at,
             )
+            if ranks.rank:
+                ranks.tell(b"")  # rank 0 has made the directory that this one's lies in
+                out.parent.mkdir(parents=True, exist_ok=True)
             run = stack.enter_context(RunDirectory.create(out, document, plan))
+            if not ranks.rank:
+                ranks.tell(b"")
         if configuration:
             run.keep_configuration(configuration)
         records = Records.of(schedule, snapshots=recipe.durable_store)
@@ -209,7 +214,9 @@ def train(
         if keeps:
             interruption.begin()
         # Steps of a zeroth-order plan differ, so that no few of them say how the machine is.
-        calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan) if advisor and not logs else None
+        calibrator = None
+        if advisor and not logs and not ranks.rank:
+            calibrator = Calibrator(plan, advisor, watch.note, replan=recipe.replan)
         assert calibrator or not recipe.replan
         loading_peak = process.peak_resident_bytes()
         process.forget_peak()

@@ -10,7 +10,14 @@ from math import inf
 from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
-from ssdplan.plans.documents.plan import Recompute, ScheduleName, ZerothOrder, most_micro_batches, needs_all_gradients
+from ssdplan.plans.documents.plan import (
+    MOST_RANKS,
+    Recompute,
+    ScheduleName,
+    ZerothOrder,
+    most_micro_batches,
+    needs_all_gradients,
+)
 from ssdplan.plans.documents.profile import PAPER, Machine, Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.documents.stripe_shares import room
@@ -55,6 +62,9 @@ class SolveRequest:
     """What activations that go to ssd must gain: in proportion to the step's seconds, for twice the bytes written."""
     activations: Literal["int8"] | None = None
     """A format that saved activations may have beside their own, in which training is not exact."""
+    ranks: int = 1
+    """Processes that train together. Budgets, micro-batches and all figures are of one of them; the global batch is of
+    all."""
     zeroth_order: ZerothOrder | None = None
     """Train without gradients (`--optimizer mezo`), along so many random directions a step. Whether the perturbed
     copies take turns, and how often parameters are written, is for the search."""
@@ -123,6 +133,16 @@ def beyond_available(machine: Machine, request: SolveRequest) -> str:
     )
 
 
+def require_network(machine: Machine, ranks: int) -> None:
+    """Raise UsageError where nobody measured what so many ranks exchange."""
+    network = machine.network
+    if ranks > 1 and (network is None or network.ranks != ranks):
+        measured = f"{network.ranks} ranks" if network else "one rank"
+        raise UsageError(
+            f"ranks = {ranks}: the profile is of {measured}; make one with ssdplan profile --ranks {ranks}"
+        )
+
+
 def require_rates(machine: Machine) -> None:
     """Raise UsageError where nobody measured how fast zeroth-order passes are."""
     if machine.perturb_rate is None or machine.pending_rate is None:
@@ -180,6 +200,7 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
             raise UsageError(f"{name} = {number}: must be positive")
     if request.clip_grad_norm is not None and not 0.0 < request.clip_grad_norm < inf:
         raise UsageError(f"clip grad norm = {request.clip_grad_norm:g}: must be positive")
+    _require_ranks(request)
     delay_ratio = 0.0 if request.zeroth_order else request.delay_ratio
     if request.zeroth_order:
         pass  # there are no gradients to wait for
@@ -213,10 +234,24 @@ def fixed_choices(model: Model, request: SolveRequest) -> FixedChoices:
         kept=_kept(model, residency),
         schedule=_schedule(request),
         zeroth_order=request.zeroth_order,
+        ranks=request.ranks,
         unified_memory=request.unified_memory,
         recompute="all" if request.zeroth_order else _recompute(model, request),
         wear_price=request.wear_price,
     )
+
+
+def _require_ranks(request: SolveRequest) -> None:
+    """Raise UsageError for what several ranks do not do."""
+    if request.ranks == 1:
+        return
+    if not 1 <= request.ranks <= MOST_RANKS:
+        raise UsageError(f"ranks = {request.ranks}: from 1 to {MOST_RANKS}")
+    if request.zeroth_order or request.schedule == "horizontal":
+        other = "optimizer mezo" if request.zeroth_order else "schedule horizontal"
+        raise UsageError(f"ranks = {request.ranks}: {other} is for one rank; leave one of them out")
+    if request.residency.get("updates"):
+        raise UsageError(f"residency updates: the devices of {request.ranks} ranks update nothing; leave it out")
 
 
 def _schedule(request: SolveRequest) -> ScheduleName:
@@ -341,7 +376,9 @@ def candidates_of(model: Model, request: SolveRequest) -> list[Candidate]:
             (Candidate(b, count) for b in sizes for count in ((n,) if n else LADDER)),
             key=lambda candidate: candidate.order,
         )
-    batch = request.global_batch
+    if request.global_batch % request.ranks:
+        raise UsageError(f"global batch {request.global_batch}: {request.ranks} ranks cannot share it evenly")
+    batch = request.global_batch // request.ranks
     pairs = [Candidate(b, batch // b) for b in sizes if batch % b == 0 and n in (None, batch // b)]
     pairs = [pair for pair in pairs if pair.micro_batches <= most]
     if not pairs:

@@ -421,7 +421,8 @@ class Search:
         )
 
     def _tokens(self, candidate: Candidate) -> int:
-        return candidate.global_batch * self.model.sequence_length
+        """Of all ranks."""
+        return self.fitter.fixed.ranks * candidate.global_batch * self.model.sequence_length
 
     def _compute_seconds(self, candidate: Candidate) -> float:
         """All forwards and backwards of a step, one after the other."""

@@ -34,6 +34,7 @@ from .request import (
     candidates_of,
     fixed_choices,
     given_in,
+    require_network,
     require_rates,
     smallest_of,
 )
@@ -67,6 +68,7 @@ def solve_and_build(
     budget, fixed = budget_of(machine, request), fixed_choices(model, request)
     if request.zeroth_order:
         require_rates(machine)
+    require_network(machine, request.ranks)
     search, found, tried = _searched(model, machine, request, budget, fixed)
     chosen, scanned, ranked = found.chosen, found.scanned, found.ranked
     _decide_again(model, machine, chosen.solved.program, referee, watch)

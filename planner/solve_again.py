@@ -31,6 +31,7 @@ def request_of(plan: Plan) -> SolveRequest:
         optimizer_states=decision.optimizer_states,
         clip_grad_norm=decision.clip_grad_norm,
         unified_memory=decision.unified_memory,
+        ranks=decision.ranks,
         delay_ratio=asked.delay_ratio,
         residency=asked.residency,
         max_ssd_write_bytes=asked.max_ssd_write_bytes,

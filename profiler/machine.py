@@ -4,6 +4,8 @@ It measures with the executor's device and the native kernels and knows nothing 
 and how much of it may be used, `processor.py` and `native/process.py` say.
 """
 
+import statistics
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from ssdplan.native import Arena, adamw_statistics, adamw_summed
+from ssdplan.plans.documents.profile import Network
 from ssdplan.plans.documents.state_layout import (
     GRADIENT,
     OPTIMIZER_BYTES,
@@ -26,7 +29,7 @@ from ssdplan.plans.graph.ops import Resource
 
 from .clock import REAL, Clock
 from .measure import Limits, Measurement, Progress, repeat
-from .parts import Device
+from .parts import Device, Ranks
 
 MIB = 1 << 20
 COPY_SIZES = (8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
@@ -36,6 +39,83 @@ UPDATE_CHUNK = 1 << 20
 """Elements a call: 12 MiB of optimizer states, in the range of the requests that training makes of the ssd."""
 PAUSE_SECONDS = 5e-4
 """Before each call, for in a step other work lies between two: the threads of the first have gone to sleep."""
+
+
+LEAST_SHARE, MOST_SHARE = 4096, 64 * MIB
+"""Bytes of a share: what tells a collective's fixed time, and the most that is taken of a model's largest."""
+FEWEST_COLLECTIVES, MOST_COLLECTIVES = 5, 40
+
+
+def measure_network(
+    ranks: Ranks,
+    device: Device,
+    parameter_bytes: int,
+    gradient_bytes: int,
+    seconds: float,
+    progress: Progress,
+    *,
+    clock: Clock = REAL,
+) -> Network:
+    """What this rank receives a second of parameters and of gradients while all do, in shares of so many bytes at most;
+    and how fast it adds up gradients. All ranks measure at the same time, as often as each other."""
+    shares = [min(nbytes, MOST_SHARE) // LEAST_SHARE * LEAST_SHARE for nbytes in (parameter_bytes, gradient_bytes)]
+    most = max(*shares, LEAST_SHARE) * ranks.size
+    sent, received = device.allocate(most).zero_(), device.allocate(most).zero_()
+
+    def gather(share: int) -> None:
+        ranks.gather(received[: share * ranks.size], ranks.rank * share, (ranks.rank + 1) * share)
+
+    def exchange(share: int) -> None:
+        nbytes = share * ranks.size
+        ranks.exchange(received[:nbytes], sent[:nbytes])
+
+    def add(share: int) -> None:
+        parts = received[: share * ranks.size].view(torch.float32).view(ranks.size, -1)
+        for other in parts[1:]:
+            parts[0].add_(other)
+
+    def median(work: Callable[[int], None], share: int, least: int = FEWEST_COLLECTIVES) -> float:
+        """Of the slowest rank each time; rank 0 says how often."""
+        took: list[float] = []
+        while True:
+            ranks.tell(b"")  # so that all begin together
+            begun = clock()
+            work(share)
+            device.synchronize()
+            mine = struct.pack("<d?", clock() - begun, len(took) + 1 < least or sum(took) < seconds / 5)
+            told = [struct.unpack("<d?", each) for each in ranks.tell(mine)]
+            took.append(max(each for each, _ in told))
+            progress(min(sum(took) / seconds, 1.0), "network")
+            if not told[0][1] or len(took) == MOST_COLLECTIVES:
+                return statistics.median(took)
+
+    latency = min(median(gather, LEAST_SHARE), median(exchange, LEAST_SHARE))
+    others = ranks.size - 1
+    gathers, exchanges = median(gather, max(shares[0], LEAST_SHARE)), median(exchange, max(shares[1], LEAST_SHARE))
+    adds = median(add, max(shares[1], LEAST_SHARE))
+    return Network(
+        ranks=ranks.size,
+        gather_bandwidth=others * max(shares[0], LEAST_SHARE) / max(gathers - latency, 0.1 * gathers),
+        exchange_bandwidth=others * max(shares[1], LEAST_SHARE) / max(exchanges - latency, 0.1 * exchanges),
+        latency_seconds=latency,
+        add_rate=ranks.size * max(shares[1], LEAST_SHARE) / adds,
+    )
+
+
+SLOWER = 0.9
+
+
+def slower_ranks(ranks: Ranks, rates: dict[str, float]) -> list[str]:
+    """Notes on ranks that are slower at something than rank 0, whose profile is the plan's: they set the pace."""
+    told = [
+        struct.unpack(f"<{len(rates)}d", each) for each in ranks.tell(struct.pack(f"<{len(rates)}d", *rates.values()))
+    ]
+    return [
+        f"rank {rank} is slower than rank 0: {name} at {each[number] / told[0][number]:.0%} of its rate"
+        for number, name in enumerate(rates)
+        for rank, each in enumerate(told)
+        if each[number] < SLOWER * told[0][number]
+    ]
 
 
 def measure_link(

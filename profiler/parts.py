@@ -16,6 +16,18 @@ from ssdplan.plans.graph.ops import Resource
 Result = TypeVar("Result")
 
 
+class Ranks(Protocol):
+    """`Ranks` of `executor/ranks/group.py`"""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def gather(self, whole: torch.Tensor, start: int, stop: int) -> None: ...
+    def exchange(self, received: torch.Tensor, sent: torch.Tensor) -> None: ...
+    def tell(self, words: bytes) -> list[bytes]: ...
+
+
 class TensorSpec(Protocol):
     """`TensorSpec` of `executor/model/model.py`"""
 

@@ -18,15 +18,15 @@ import torch
 
 from ssdplan.native import Engine, process
 from ssdplan.plans.documents import profile as document
-from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, training_bytes
+from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, training_bytes
 from ssdplan.plans.errors import UsageError
 
 from .contention import Work, measure_beside_updates, measure_contention
 from .device_updates import measure_device_updates
-from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_update
+from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_network, measure_update, slower_ranks
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
-from .parts import Blank, Device, MakeDeviceUpdate, MakeLayers, MakeMicroBatch, Model, Perturb, Weights
+from .parts import Blank, Device, MakeDeviceUpdate, MakeLayers, MakeMicroBatch, Model, Perturb, Ranks, Weights
 from .passes import Passes, measure_passes
 from .processor import cores, cpu_name
 from .products import DEFAULT_PRECISION, FORMATS, product_costs, slow_precision
@@ -86,6 +86,8 @@ def profile(
     int8: bool = False,
     perturb: Perturb | None = None,
     make_device_update: MakeDeviceUpdate | None = None,
+    ranks: Ranks | None = None,
+    local_ranks: int = 1,
 ) -> document.Profile:
     """Measure everything; about a minute and a half for a small model.
 
@@ -95,6 +97,9 @@ def profile(
     their activations in int8, and how far off that puts gradients, for which the model is read once.
     With `perturb` it measures zeroth-order passes, with `make_device_update` updates on a GPU.
 
+    With `ranks` all of them measure at once, each what it has beside the others, and then what they exchange; each gets
+    a profile, and memory is divided between the `local_ranks` of this machine.
+
     Errors: UsageError for arguments that cannot be meant, MismatchError where the model is too short for
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
     """
@@ -103,6 +108,9 @@ def profile(
     layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
     layers.begin_step(0, [make_micro_batch(ids, ids, None, None)])  # refuses what the model cannot take
     threads, memory = cores(), process.host_memory()
+    together_with = ranks if ranks and ranks.size > 1 else None
+    if together_with:
+        together_with.tell(b"")  # all begin at once
     begun, stolen = time.perf_counter(), process.stolen_seconds()
     precision = DTYPES[model.dtype]
     notes: list[str] = []
@@ -189,6 +197,18 @@ def profile(
         activations=Limits(limits.activation_seconds * (2 if int8 else 1)),
         int8=int8,
     )
+    network: document.Network | None = None
+    if together_with:
+        elements = max(state.elements for state in model.states) // together_with.size
+        network = measure_network(
+            together_with,
+            device,
+            elements * ELEMENT_BYTES[precision],
+            elements * GRADIENT_BYTES,
+            limits.link_seconds,
+            portion(progress, 1.0, 1.0),
+        )
+        notes += slower_ranks(together_with, {"copies to the device": h2d.rate, "updates": updates.fp32.rate})
     kernels_bytes = sum(kernels.kept_bytes for kernels in costs.kernels)
     process_bytes = _process_bytes() - kernels_bytes - costs.choosing_bytes
     share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)
@@ -208,8 +228,8 @@ def profile(
             device="cpu" if device.kind == "cpu" else "cuda",
             device_name=device.name,
             device_index=device.index,
-            host_memory_bytes=memory.total,
-            host_available_bytes=memory.available,
+            host_memory_bytes=memory.total // local_ranks,
+            host_available_bytes=memory.available // local_ranks,
             device_memory_bytes=device.memory_bytes(),
             process_bytes=process_bytes,
             compute_shares_cpu=device.kind == "cpu",
@@ -228,6 +248,7 @@ def profile(
             update_threads=threads,
             compute_threads=torch.get_num_threads(),
             volumes=tuple(measured_volumes),
+            network=network,
         ),
         model=document.Model(
             name=model.name,

@@ -9,14 +9,15 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from ssdplan.plans.errors import RankError, UsageError, first_line
+from ssdplan.plans.errors import RankError, first_line
+
+from .place import Place
 
 PATIENCE_SECONDS = 60.0
 """How long a collective waits for the others, unless the user says otherwise."""
@@ -68,35 +69,6 @@ class Alone:
 
 
 ALONE = Alone()
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a launcher put this process, as torchrun's environment says it."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-
-def place_of(environment: Mapping[str, str]) -> Place | None:
-    """The place of this process among those of a launcher; None without one. Raises UsageError for what no launcher
-    says."""
-    if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return None
-    numbers = []
-    for name, default in (("RANK", None), ("WORLD_SIZE", None), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
-        value = environment.get(name, default)
-        if value is None or not value.isdecimal() or len(value) > 6:
-            raise UsageError(
-                f"{name}={value!r} in the environment is no number that a launcher sets; start by torchrun"
-            )
-        numbers.append(int(value))
-    rank, size, local_rank, local_size = numbers
-    if not rank < size or not local_rank < local_size:
-        raise UsageError(f"RANK={rank} and WORLD_SIZE={size} in the environment do not belong together; use torchrun")
-    return Place(rank, size, local_rank, local_size)
 
 
 class Group:

@@ -84,7 +84,7 @@ class _Comparison:
         self.fixed = fitter.fixed
         if not given.updates_there:  # what the device may keep of the plan, it may keep of its neighbours
             self.fixed = replace(self.fixed, updates_there=False, checkpoints_device=given.checkpoints_device)
-        self.tokens = self.candidate.global_batch * self.model.sequence_length
+        self.tokens = fitter.fixed.ranks * self.candidate.global_batch * self.model.sequence_length
         self.all_first = needs_all_gradients(self.model.precision, self.fixed.clip_grad_norm)
         self.drain = {self.decision.schedule: prediction.step_seconds / chosen.program.seconds}
         """Schedule -> a simulated step over the program's."""
@@ -99,7 +99,7 @@ class _Comparison:
         if schedule == "horizontal":
             rows.append(self._schedule("vertical", replace(self.fixed, schedule="vertical", delay_ratio=None)))
         rows.append(self._prompt())
-        if schedule == "vertical":
+        if schedule == "vertical" and self.decision.ranks == 1:
             rows.append(self._horizontal())
         if own != "single":
             rows.append(self._single())
@@ -107,6 +107,8 @@ class _Comparison:
         rows.append(self._on_host())
         if not self.decision.unified_memory:
             rows.append(self._on_device())
+        if self.decision.ranks > 1:
+            return tuple(rows)
         return (*rows, *self._ideas(again))
 
     # Other schedules.

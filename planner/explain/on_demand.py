@@ -24,9 +24,10 @@ MICRO_BATCHES = 2
 
 def on_demand_figures(plan: Plan) -> CacheFigures | None:
     """The shares of a step's uses, waits and updates; the seconds and bytes of a whole step it does not say. None for a
-    plan without gradients, and where an update may wait for all gradients, which that order does not know."""
+    plan without gradients or of several ranks, and where updates wait for all gradients, which that order does not
+    know."""
     decision = plan.decision
-    if decision.zeroth_order or decision.updates_wait:
+    if decision.zeroth_order or decision.updates_wait or decision.ranks > 1:
         return None
     baseline = _baseline(decision)
     graph = build_schedule(plan.model, baseline).steady

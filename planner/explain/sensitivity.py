@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ssdplan.plans.documents.plan import Sensitivity
-from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.profile import Machine, Model, Network
 from ssdplan.plans.units import format_bytes
 
 from ..fit.budgets import Candidate
@@ -92,6 +92,9 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
                 lambda: seconds(branch=halved),
             )
         )
+    if machine.network and branch.fixed.ranks > 1:
+        faster_network = _faster_network(machine, machine.network, 2.0)
+        changes.append(_Change("network", "2x", "a network twice as fast", lambda: seconds(machine=faster_network)))
     if branch.fixed.zeroth_order:
         changes = [change for change in changes if change.resource not in OF_UPDATES]
     if branch.fixed.unified_memory:
@@ -175,6 +178,11 @@ def scaled_compute(model: Model, factor: float) -> Model:
             )
         }
     )
+
+
+def _faster_network(machine: Machine, network: Network, factor: float) -> Machine:
+    rates = {name: getattr(network, name) * factor for name in ("gather_bandwidth", "exchange_bandwidth")}
+    return machine.model_copy(update={"network": network.model_copy(update=rates)})
 
 
 def _faster_updates(machine: Machine, factor: float) -> Machine:

@@ -11,6 +11,7 @@ from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, GRAIN, optimizer_bytes
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.schedule.shards import Shards
 from ssdplan.plans.units import PAGE
 
 from ..predict.peaks import Peaks, predict_peaks
@@ -21,7 +22,7 @@ from .budgets import Candidate, Needs
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A decision, its schedule, and what they take exactly."""
+    """A decision, its schedule, of several ranks that of rank 0, and what they take exactly, or any rank at most."""
 
     candidate: Candidate
     decision: Decision
@@ -41,6 +42,9 @@ class Builder:
         """A decision with its schedule, and what they take exactly."""
         schedule = self.schedule(self.model, decision)
         peaks = predict_peaks(schedule, self.model, decision)
+        for rank in _unlike_ranks(self.model, decision):
+            other = build_schedule(self.model, decision, rank)
+            peaks = peaks.most(predict_peaks(other, self.model, decision))
         return Fitted(candidate, decision, schedule, peaks, _needs(schedule, peaks))
 
     def schedule(self, model: Model, decision: Decision) -> Schedule:
@@ -76,6 +80,17 @@ class Builder:
             ssd=built.ssd + round(whole.ssd_bytes - part.ssd_bytes) + rounding,
             writes=built.writes + round(whole.ssd_write_bytes - part.ssd_write_bytes) + rounding,
         )
+
+
+def _unlike_ranks(model: Model, decision: Decision) -> list[int]:
+    """One of each kind of ranks that own fewer elements of some state than rank 0 does."""
+
+    def owned(rank: int) -> tuple[int, ...]:
+        spans = (Shards(decision.ranks, rank).own(state.elements) for state in model.states)
+        return tuple(stop - start for start, stop in spans)
+
+    kinds = {owned(rank): rank for rank in reversed(range(decision.ranks))}
+    return sorted(kinds.values())[1:]
 
 
 def _all_or_nothing(decision: Decision) -> Decision:

@@ -160,7 +160,8 @@ class Fitter:
     def resident(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
         """The decision that keeps all on the device, and updates there; None where that does not fit or may not be."""
         form = self.fixed.optimizer_states
-        can = device_update_rate(self.machine, form) and states_bytes(self.model, form) < self.budget.device
+        alone = self.fixed.ranks == 1
+        can = alone and device_update_rate(self.machine, form) and states_bytes(self.model, form) < self.budget.device
         for branch in (each for each in branches if can and may_keep_everything(self.fixed, each.limits)):
             fixed = replace(branch.fixed, kept=everything(self.model), checkpoints_device=1.0)
             solved = self._approach(candidate, replace(branch, fixed=fixed), self.usual, "seconds", self.budget)
@@ -457,6 +458,7 @@ class Fitter:
             host_budget_bytes=self.budget.host,
             device_budget_bytes=self.budget.device,
             unified_memory=self.fixed.unified_memory,
+            ranks=self.fixed.ranks,
         )
 
     def _sketched(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Sketch:

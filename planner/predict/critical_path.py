@@ -78,6 +78,8 @@ def loads(timeline: Timeline, machine: Machine) -> Seconds:
     }
     if not shared:
         groups["cpu updates"] = ("cpu",)
+    if "network" in lanes_of(timeline.graph):
+        groups["network"] = ("network",)
     return {name: _covered(timeline, members) for name, members in groups.items()}
 
 

@@ -69,6 +69,11 @@ class Peaks:
     residents: int
     """The part of the host arena that states, activation checkpoints and waiting gradients keep for the whole run."""
 
+    def most(self, other: "Peaks") -> "Peaks":
+        """The larger of each figure."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
+        return Peaks(*(mine if theirs is None else max(mine, theirs) for mine, theirs in pairs))
+
     @property
     def bookkeeping(self) -> int:
         """What a run takes of host memory beside the arena and compute."""

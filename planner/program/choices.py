@@ -53,6 +53,8 @@ class FixedChoices:
     zeroth_order: ZerothOrder | None = None
     """Of the zeroth-order schedule, which has no gradients: whoever sets it sets the delay ratio to 0 and the fraction
     of activation checkpoints on host to 1."""
+    ranks: int = 1
+    """That train together."""
     unified_memory: bool = False
     """Compute works on host memory: what "the device keeps" is kept there, by whole states, and no parameters are in
     any other form on host. `parameters` then speaks of those."""

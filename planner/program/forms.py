@@ -64,7 +64,7 @@ class Forms:
 
     def __init__(self, model: Model, machine: Machine, work: Work) -> None:
         self.work = work
-        groups, of = layer_groups(model), TRAFFIC[work.schedule]
+        groups, of = layer_groups(model, work.ranks), TRAFFIC[work.schedule]
         size, n, states = work.micro_batch_size, work.micro_batches, work.optimizer_states
         turning, others = set[str](), set[str]()
         for group in groups:
@@ -192,7 +192,16 @@ class _Times:
             passes = perturb_seconds(machine, stage.perturbed, copies=True, pending=0.0, masters=self.masters)
             each = perturb_seconds(machine, 1.0, copies=False, pending=1.0, masters=self.masters)
             compute = _sum(compute, {CONSTANT: passes}, _scaled(stage.pending, each))
+        network: Linear = {}
+        if stage.collectives:
+            there = machine.network
+            assert there is not None, "several ranks on a machine whose network nobody measured"
+            fixed = stage.exchanged / there.exchange_bandwidth + stage.collectives * there.latency_seconds
+            network = _sum(_scaled(stage.gathered, 1 / there.gather_bandwidth), {CONSTANT: fixed})
+            compute = _sum(compute, {CONSTANT: stage.added / there.add_rate})
         times: list[tuple[str, Linear]] = [("compute", compute), ("h2d", h2d), ("d2h", d2h)]
+        if network:
+            times.append(("network", network))
         if machine.compute_shares_cpu:
             # Compute and updates want every core, a copy wants one.
             copies = [_scaled(link, 1 / machine.cores) for link in (h2d, d2h)]
@@ -264,6 +273,7 @@ def _without(stage: Stage, absent: Set[Variable]) -> Stage:
         updates=_less(stage.updates, absent),
         device_updates=_less(stage.device_updates, absent),
         pending=_less(stage.pending, absent),
+        gathered=_less(stage.gathered, absent),
     )
 
 

@@ -100,6 +100,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         updates_on_device=_updates_on_device(machine, limits, fixed),
         checkpoints_on_device=_checkpoints_on_device(limits, fixed),
         updates_wait=bool(needs_all_gradients(model.precision, fixed.clip_grad_norm)),
+        ranks=fixed.ranks,
     )
     return LinearProgram(forms_of(model, machine, work), limits, fixed)
 
@@ -110,6 +111,7 @@ def _updates_on_device(machine: Machine, limits: Limits, fixed: FixedChoices) ->
     if (
         fixed.schedule != "vertical"
         or fixed.unified_memory
+        or fixed.ranks > 1
         or device_update_rate(machine, fixed.optimizer_states) is None
     ):
         return False

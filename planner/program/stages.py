@@ -32,6 +32,8 @@ class Work:
     """The device may keep activation checkpoints."""
     updates_wait: bool = False
     """No update may begin before a step's last gradient is there."""
+    ranks: int = 1
+    """That train together: all forms are of one of them."""
 
     def parameter_bytes(self, precision: Precision, *, frozen: bool) -> int:
         """An element of a state's parameters, wherever they live, move and are updated."""
@@ -59,6 +61,13 @@ class Stage:
     """Elements of which perturbed copies are made, once for each direction that is drawn for them."""
     pending: Linear = field(default_factory=dict)
     """Elements times the updates that are pending of them, on average."""
+    gathered: Linear = field(default_factory=dict)
+    """Bytes of the other ranks' parameters that come."""
+    exchanged: float = 0.0
+    """Bytes of gradients that come from the other ranks."""
+    added: float = 0.0
+    """Bytes of all ranks' gradients that are added up."""
+    collectives: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,22 @@ class Use:
 
     state_class: str
     elements: int
+    """Of it, or of several ranks each rank's share."""
     own: bool
     """The layer is the first that uses the state: it owns its updates."""
     shared: bool
     """Another layer uses it too."""
     frozen: bool
     """It has parameters only, which nothing updates."""
+    whole: int
+    """Elements of all ranks."""
+    padded: int
+    """The same with the padding behind the last ranks' shares."""
+
+    @property
+    def others(self) -> int:
+        """Elements that come from the other ranks."""
+        return self.padded - self.elements
 
     @property
     def updated(self) -> bool:

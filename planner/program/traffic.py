@@ -15,6 +15,7 @@ from ssdplan.plans.documents.state_layout import (
     OPTIMIZER_BYTES,
     checkpoint_bytes,
 )
+from ssdplan.plans.schedule.shards import Shards
 
 from . import saved
 from .stages import LayerGroup, Stage, Use, Work
@@ -24,8 +25,9 @@ DELAYED_USES_AHEAD = 3
 """Stages over which the head's delayed updates are spread: read, update and write (GreedySnake 4.4)."""
 
 
-def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
-    """The layers of `model`, equal ones together, in order of first appearance."""
+def layer_groups(model: Model, ranks: int = 1) -> tuple[LayerGroup, ...]:
+    """The layers of `model`, equal ones together, in order of first appearance; of several `ranks` as each has them."""
+    shards = Shards(ranks)
     first: dict[int, int] = {}
     times: dict[int, int] = {}
     for number, layer in enumerate(model.layers):
@@ -43,10 +45,12 @@ def layer_groups(model: Model) -> tuple[LayerGroup, ...]:
             tuple(
                 (
                     states[index].state_class,
-                    states[index].elements,
+                    shards.share(states[index].elements),
                     first[index] == number,
                     times[index] > 1,
                     states[index].frozen,
+                    states[index].elements,
+                    shards.whole(states[index].elements),
                 )
                 for index in layer.states
             ),
@@ -153,8 +157,8 @@ def device_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Li
                 fractions = variables_of(use.state_class)
                 element = work.parameter_bytes(model.precision, frozen=use.frozen)
                 size = group.count * use.elements
-                for variable in (fractions.device, fractions.turn):
-                    add(total, variable, element * size)
+                add(total, fractions.device, element * size)
+                add(total, fractions.turn, element * group.count * use.padded)
                 if not use.frozen:
                     gradient = GRADIENT_BYTES if work.updates_wait else 0
                     add(total, fractions.updated, (OPTIMIZER_BYTES[work.optimizer_states] + gradient) * size)
@@ -198,6 +202,7 @@ def _forward(
     write: dict[Variable, float] = {}
     updates: dict[Variable, float] = {}
     on_device: dict[Variable, float] = {}
+    gathered: dict[Variable, float] = {}
     h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else float((n - 1) * checkpoint)}
     if group.role == "block" and group.backward:
         add(h2d, CHECKPOINTS_ON_DEVICE, -(n - 1) * checkpoint)
@@ -206,6 +211,7 @@ def _forward(
         add(read, fractions.parameters.prompt_ssd, element * size)
         add(h2d, CONSTANT, element * size)
         add(h2d, fractions.device, -element * size)
+        add(gathered, CONSTANT, element * use.others)
     delayed = [(use, 1.0) for use in group.uses if use.updated]
     if group.head_share:
         delayed += [(use, group.head_share) for use in head.uses if use.updated]
@@ -236,6 +242,8 @@ def _forward(
         h2d_bytes=h2d,
         d2h_bytes=d2h,
         compute_seconds={CONSTANT: compute_seconds},
+        gathered=gathered if work.ranks > 1 else {},
+        collectives=len(group.uses) if work.ranks > 1 else 0,
     )
 
 
@@ -246,6 +254,8 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
     write: dict[Variable, float] = {}
     updates: dict[Variable, float] = {}
     on_device: dict[Variable, float] = {}
+    gathered: dict[Variable, float] = {}
+    exchanged = added = 0.0
     # Inter-layer gradients; for the head, its input.
     h2d: dict[Variable, float] = {CONSTANT: float((n - 1) * checkpoint)}
     d2h: dict[Variable, float] = {CONSTANT: 0.0 if group.lowest else float((n - 1) * checkpoint)}
@@ -258,11 +268,16 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
         add(h2d, CONSTANT, element * size)
         for variable in (fractions.device, fractions.turn):
             add(h2d, variable, -element * size)
+        add(gathered, CONSTANT, element * use.others)
+        add(gathered, fractions.turn, -element * use.others)
         if use.frozen:
             continue
-        add(d2h, CONSTANT, GRADIENT_BYTES * size)
-        add(d2h, fractions.updated, -GRADIENT_BYTES * size)
+        leaves = GRADIENT_BYTES * (size if use.own else use.whole)
+        add(d2h, CONSTANT, leaves)
+        add(d2h, fractions.updated, -leaves)
         if use.own:
+            exchanged += GRADIENT_BYTES * use.others
+            added += GRADIENT_BYTES * use.padded
             add(read, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
             add(write, fractions.optimizer.prompt_ssd, optimizer_bytes * size)
             add(write, fractions.parameters.prompt_ssd, element * size)
@@ -280,8 +295,8 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
                 add(h2d, there, sign * element * size)
                 add(h2d, late, -sign * element * size)
             if use.shared:
-                add(h2d, CONSTANT, GRADIENT_BYTES * size)  # what the head has added to the gradient
-                add(h2d, fractions.updated, -GRADIENT_BYTES * size)
+                add(h2d, CONSTANT, GRADIENT_BYTES * use.whole)  # what the head has added to the gradient
+                add(h2d, fractions.updated, -GRADIENT_BYTES * use.whole)
     if group.role == "block":
         _add_checkpoints_on_ssd(read, n * checkpoint)
         add(h2d, CONSTANT, n * checkpoint)
@@ -299,6 +314,10 @@ def _backward(model: Model, group: LayerGroup, work: Work, optimizer_bytes: floa
         h2d_bytes=h2d,
         d2h_bytes=d2h,
         compute_seconds={CONSTANT: compute_seconds},
+        gathered=gathered if work.ranks > 1 else {},
+        exchanged=exchanged if work.ranks > 1 else 0.0,
+        added=added if work.ranks > 1 else 0.0,
+        collectives=len(group.uses) + sum(use.updated for use in group.uses) if work.ranks > 1 else 0,
     )
 
 

@@ -39,6 +39,7 @@ from statistics import fmean
 from ..documents.metrics import CacheFigures
 from ..documents.plan import Plan
 from ..documents.stripe_shares import room
+from ..graph.collectives import Gather
 from ..graph.contents import Content
 from ..graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Resource, Schedule, Tier, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline
@@ -142,8 +143,7 @@ def _parameters(op: Op) -> tuple[Region, ...]:
 def _uploads(ops: Sequence[Op], arrivals: Indices) -> Iterator[_Waiting]:
     for arrival in arrivals:
         op = ops[arrival]
-        assert isinstance(op, Transfer)
-        if op.kind == "h2d":
+        if isinstance(op, Transfer) and op.kind == "h2d":
             yield _waiting(ops, op, (op.source,), op.content)
 
 
@@ -156,10 +156,17 @@ def _waiting(ops: Sequence[Op], op: Op, data: Sequence[Region], content: Content
 
 
 def _bringing(ops: Sequence[Op], op: Op, region: Region, content: Content | None) -> Iterator[int]:
-    """The transfers, of `content` if that is named, that `op` waits for and that wrote into `region`."""
+    """The transfers, of `content` if that is named, that `op` waits for and that wrote into `region`; what gathers
+    parameters of other ranks among them."""
     for wait in op.waits:
         before = ops[wait]
-        if isinstance(before, Transfer) and content in (None, before.content) and _overlap(before.target, region):
+        if isinstance(before, Transfer):
+            brought, of = before.target, before.content
+        elif isinstance(before, Gather):
+            brought, of = before.whole, Content.PARAMETERS
+        else:
+            continue
+        if content in (None, of) and _overlap(brought, region):
             yield wait
 
 

@@ -256,6 +256,11 @@ class Decision(Sparing):
                 )
 
     @property
+    def tokens(self) -> int:
+        """Of a step of all ranks, padding included."""
+        return self.ranks * self.micro_batches * self.micro_batch_size * self.sequence_length
+
+    @property
     def updates_wait(self) -> bool:
         """Whether no update may begin before a step's last gradient is there."""
         return bool(needs_all_gradients(self.precision, self.clip_grad_norm))

@@ -247,8 +247,7 @@ def _least(plan: Plan) -> list[str]:
     ]
     if not rows:
         return []
-    tokens = plan.decision.micro_batches * plan.decision.micro_batch_size * plan.decision.sequence_length
-    own = number(tokens / plan.prediction.program_seconds) if plan.prediction.program_seconds else "?"
+    own = number(plan.decision.tokens / plan.prediction.program_seconds) if plan.prediction.program_seconds else "?"
     return [
         *table([], rows, left=(0, 2)),
         f"  by the linear program, stage by stage, which estimates {own} tokens/s for this plan itself",

@@ -54,7 +54,8 @@ def test_what_is_named_means_the_same(arguments: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["--eps2ilon", "--force", "--gpu", "--figures-of-merit", "--frozen", "--lru", "--rank", "--zero-stage"]
+    "word",
+    ["--eps2ilon", "--force", "--gpu", "--figures-of-merit", "--frozen", "--world-size", "--zero-stage"],
 )
 def test_nothing_is_named_where_nothing_is_near(word: str) -> None:
     said = CliRunner().invoke(cli.make_command_line(), ["run", word])

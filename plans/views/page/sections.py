@@ -43,7 +43,7 @@ def opening(plan: Plan, overlay: Overlay | None) -> Markup:
     badge = "a what-if, from data sheets: nothing was measured" if estimated else "from a profile of the machine"
     if overlay:
         badge = "a run, its last step beside the plan"
-    tokens = n * size * d.sequence_length
+    tokens = d.tokens
     beside = ("", "")
     if overlay:
         seconds = overlay.measured.seconds

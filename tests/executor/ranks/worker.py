@@ -16,7 +16,8 @@ from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
-from ssdplan.executor.ranks.group import joined, place_of
+from ssdplan.executor.ranks.group import joined
+from ssdplan.executor.ranks.place import place_of
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import SsdplanError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ssdplan.planner.predict.critical_path import find_causes
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.documents.profile import Machine
-from ssdplan.plans.graph.ops import RESOURCES, Graph, Op, Region, Transfer, Update
+from ssdplan.plans.graph.ops import Graph, Op, Region, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
 from tests.extent import examples
@@ -48,7 +48,7 @@ def assert_adds_up(timeline: Timeline) -> None:
     step = timeline.seconds
     assert sum(sum(spent.values()) for spent in found.path_seconds.values()) == pytest.approx(step, rel=1e-9)
     busy = timeline.busy()
-    for resource in RESOURCES:
+    for resource in busy:
         idle = sum(found.idle.get(resource, {}).values())
         assert busy[resource] + idle == pytest.approx(step, rel=1e-9, abs=1e-12)
         assert resource not in found.idle.get(resource, {}), "nothing waits for itself"

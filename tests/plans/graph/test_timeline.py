@@ -9,10 +9,10 @@ import pytest
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.memory_usage import label, memory_usage
 from ssdplan.plans.errors import MismatchError, UsageError
-from ssdplan.plans.graph.ops import RESOURCES, Schedule, Transfer, Update
+from ssdplan.plans.graph.ops import Schedule, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
-from ssdplan.plans.views.trace import read_trace, write_trace
+from ssdplan.plans.views.trace import ALWAYS, read_trace, write_trace
 from tests.made.decisions import decide
 from tests.made.profiles import made_machine, made_model
 
@@ -47,7 +47,7 @@ def test_each_resource_is_a_track(tmp_path: Path) -> None:
     schedule, timeline = _made()
     events = _written(tmp_path / "trace.json", schedule, timeline)
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    assert list(tracks.values()) == list(RESOURCES)
+    assert list(tracks.values()) == list(ALWAYS)
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == len(timeline.graph.ops)
     for event, op in zip(spans, timeline.graph.ops, strict=True):
@@ -68,7 +68,7 @@ def test_what_overlaps_on_a_resource_has_a_second_track(tmp_path: Path) -> None:
     longer = Timeline(timeline.graph, timeline.starts, tuple(ends))
     events = _written(tmp_path / "trace.json", schedule, longer)
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    assert sorted(tracks.values()) == sorted([*RESOURCES, "read (2)"])
+    assert sorted(tracks.values()) == sorted([*ALWAYS, "read (2)"])
     for tid in tracks:
         spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == tid)
         assert all(one[1] <= other[0] + 0.01 for one, other in pairwise(spans))

@@ -1,0 +1,49 @@
+"""Starts the ranks of this machine, by torchrun's own launcher.
+
+Owns their environment, and that all others end with the first that fails.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from ssdplan.plans.errors import error_of
+
+from .place import OURS
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> int:
+    """Run `ssdplan` with these arguments in so many processes of this machine, on loopback. Returns 0, or raises the
+    error that the first of them to fail ended with; the others are ended then."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks say what is wrong
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // ranks, 1)))
+    os.environ[OURS] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id="ssdplan",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        local_addr="127.0.0.1",
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "ssdplan", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        ending = _ending(failure.exitcode)
+        raise error_of(
+            failure.exitcode, f"rank {rank} ended with {ending}; it has said why, and the others were ended"
+        ) from None
+    return 0
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

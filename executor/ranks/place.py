@@ -1,0 +1,80 @@
+"""The place of a process among the ranks that a launcher started.
+
+Owns how torchrun's environment says it, which of the machine's cores are then this rank's own, and a rank's name in
+errors. It knows nothing of torch, so that a command knows all that at once.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ssdplan.plans.errors import RankError, SsdplanError, UsageError
+
+OURS = "SSDPLAN_LAUNCHED"
+"""Set in the environment of ranks that `launcher.py` starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a launcher put this process, as torchrun's environment says it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def place_of(environment: Mapping[str, str]) -> Place | None:
+    """The place of this process among those of a launcher; None without one. Raises UsageError for what no launcher
+    says."""
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return None
+    numbers = []
+    for name, default in (("RANK", None), ("WORLD_SIZE", None), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
+        value = environment.get(name, default)
+        if value is None or not value.isdecimal() or len(value) > 6:
+            raise UsageError(
+                f"{name}={value!r} in the environment is no number that a launcher sets; start by torchrun"
+            )
+        numbers.append(int(value))
+    rank, size, local_rank, local_size = numbers
+    if not rank < size or not local_rank < local_size:
+        raise UsageError(f"RANK={rank} and WORLD_SIZE={size} in the environment do not belong together; use torchrun")
+    return Place(rank, size, local_rank, local_size)
+
+
+def is_rank() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+@contextlib.contextmanager
+def named_rank(rank: int | None) -> Iterator[None]:
+    """Name the rank in errors of ours, which all ranks print to one terminal."""
+    try:
+        yield
+    except SsdplanError as error:
+        if rank is None or str(error).startswith(f"rank {rank}"):
+            raise
+        error.args = (f"rank {rank}: {error}", *error.args[1:])
+        raise
+
+
+def settle_rank() -> None:
+    """Take this rank's part of the machine's cores, before torch counts them. Raises UsageError for an environment that
+    no launcher makes."""
+    numbers = [os.environ.get(name, default) for name, default in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))]
+    if not all(number.isdecimal() for number in numbers):
+        raise UsageError(
+            f"LOCAL_RANK={numbers[0]!r} and LOCAL_WORLD_SIZE={numbers[1]!r} are no launcher's; use torchrun"
+        )
+    local_rank, local_size = map(int, numbers)
+    if not local_rank < local_size:
+        raise RankError(f"LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_size}: use torchrun")
+    cores = sorted(os.sched_getaffinity(0))
+    mine = cores[local_rank * len(cores) // local_size : (local_rank + 1) * len(cores) // local_size]
+    if mine:
+        os.sched_setaffinity(0, mine)
+        if os.environ.get(OURS):
+            os.environ["OMP_NUM_THREADS"] = str(len(mine))
