@@ -112,7 +112,7 @@ def _run(words: list[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(command_line, {}, "ssdplan", COMPLETE, instruction)
-    with command_line.make_context("ssdplan", words) as context:
+    with command_line.make_context("ssdplan", words, obj=tuple(words)) as context:
         return cast(int, command_line.invoke(context))
 
 

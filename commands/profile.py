@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -154,7 +153,7 @@ def call(options: Options) -> int:
     if (options.ranks or 1) > 1 and not is_rank():
         from ssdplan.executor.ranks.launcher import launch
 
-        return launch(options.ranks or 1, sys.argv[1:])
+        return launch(options.ranks or 1, of.said_words())
     if is_rank():
         settle_rank()
     place = place_of(os.environ)

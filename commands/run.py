@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -71,12 +70,13 @@ def call(options: Options) -> int:
 def _launched(options: Options) -> int:
     """The run by ranks that this process starts, each of which reads the command line itself."""
     assert options.ranks is not None
+    _require_alone(options, resumes=options.resume is not None)
     if options.plan is not None:
         _require_ranks(Plan.load(options.plan), options.ranks)
     of.settle_process()
     from ssdplan.executor.ranks.launcher import launch
 
-    return launch(options.ranks, sys.argv[1:])
+    return launch(options.ranks, of.said_words())
 
 
 def _require_ranks(plan: Plan, ranks: int) -> None:
@@ -88,10 +88,10 @@ def _require_ranks(plan: Plan, ranks: int) -> None:
         )
 
 
-def _require_alone(options: Options, kept: "Kept | None") -> None:
+def _require_alone(options: Options, *, resumes: bool) -> None:
     """Raise UsageError for what a run of several ranks does not do."""
     named = {
-        "--resume": kept is not None,
+        "--resume": resumes,
         "--snapshot-every": options.snapshot_every,
         "--snapshot-minutes": options.snapshot_minutes,
         "--volume": options.volume,
@@ -170,7 +170,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     place = place_of(os.environ)
     if place and place.size > 1:
         _require_ranks(plan, place.size)
-        _require_alone(options, kept)
+        _require_alone(options, resumes=kept is not None)
         out = out / f"rank-{place.rank}" if place.rank else out
     elif plan.decision.ranks > 1:
         _require_ranks(plan, options.ranks or 1)

@@ -43,6 +43,12 @@ def require_engine() -> None:
         raise UsageError(f"{ENGINE_VARIABLE}={asked}: is no I/O engine; unset it, or choose of {', '.join(ENGINES)}")
 
 
+def said_words() -> tuple[str, ...]:
+    """The words of this command line, for another process that is to do the same."""
+    words: tuple[str, ...] = click.get_current_context().find_root().obj
+    return words
+
+
 def data_options() -> tuple[click.Option, ...]:
     """The options of all commands that read data."""
     from ssdplan.executor.data.samples.formats import FORMATS

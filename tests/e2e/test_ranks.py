@@ -1,0 +1,58 @@
+"""Several ranks as a user runs them, on a tiny model: profiled together, planned, shown, trained; what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_commands import QUICK, refused, ssdplan
+from tests.made.models import make_model, make_tokenizer
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, texts, and a profile of two ranks."""
+    path = tmp_path_factory.mktemp("home")
+    make_model("llama", path / "model", layers=4, vocab=320, hidden=64, tied=True)
+    make_tokenizer(path / "model")
+    (path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    (path / "held-out.txt").write_text("over the lazy dog jumps the quick brown fox. " * 8)
+    ssdplan(
+        "profile", "--ranks", 2, "--model", "model", "--sequence-length", 32, "--micro-batch-sizes", 1, "--precision",
+        "fp32", *QUICK, cwd=path,
+    )  # fmt: skip
+    solve = ("solve", "profile.json", "--host-memory", "16MiB", "--global-batch", 4)
+    ssdplan(*solve, "--residency", "optimizer=0,parameters=0", cwd=path)
+    return path
+
+
+def test_ranks_are_planned_shown_and_trained(home: Path, tmp_path: Path) -> None:
+    network = json.loads((home / "profile.json").read_text())["machine"]["network"]
+    assert network["ranks"] == 2 and min(network.values()) > 0
+    shown = ssdplan("show", "plan.json", "--html", tmp_path / "plan.html", "--trace", tmp_path / "plan.trace", cwd=home)
+    assert "of all ranks" in shown.stdout and "\n  network " in shown.stdout
+    out, run = tmp_path / "run", ("run", "plan.json", "--data", "text.txt", "--steps", 3)
+    told = ssdplan(*run, "--ranks", 2, "--out", out, "--eval-data", "held-out.txt", cwd=home)
+    assert told.stdout.count("3 steps of model") == 1, "rank 0 speaks for all"
+    for place in (out, out / "rank-1"):
+        report = json.loads((place / "report.json").read_text())
+        measured = {row["quantity"]: (row["predicted"], row["measured"]) for row in report["predictions"]}
+        predicted, read = measured["ssd_read_bytes"]  # of rank 0, whose shares are the largest
+        assert 0.9 * predicted < read < predicted if place != out else predicted == read
+        assert len(report["losses"]) == 3 and len(report["eval_losses"]) >= 1
+    assert (out / "model" / "model.safetensors").exists() and not (out / "rank-1" / "model").exists()
+    ssdplan("show", out, cwd=home)
+
+
+def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> None:
+    run = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / "run")
+    assert "the plan is for 2 rank(s), and 1 are to run: give --ranks 2" in refused(*run, cwd=home, code=8)
+    assert "and 3 are to run" in refused(*run, "--ranks", 3, cwd=home, code=8)
+    for option in (("--snapshot-every", 1), ("--replan",)):
+        said = refused(*run, "--ranks", 2, *option, cwd=home, code=2)
+        assert f"{option[0]}: is for runs of one rank" in said
+    solve = ("solve", "profile.json", "--host-memory", "16MiB")
+    assert "2 ranks cannot share it evenly" in refused(*solve, "--global-batch", 3, cwd=home, code=2)
+    assert "the profile is of 2 ranks" in refused(*solve, "--ranks", 4, cwd=home, code=2)
+    assert "is for one rank" in refused(*solve, "--optimizer", "mezo", cwd=home, code=2)
+    assert not (tmp_path / "run").exists()
