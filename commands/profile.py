@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ssdplan.executor.ranks.place import is_rank, named_rank, place_of, settle_rank
+from ssdplan.executor.ranks.place import PATIENCE_SECONDS, is_rank, named_rank, place_of, settle_rank
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
@@ -167,7 +167,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.weights import Weights
     from ssdplan.executor.optimizer.adamw_on_device import ready_update
     from ssdplan.executor.optimizer.passes import perturb
-    from ssdplan.executor.ranks.group import PATIENCE_SECONDS, joined
+    from ssdplan.executor.ranks.group import joined
     from ssdplan.executor.store.volumes import held_blank
     from ssdplan.plans.views.profile_text import describe_profile, suggested_host_memory
     from ssdplan.profiler.profile import ProfileLimits, profile

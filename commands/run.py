@@ -1,14 +1,23 @@
 """`ssdplan run`: training by a plan."""
 
+import contextlib
 import io
 import os
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssdplan.executor.ranks.place import is_rank, named_rank, place_of, settle_rank
+from ssdplan.executor.ranks.place import (
+    PATIENCE_SECONDS,
+    Place,
+    directory_of,
+    is_rank,
+    named_rank,
+    place_of,
+    settle_rank,
+)
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.run import OptionValue
 from ssdplan.plans.errors import MismatchError, UsageError
@@ -22,6 +31,7 @@ from .resolved import as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
 if TYPE_CHECKING:
+    from ssdplan.executor.ranks.group import Ranks
     from ssdplan.executor.snapshots.resume import Kept
     from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 
@@ -56,21 +66,48 @@ def call(options: Options) -> int:
     of.settle_process()
     from ssdplan.executor.snapshots.run_directory import require_run
 
-    require_run(options.resume)  # before torch is loaded, which takes seconds
-    from ssdplan.executor.snapshots.resume import reopened
+    place = place_of(os.environ) if is_rank() else None
+    directory = directory_of(options.resume, place.rank if place else 0)
+    require_run(directory)  # before torch is loaded, which takes seconds
+    with named_rank(place.rank if place else None), contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(_settled_snapshots(options, place, directory)) if place else None
+        from ssdplan.executor.snapshots.resume import reopened
 
-    with reopened(options.resume, options.volume, adopt=options.adopt) as kept:
+        kept = stack.enter_context(reopened(directory, options.volume, adopt=options.adopt))
         now = said
         said = over(now, _started(kept, now), command())
         if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
-        return _run(_with(options, said), kept, said, now)
+        return _run(_with(options, said), kept, said, now, ranks)
+
+
+@contextlib.contextmanager
+def _settled_snapshots(options: Options, place: Place, directory: Path) -> "Iterator[Ranks]":
+    """The ranks of a run that goes on, once they agree on the snapshot."""
+    from ssdplan.executor.ranks.group import joined
+    from ssdplan.executor.snapshots.agreement import settle
+    from ssdplan.plans.documents.run import PLAN
+
+    plan = Plan.load(options.plan or directory / PLAN)
+    with joined(place, plan.machine.device, _patience(options, plan)) as ranks:
+        line = ProgressLine("run", io.StringIO() if place.rank else None)
+        settle(directory, ranks, line.note)
+        yield ranks
+
+
+def _patience(options: Options, plan: Plan) -> float:
+    """Seconds for which a rank waits for the others."""
+    return options.stall_abort or max(PATIENCE_SECONDS, PATIENT_STEPS * plan.prediction.step_seconds)
 
 
 def _launched(options: Options) -> int:
     """The run by ranks that this process starts, each of which reads the command line itself."""
     assert options.ranks is not None
-    _require_alone(options, resumes=options.resume is not None)
+    _require_alone(options)
+    if options.resume is not None:
+        from ssdplan.executor.snapshots.agreement import require_whole
+
+        require_whole(options.resume, options.ranks)
     if options.plan is not None:
         _require_ranks(Plan.load(options.plan), options.ranks)
     of.settle_process()
@@ -88,12 +125,12 @@ def _require_ranks(plan: Plan, ranks: int) -> None:
         )
 
 
-def _require_alone(options: Options, *, resumes: bool) -> None:
+def _require_alone(options: Options) -> None:
     """Raise UsageError for what a run of several ranks does not do."""
     named = {
-        "--resume": resumes,
-        "--snapshot-every": options.snapshot_every,
-        "--snapshot-minutes": options.snapshot_minutes,
+        "--resume-anyway": options.resume_anyway,
+        "--adopt": options.adopt,
+        "--keep 1": options.keep == 1,
         "--volume": options.volume,
         "--replan": options.replan,
     }
@@ -151,8 +188,15 @@ def _with(options: Options, said: Mapping[str, Any]) -> Options:
     return replace(options, **{"plan": None, **said})
 
 
-def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Collection[str]) -> int:
-    """`said`: the names of options that were given, now or when the run began; `now`: those that were given now."""
+def _run(
+    options: Options,
+    kept: "Kept | None",
+    said: Collection[str],
+    now: Collection[str],
+    ranks: "Ranks | None" = None,
+) -> int:
+    """`said`: the names of options that were given, now or when the run began; `now`: those that were given now.
+    `ranks`: of a run that goes on with others."""
     evaluated = bool(options.eval_data or options.eval_split or options.eval_samples)
     if options.eval_every and not evaluated and options.eval_data is None:
         raise UsageError("--eval-every needs --eval-data, --eval-split or --eval-samples")
@@ -170,8 +214,8 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     place = place_of(os.environ)
     if place and place.size > 1:
         _require_ranks(plan, place.size)
-        _require_alone(options, resumes=kept is not None)
-        out = out / f"rank-{place.rank}" if place.rank else out
+        _require_alone(options)
+        out = out if kept else directory_of(out, place.rank)
     elif plan.decision.ranks > 1:
         _require_ranks(plan, options.ranks or 1)
     if plan.decision.zeroth_order:
@@ -197,7 +241,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
     from ssdplan.executor.optimizer.learning_rate import DECAY_SHARE, LearningRate, steps_of
     from ssdplan.executor.optimizer.loss_scale import LossScale
     from ssdplan.executor.optimizer.zeroth_order import MeZO
-    from ssdplan.executor.ranks.group import PATIENCE_SECONDS, joined
+    from ssdplan.executor.ranks.group import joined
     from ssdplan.executor.recipe import Recipe, Watch
     from ssdplan.executor.snapshots.run_directory import on_planned_drives
     from ssdplan.executor.train import train
@@ -298,10 +342,11 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
             f"{format_seconds(cost.snapshot_seconds)}"
         )
 
-    patience = options.stall_abort or max(PATIENCE_SECONDS, PATIENT_STEPS * plan.prediction.step_seconds)
     several, machine = bool(place and place.size > 1), plan.machine
+    own = rank if several else None
+    join = joined(place, machine.device, _patience(options, plan)) if ranks is None else contextlib.nullcontext(ranks)
     try:
-        with named_rank(rank if several else None), joined(place, machine.device, patience) as ranks:
+        with named_rank(own), join as joined_ranks:
             result = train(
                 plan,
                 open_model(
@@ -325,7 +370,7 @@ def _run(options: Options, kept: "Kept | None", said: Collection[str], now: Coll
                 ),
                 resume=kept,
                 anyway=options.resume_anyway,
-                ranks=ranks,
+                ranks=joined_ranks,
             )
     finally:
         line.done()

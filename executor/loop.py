@@ -21,6 +21,7 @@ from .batches import Texts
 from .calibration import Calibrator
 from .data.text_data import Batch
 from .metrics.metrics import History, MetricsFile
+from .ranks.group import ALONE, Ranks
 from .recipe import Recipe, Watch
 from .runtime.interruption import Interruption
 from .runtime.pace import require_pace
@@ -54,6 +55,7 @@ class Loop:
     """None in a run without snapshots."""
     interruption: Interruption
     calibrator: Calibrator | None
+    ranks: Ranks = ALONE
     measured: list[StepMetrics] = field(default_factory=list)
     """Of the steady steps under `plan`."""
     timeline: Timeline | None = None
@@ -175,7 +177,7 @@ class Loop:
     def _between(self, steps: int) -> None:
         """What is due after so many steps."""
         self._stop_if_asked()
-        if self.keeper and self.keeper.due(steps):
+        if self.keeper and self._any_rank(self.keeper.due(steps)):
             self.keeper.take(self.session, steps)
             self._after_flush = True
         if self._evaluated_after(steps):
@@ -232,5 +234,9 @@ class Loop:
             yield batches
 
     def _stop_if_asked(self) -> None:
-        if self.interruption.asked:
+        if self._any_rank(self.interruption.asked):
             raise _StoppedError
+
+    def _any_rank(self, mine: bool) -> bool:
+        """Whether it is so on any rank: all do the same between two steps, at the same step."""
+        return any(map(bool, self.ranks.tell(b"y" if mine else b"")))

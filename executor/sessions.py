@@ -106,7 +106,7 @@ class Sessions:
         Raises StoreError, DiskFullError, IoFailure; until the states are durable elsewhere the snapshot stays.
         """
         assert kept.snapshot is not None
-        before = build_schedule(kept.plan.model, kept.plan.decision)
+        before = build_schedule(kept.plan.model, kept.plan.decision, self._ranks.rank)
         its = Records.of(before, snapshots=True)
         with contextlib.ExitStack() as stack:
             store = Store.open(kept.volumes, its.records)

@@ -207,7 +207,7 @@ def train(
         else:
             stepping = FirstOrder(recipe, _scaling(plan, recipe, resume), plan.decision.precision)
             if origin:
-                keeper = StoreKeeper(origin, plan, recipe, metrics_file, watch, begun)
+                keeper = StoreKeeper(origin, plan, recipe, metrics_file, watch, begun, ranks)
         how = "" if logs else "with a snapshot "
         interruption = Interruption(lambda: watch.note(f"stops {how}when this step ends; a second signal stops it now"))
         stack.enter_context(interruption)
@@ -232,6 +232,7 @@ def train(
             keeper,
             interruption,
             calibrator,
+            ranks,
             written_before=history.ssd_written_bytes,
         )
         try:
@@ -248,7 +249,7 @@ def train(
 
 def _require_alike(ranks: Ranks, recipe: Recipe) -> None:
     """Refuse what several ranks cannot do."""
-    for name, asked in (("--snapshot-every", recipe.snapshots), ("--replan", recipe.replan)):
+    for name, asked in (("--keep 1", recipe.snapshots and recipe.keep == 1), ("--replan", recipe.replan)):
         if ranks.size > 1 and asked:
             raise UsageError(f"{name}: is for runs of one rank; leave it out")
 

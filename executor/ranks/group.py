@@ -17,10 +17,8 @@ import torch.distributed as dist
 
 from ssdplan.plans.errors import RankError, first_line
 
-from .place import Place
+from .place import PATIENCE_SECONDS, Place
 
-PATIENCE_SECONDS = 60.0
-"""How long a collective waits for the others, unless the user says otherwise."""
 WORDS_BYTES = 1024
 """Of what a rank tells the others at once."""
 

@@ -8,9 +8,12 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ssdplan.plans.errors import RankError, SsdplanError, UsageError
 
+PATIENCE_SECONDS = 60.0
+"""How long a collective waits for the others, unless the user says otherwise."""
 OURS = "SSDPLAN_LAUNCHED"
 """Set in the environment of ranks that `launcher.py` starts."""
 
@@ -78,3 +81,8 @@ def settle_rank() -> None:
         os.sched_setaffinity(0, mine)
         if os.environ.get(OURS):
             os.environ["OMP_NUM_THREADS"] = str(len(mine))
+
+
+def directory_of(run: Path, rank: int) -> Path:
+    """Of a run's directory, the one of a rank."""
+    return run / f"rank-{rank}" if rank else run

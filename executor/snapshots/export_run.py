@@ -81,6 +81,11 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
             f"{source}: has other weights than the model that the run trained, whose frozen parameters are still its "
             "own; name that one by --model"
         )
+    if kept.plan.decision.ranks > 1:
+        raise UsageError(
+            f"{kept.directory.path}: {kept.plan.decision.ranks} ranks have a share each of its states; go on with it "
+            "(ssdplan run --resume), and the model of its last step is in its directory"
+        )
     schedule = build_schedule(kept.plan.model, kept.plan.decision)
     records = Records.of(schedule, snapshots=True)
     store = Store.open(kept.volumes, records.records)

@@ -17,6 +17,7 @@ from ssdplan.plans.files import Folder
 from ..metrics.metrics import MetricsFile
 from ..optimizer.loss_scale import LossScale
 from ..optimizer.zeroth_order_log import LogFile
+from ..ranks.group import ALONE, Ranks
 from ..recipe import Recipe, Watch
 from ..runtime.session import Session
 from .kept_weights import keep
@@ -26,9 +27,9 @@ from .snapshots import SCHEMA, Origin, Scaling, Snapshot
 class Keeper(ABC):
     """Takes a run's snapshots: knows when one is due, and logs its cost."""
 
-    def __init__(self, recipe: Recipe, metrics: MetricsFile, watch: Watch, step: int) -> None:
+    def __init__(self, recipe: Recipe, metrics: MetricsFile, watch: Watch, step: int, ranks: Ranks = ALONE) -> None:
         """`step`: after how many steps the run begins; when that is not 0, there is a snapshot of them."""
-        self._recipe, self._metrics, self._watch = recipe, metrics, watch
+        self._recipe, self._metrics, self._watch, self._ranks = recipe, metrics, watch, ranks
         self._last = time.monotonic()
         self._step = step
         self.scaling: LossScale | None = None
@@ -51,7 +52,9 @@ class Keeper(ABC):
         if self._step == step:
             return
         self._metrics.sync()
-        self.kept(step, self._write(session, step))
+        cost = self._write(session, step)
+        self._ranks.tell(b"")  # it is complete when all ranks' are durable (`agreement.py`)
+        self.kept(step, cost)
 
     @abstractmethod
     def end(self, session: Session, step: int) -> None:
@@ -65,11 +68,18 @@ class StoreKeeper(Keeper):
     """Snapshots are generations of the run's store."""
 
     def __init__(
-        self, origin: Origin, plan: Plan, recipe: Recipe, metrics: MetricsFile, watch: Watch, step: int
+        self,
+        origin: Origin,
+        plan: Plan,
+        recipe: Recipe,
+        metrics: MetricsFile,
+        watch: Watch,
+        step: int,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(recipe, metrics, watch, step)
+        super().__init__(recipe, metrics, watch, step, ranks)
         self._origin = origin
-        self._rows = plan.decision.micro_batches * plan.decision.micro_batch_size
+        self._rows = plan.decision.rows
 
     def describe(self, step: int, made: tuple[bool, ...]) -> dict[str, Any]:
         """What a snapshot says of itself."""

@@ -109,7 +109,7 @@ class Kept:
                 "model that was trained (--model)"
             )
         differences = snapshot.origin.differences(origin)
-        rows = plan.decision.micro_batches * plan.decision.micro_batch_size
+        rows = plan.decision.rows
         if snapshot.samples != snapshot.step * rows:
             differences.append(f"the next row of data would be {snapshot.step * rows}, not {snapshot.samples}")
         if differences and not anyway:
@@ -252,7 +252,7 @@ def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, re
     steps = len(log) - 1
     if not steps:
         return Kept(directory, plan, None, (), clearable, unseen, 0)
-    rows = plan.decision.micro_batches * plan.decision.micro_batch_size
+    rows = plan.decision.rows
     document = {"schema": SCHEMA, "step": steps, "samples": steps * rows, "origin": origin, "made": ()}
     snapshot = Snapshot.read(document, str(path / LOG))
     weights = kept_weights.latest(directory.folder, log)

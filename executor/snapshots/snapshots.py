@@ -68,6 +68,8 @@ class Origin(Part):
             "device": plan.machine.device,
             "compute_threads": plan.machine.compute_threads,
         }
+        if decision.ranks > 1:
+            batch["ranks"] = decision.ranks
         if decision.zeroth_order:
             batch["directions"] = decision.zeroth_order.directions
             batch["masters"] = "fp32" if decision.zeroth_order.masters else "none"

@@ -8,7 +8,7 @@ Nothing else outside this folder is for use, and nothing here imports torch.
 from . import describe
 from .layout import MOST_KEPT, Record
 from .store import Store
-from .survey import Lying, discard, survey, sweep
+from .survey import Lying, discard, survey, sweep, withdraw
 from .tools import check, initialise, inspect
 from .volumes import SUFFIX, Locks, is_locked
 
@@ -27,4 +27,5 @@ __all__ = [
     "is_locked",
     "survey",
     "sweep",
+    "withdraw",
 ]

@@ -15,7 +15,7 @@ from ssdplan.plans.units import PAGE
 
 from .recovery import choose, damaged_superblocks, last_table
 from .superblock import SLOTS
-from .volumes import SUFFIX, Disk, Locks, Volume, candidates, make_blank, open_volume
+from .volumes import SUFFIX, Disk, Locks, Volume, candidates, forget_superblock, make_blank, open_volume
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Lying:
     """Why it cannot be opened; empty when it can."""
     fell_back: bool
     """Whether there was a later generation, which is damaged."""
+    previous: dict[str, Any] | None = None
+    """The metadata of the generation before, if it is whole; generation 0 has none."""
 
 
 def survey(places: Sequence[Path]) -> list[Lying]:
@@ -78,7 +80,15 @@ def _described(disk: Disk, store: bytes, volumes: list[Volume]) -> Lying:
     )
     metadata = found.table.metadata if found.table else {}
     return Lying(
-        store.hex(), paths, numbers, generation, found.superblock.plan_sha256, metadata, "", fell_back=fell_back
+        store.hex(),
+        paths,
+        numbers,
+        generation,
+        found.superblock.plan_sha256,
+        metadata,
+        "",
+        fell_back=fell_back,
+        previous=found.previous.metadata if found.previous else {} if generation == 1 else None,
     )
 
 
@@ -100,6 +110,24 @@ def discard(lying: Lying, made: Sequence[bool]) -> None:
                 make_blank(disk, volume)
         for path in delete:
             path.unlink(missing_ok=True)
+    finally:
+        disk.close()
+        locks.close()
+
+
+def withdraw(lying: Lying) -> None:
+    """Take a store's last generation back: from now on it opens at the one before, which must be whole. Durable when it
+    returns; a crash within leaves one or the other. Raises StoreError when a run has it, IoFailure."""
+    assert lying.previous is not None and lying.generation, "there is no generation before"
+    disk: Disk = native.Engine()
+    locks = Locks()
+    try:
+        volumes = [open_volume(disk, path, descriptor=locks.take(path)) for path in lying.paths]
+        for volume in volumes:
+            slot = lying.generation % SLOTS
+            superblock = volume.superblocks[slot]
+            if superblock and superblock.generation == lying.generation and superblock.store.hex() == lying.store:
+                forget_superblock(disk, volume, slot)
     finally:
         disk.close()
         locks.close()

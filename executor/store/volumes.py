@@ -196,6 +196,15 @@ def write_superblock(disk: Disk, volume: Volume, superblock: Superblock) -> None
     volume.superblocks[superblock.slot] = superblock
 
 
+def forget_superblock(disk: Disk, volume: Volume, slot: int) -> None:
+    """Write zeros there. Durable when it returns."""
+    page = Staging(PAGE)
+    with translated(volume.path):
+        disk.write([(volume.file, slot * PAGE, page.address, PAGE)]).wait()
+        disk.flush(volume.file)
+    volume.superblocks[slot] = None
+
+
 def make_blank(disk: Disk, volume: Volume) -> None:
     """Mark a volume as ours and empty; whatever store was on it is gone. Durable when it returns."""
     pages = Staging(SLOTS * PAGE)

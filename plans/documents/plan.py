@@ -256,9 +256,14 @@ class Decision(Sparing):
                 )
 
     @property
+    def rows(self) -> int:
+        """Of a step of all ranks."""
+        return self.ranks * self.micro_batches * self.micro_batch_size
+
+    @property
     def tokens(self) -> int:
         """Of a step of all ranks, padding included."""
-        return self.ranks * self.micro_batches * self.micro_batch_size * self.sequence_length
+        return self.rows * self.sequence_length
 
     @property
     def updates_wait(self) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ssdplan.executor.store import survey, withdraw
 from tests.e2e.test_commands import QUICK, refused, ssdplan
 from tests.made.models import make_model, make_tokenizer
 
@@ -48,11 +49,39 @@ def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> Non
     run = ("run", "plan.json", "--data", "text.txt", "--steps", 3, "--out", tmp_path / "run")
     assert "the plan is for 2 rank(s), and 1 are to run: give --ranks 2" in refused(*run, cwd=home, code=8)
     assert "and 3 are to run" in refused(*run, "--ranks", 3, cwd=home, code=8)
-    for option in (("--snapshot-every", 1), ("--replan",)):
+    for option in (("--snapshot-every", 1, "--keep", 1), ("--replan",)):
         said = refused(*run, "--ranks", 2, *option, cwd=home, code=2)
-        assert f"{option[0]}: is for runs of one rank" in said
+        assert f"{' '.join(map(str, option[-2:]))}: is for runs of one rank" in said
     solve = ("solve", "profile.json", "--host-memory", "16MiB")
     assert "2 ranks cannot share it evenly" in refused(*solve, "--global-batch", 3, cwd=home, code=2)
     assert "the profile is of 2 ranks" in refused(*solve, "--ranks", 4, cwd=home, code=2)
     assert "is for one rank" in refused(*solve, "--optimizer", "mezo", cwd=home, code=2)
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_go_on_from_the_newest_snapshot_that_all_have(home: Path, tmp_path: Path) -> None:
+    """To the same bits; one that a single rank has is taken back. Of no file is more there than of that snapshot."""
+    run = ("run", "plan.json", "--data", "text.txt", "--ranks", 2, "--eval-data", "held-out.txt")
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    ssdplan(*run, "--steps", 4, "--out", whole, cwd=home)
+    ssdplan(*run, "--steps", 2, "--out", out, "--snapshot-every", 1, cwd=home)
+    stores = {place: [each for each in survey([place]) if each.generation] for place in (out, out / "rank-1")}
+    assert all([each.metadata["step"] for each in stores[place]] == [2] for place in stores)
+    for place in stores:  # as a kill between two commits leaves it: rank 0 is one snapshot behind
+        metrics = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
+        snapshots = [number for number, line in enumerate(metrics) if "snapshot_seconds" in line]
+        (place / "metrics.jsonl").write_text("".join(metrics[: snapshots[-1]]))
+    withdraw(stores[out][0])
+    told = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 4, cwd=home).stderr
+    assert "Traceback" not in told
+    weights = [(place / "model" / "model.safetensors").read_bytes() for place in (whole, out)]
+    assert weights[0] == weights[1]
+    losses = [json.loads((place / "report.json").read_text())["losses"] for place in (whole, out)]
+    assert losses[0] == losses[1]
+    again = [each.metadata["step"] for place in stores for each in survey([place]) if each.generation]
+    assert again == [4, 4]
+    (out / "rank-1").rename(tmp_path / "elsewhere")
+    said = refused("run", "--resume", out, "--ranks", 2, "--steps", 6, cwd=home, code=2)
+    assert "has directories of rank 0, and 2 ranks are to go on" in said
+    (tmp_path / "elsewhere").rename(out / "rank-1")
+    assert "2 ranks have a share each" in refused("export", out, "--to", tmp_path / "model", cwd=home, code=2)

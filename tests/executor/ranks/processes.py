@@ -28,12 +28,14 @@ def started(
     recipe: dict[str, Any] | None = None,
     of_ranks: dict[int, dict[str, Any]] | None = None,
     patience: float = HANG_SECONDS,
+    resumes: bool = False,
     **plan: Any,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """A process for each rank; what of them still runs at the end is killed. `of_ranks`: what the recipe of one rank
     has otherwise."""
     spec = {
         "directory": str(directory), "out": str(out), "name": name, "data": data, "plan": plan, "patience": patience,
+        "resumes": resumes,
         "recipe": {"steps": 3} | (recipe or {}),
         "of_ranks": {str(rank): each for rank, each in (of_ranks or {}).items()},
     }  # fmt: skip

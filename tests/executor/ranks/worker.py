@@ -5,6 +5,7 @@ The specification is JSON: a directory as `tests.executor.runs.prepare` makes it
 of plan and recipe. What rank 0 found is written beside the run as `found.json`.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -19,6 +20,8 @@ from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.ranks.group import joined
 from ssdplan.executor.ranks.place import place_of
 from ssdplan.executor.recipe import Recipe
+from ssdplan.executor.snapshots.agreement import settle
+from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.train import train
 from ssdplan.plans.errors import SsdplanError
 from tests.executor.runs import LENGTH
@@ -35,16 +38,23 @@ def main() -> int:
     try:
         with joined(place, "cpu", spec["patience"]) as ranks:
             model = open_model(directory / spec["name"], DTYPES[spec["plan"].get("precision", "fp32")])
-            result = train(
-                make_plan(model, sequence_length=LENGTH, ranks=ranks.size, **spec["plan"]),
-                model,
-                EmulatedDevice(),
-                data=directory / spec["data"],
-                out=out if rank == 0 else out.with_name(f"{out.name}-rank-{rank}"),
-                recipe=recipe,
-                eval_data=directory / "held-out.txt",
-                ranks=ranks,
-            )
+            mine = out if rank == 0 else out.with_name(f"{out.name}-rank-{rank}")
+            with contextlib.ExitStack() as stack:
+                kept = None
+                if spec["resumes"]:
+                    settle(mine, ranks, lambda text: None)
+                    kept = stack.enter_context(reopened(mine))
+                result = train(
+                    make_plan(model, sequence_length=LENGTH, ranks=ranks.size, **spec["plan"]),
+                    model,
+                    EmulatedDevice(),
+                    data=directory / spec["data"],
+                    out=mine,
+                    recipe=recipe,
+                    eval_data=directory / "held-out.txt",
+                    resume=kept,
+                    ranks=ranks,
+                )
     except SsdplanError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
