@@ -125,11 +125,10 @@ class Fitter:
         return self.fixed.unified_memory or pipeline.device <= self.budget.device
 
     def _spare_on_device(self, used: float) -> float | None:
-        """What parameters may keep of the device; None where that is decided. An emulated device is DRAM itself: what
-        it keeps would only be on host by another name."""
-        decided = self.fixed.kept is not None or self.fixed.parameters is not None
+        """What the device may keep between uses: states, unless `kept` says which, and activations. None where that is
+        nothing: a device made of DRAM for want of another would only have what is on host by another name."""
         in_dram = self.machine.device == "cpu" and not self.machine.emulation
-        return None if decided or in_dram else max(self.budget.device - used, 0.0)
+        return None if in_dram else max(self.budget.device - used, 0.0)
 
     # Solving.
 
@@ -352,7 +351,7 @@ class Fitter:
         return self._leanest[candidate]
 
     def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, KeptShares]]:
-        if self._spare_on_device(0.0) is None:
+        if self.fixed.kept is not None or self._spare_on_device(0.0) is None:
             return []
         counts = Counter(state.state_class for state in self.model.states)
         format_of = partial(parameter_format, self.model.precision, self.fixed.zeroth_order)

@@ -49,5 +49,6 @@ def may_keep_everything(fixed: FixedChoices, limits: Limits) -> bool:
 
 def keeps(program: ProgramResult) -> bool:
     """Whether the device keeps anything between its uses."""
-    kept = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
-    return kept or bool(program.checkpoint_device)
+    states = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
+    saved = any(each.tier == "device" for shares in program.saved.values() for each in shares)
+    return states or saved or bool(program.checkpoint_device)
