@@ -1,11 +1,13 @@
 """What a budget of device memory is used for: states that the user has placed, saved activations beside them, and
 everything, where there is room; and that more memory is never predicted to be slower."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.fit.kept import everything
@@ -130,3 +132,14 @@ def test_rows_are_of_plans_that_may_keep_everything_too() -> None:
     assert prompt.step_seconds is not None and prompt.step_seconds < 1.1 * plan.prediction.step_seconds
     single = rows["single"]
     assert not single.fits or (single.step_seconds or 0.0) < 2 * plan.prediction.step_seconds
+
+
+def test_a_device_whose_updates_nobody_measured_makes_none() -> None:
+    """An edited plan that contradicts itself is refused by the field."""
+    plan = planned(profile_of(), 8, global_batch=4)
+    content = plan.model_dump(mode="json", by_alias=True)
+    content["machine"]["device_update_rate"] = None
+    with pytest.raises(
+        ValidationError, match=r"placement\.\w+\.optimizer_device = 1: the machine has no device_update"
+    ):
+        Plan.model_validate_json(json.dumps(content))
