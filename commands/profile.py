@@ -113,8 +113,9 @@ def command() -> Command:
             ["--emulate"],
             metavar="like=MODEL,gpu=NAME,ssd=NAME,...",
             help="measure nothing: write a small stand-in for a model of the catalogue to --model DIR, unless it is "
-            "there, and a profile by which each of its operations lasts as on that machine; besides link=NAME, "
-            "cpu=NAME, slower=K, how many times as long [4], and smaller=S, what its widths are divided by [16]",
+            "there, and a profile by which each of its operations lasts as on that machine; --model NAME is then a "
+            "directory of that name where you are, and none on the hub; besides link=NAME, cpu=NAME, slower=K, how "
+            "many times as long [4], and smaller=S, what its widths are divided by [16]",
         ),
         click.Option(
             ["--ranks"],
@@ -270,6 +271,7 @@ def _emulate(options: Options, wanted: str) -> int:
             tied=shape.tied,
             longest=max(options.sequence_length // request.smaller, 2),
         )
+        ProgressLine("profile").note(f"the stand-in for {request.like} is written to {directory.resolve()}")
         write_random_model(made, directory, dtype=DTYPES[request.precision])
     model = open_model(directory, DTYPES[request.precision])
     found = (model.hidden_size, model.vocab_size, len(model.layers) - 2)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ssdplan.plans.documents.profile import (
+    MOST_SLOWER,
     Emulation,
     Layer,
     LayerClass,
@@ -33,7 +34,7 @@ from .predict.drive import combined_frontier
 
 FAMILIES = ("llama", "mistral")
 """Of which a stand-in can be made: those whose tensors a Llama has."""
-SMALLER, SLOWER, MOST_SLOWER = 16, 4.0, 1_000_000
+SMALLER, SLOWER = 16, 4.0
 LEAST_VOCABULARY = 257
 """Of a tokenizer with a token for each byte."""
 

@@ -315,9 +315,10 @@ def _inputs(model: Model, residency: Mapping[str, float]) -> float | None:
 
 
 def _kept(model: Model, residency: Mapping[str, float]) -> dict[str, KeptShares] | None:
-    """What the user wants the device to keep, as whole states of each class; None leaves it to the search."""
+    """What the user wants the device to keep, as whole states of each class; nothing where the user has said where all
+    parameters live outside of it; None leaves it to the search."""
     if not {"device", "turn", "updates"} & set(residency):
-        return None
+        return {} if "parameters" in residency else None
     turn, updates = (residency.get(name, 0.0) for name in ("turn", "updates"))
     device = residency.get("device", updates)
     if device + turn > 1.0:

@@ -17,6 +17,7 @@ from .explain.alternatives import rungs_by
 from .explain.sensitivity import scaled_compute
 from .fit.budgets import Candidate, Constraint
 from .fit.fit import Branch, Fitter, Solved
+from .fit.pace import budget_below
 from .predict.peaks import compute_seconds, forward_seconds
 from .predict.shortened import step_seconds
 from .predict.simulator import simulate, simulated_seconds
@@ -26,8 +27,11 @@ from .request import LADDER, smallest_of
 
 PARTS = (1, 2, 4)
 """Of a batch that recomputes everything, which may have room to save activations: all, a half and a quarter of it."""
+FEW = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of micro-batches of plans in memory that are looked at."""
 WORTH = 5e-3
-"""What the program must gain by saving activations, for the rest of the work to be done."""
+"""What the program must gain by saving activations, for the rest of the work to be done; and a plan for less host
+memory beside that for all of it."""
 FINALISTS = 3
 CLOSE = 0.9
 """A bound below this share of the best cannot win by a better fill and drain."""
@@ -41,6 +45,8 @@ GPU_OPERATION_SECONDS = 1e-4
 """The same where a GPU was measured: its operations are begun and waited for by one interpreter, one after the other.
 (On an H200 3,646 updates of 131,072 elements took 0.15 ms each instead of 0.03, and 3,144 copies 0.1 ms instead of
 0.01: steps of 0.71 and 0.75 s instead of 0.44 and 0.39.) What-ifs count none."""
+LEANER = 8
+"""Smaller host budgets that are tried, as long as the program's step with them is shorter than the best simulated."""
 FEW_OPS = 20_000
 """A schedule of so many is built again in a moment; in a longer one chunks are a small part of what flows."""
 
@@ -105,12 +111,59 @@ class Search:
             oftener = own.micro_batches / candidate.micro_batches - 1
             worth = max(WORTH, price * oftener if writes else 0.0)
             least = known[own].tokens_per_second * (1 + worth) if own in known else 0.0
-            if entry and entry.tokens_per_second >= least:
+            if entry and (entry.tokens_per_second >= least or self._keeps_everything(plain)):
                 saving = self.simulate(candidate, entry.branches, plain if candidate == own else None)
                 found += [saving] if saving else []
             elif candidate == own:
                 found.append(self._weighed(plain, own, auto, plain))
         return min(found, key=lambda each: self._weight(each, plain))
+
+    def settle(self, chosen: Simulated, candidates: Sequence[Candidate]) -> Simulated:
+        """`chosen` as `_leaner` has it; or where a device has a budget the smallest batch of `candidates` that is good
+        enough, of those whose plans save activations and write nothing to ssd: what a plan that recomputes everything
+        makes of a batch says little of them, least of all where the device can keep all states."""
+        if len(chosen.solved.fitted.schedule.steady.ops) > FEW_OPS:
+            return chosen
+        own, found = chosen.solved.fitted.candidate, [self._leaner(chosen)]
+        in_memory, ranked = not chosen.solved.fitted.needs.writes, list[Ranked]()
+        for candidate in candidates:
+            known = candidate == own or candidate.micro_batch_size != own.micro_batch_size
+            branches = [] if known or candidate.micro_batches not in FEW else self._with_budgets(candidate)
+            if branches and (in_memory or self.fitter.resident_sketch(candidate, branches)):
+                entry = self._scan(candidate, branches)
+                ranked += self._rank(entry) if entry else []
+        for each in sorted(ranked, key=lambda each: -each.tokens_per_second)[:FINALISTS]:
+            other = self.simulate(each.candidate, each.scanned.branches)
+            found += [self._leaner(other)] if other and not other.solved.fitted.needs.writes else []
+        best = max(each.tokens_per_second for each in found)
+        enough = [each for each in found if each.tokens_per_second >= ENOUGH * best]
+        return min(enough, key=lambda each: each.solved.fitted.candidate.order)
+
+    def _leaner(self, chosen: Simulated) -> Simulated:
+        """`chosen`; or where a device has a budget and nothing is written to ssd what is faster of the other branches
+        and of plans for less host memory: the program takes memory for the least gain, and does not see all that a step
+        waits for. So more memory makes no step noticeably longer."""
+        best, candidate, own = chosen, chosen.solved.fitted.candidate, self.fitter.budget.host
+        host, given = own, [] if chosen.solved.fitted.needs.writes else self._with_budgets(candidate)
+        for _ in range(LEANER):
+            entry = self._scan(candidate, [self.fitter.within(each, host) for each in given])
+            if entry is None or entry.bound.seconds >= best.timeline.seconds * (1 - WORTH):
+                break
+            most = 0
+            for branch in entry.branches:
+                known = host == own and branch.fixed == chosen.solved.branch.fixed
+                other = chosen.solved if known else self.fitter.leaner(candidate, branch, host)
+                if other is not None and not known and not other.fitted.needs.writes:
+                    again = self._simulate(other)
+                    faster = self._with_operations(again) < self._with_operations(best) * (1 - WORTH)
+                    best = again if faster else best
+                most = max(most, other.fitted.needs.host if other else 0)
+            host = budget_below(min(host, most or host))
+        return best
+
+    def _with_budgets(self, candidate: Candidate) -> list[Branch]:
+        """The branches of a candidate where a device has a budget for what it keeps; none elsewhere."""
+        return [each for each in self.fitter.branches(candidate) if each.limits.device_bytes is not None]
 
     def _weight(self, simulated: Simulated, plain: Simulated) -> float:
         """Seconds of a token, and what it writes more than in `plain` by the wear price."""
@@ -266,11 +319,15 @@ class Search:
         """`entry` as shortened models run it; nothing when it does not fit."""
         if entry.candidate not in self._ranked:
             self._ranked[entry.candidate] = []
-            sketch = self.fitter.sketch(entry.candidate, entry.branches)
-            if sketch is not None:
-                seconds = step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule)
-                found = Ranked(entry, sketch.program, self._tokens(entry.candidate) / seconds)
-                self._ranked[entry.candidate].append(found)
+            ways = self.fitter.sketch, self.fitter.resident_sketch
+            sketches = [sketch for way in ways if (sketch := way(entry.candidate, entry.branches)) is not None]
+            found = [
+                (step_seconds(self.model, self.machine, sketch.decision, self.fitter.builder.schedule), sketch.program)
+                for sketch in sketches
+            ]
+            if found:
+                seconds, program = min(found, key=lambda each: each[0])
+                self._ranked[entry.candidate].append(Ranked(entry, program, self._tokens(entry.candidate) / seconds))
         return list(self._ranked[entry.candidate])
 
     def simulate(
@@ -305,8 +362,7 @@ class Search:
         """The best of what the program found, of recomputing everything (`plain`, where that is known), and of PyAO's
         rule: by the simulator's seconds and what each writes, as the program weighs it."""
         everything = best
-        resident = best.solved.branch.fixed.kept is not None and self.fitter.fixed.kept is None
-        if best.solved.fitted.decision.saved or resident:
+        if best.solved.fitted.decision.saved or self._keeps_everything(best):
             everything = plain or self._recomputing("all", candidate, branches) or best
         best = min(best, everything, key=lambda each: self._weight(each, everything))
         if rungs_by("paper", self.model, candidate.micro_batch_size) is None:
@@ -314,6 +370,10 @@ class Search:
         most = self._weight(best, everything) * self._tokens(candidate)
         by_rule = self._recomputing("paper", candidate, branches, most=most)
         return min((best, *([by_rule] if by_rule else [])), key=lambda each: self._weight(each, everything))
+
+    def _keeps_everything(self, simulated: Simulated) -> bool:
+        """Whether it is a plan that keeps all on the device, of which the program's bounds say nothing."""
+        return simulated.solved.branch.fixed.kept is not None and self.fitter.fixed.kept is None
 
     def _recomputing(
         self, recompute: Recompute, candidate: Candidate, branches: Sequence[Branch], most: float = inf

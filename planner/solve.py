@@ -113,6 +113,8 @@ def _searched(
             continue
         if of_batches is not search:
             found = replace(found, chosen=search.save(found.chosen, found.scanned))
+        if not fixed.zeroth_order:
+            found = replace(found, chosen=search.settle(found.chosen, candidates if between else ()))
         leaner.append((search, found))
         if number == 0:
             break

@@ -7,7 +7,7 @@ for one rule of placement, with the fill and drain that a simulated step of the 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import floor
+from math import floor, inf
 from typing import Literal
 
 from ssdplan.plans.analysis.sublayers import blocks_with_backward
@@ -80,10 +80,7 @@ class _Comparison:
         self.model, self.machine, self.budget = fitter.model, fitter.machine, fitter.budget
         self.candidate = chosen.fitted.candidate
         self.decision = chosen.fitted.decision
-        given = chosen.branch.fixed
-        self.fixed = fitter.fixed
-        if not given.updates_there:  # what the device may keep of the plan, it may keep of its neighbours
-            self.fixed = replace(self.fixed, updates_there=False, checkpoints_device=given.checkpoints_device)
+        self.fixed, self.given = fitter.fixed, chosen.branch.fixed
         self.tokens = fitter.fixed.ranks * self.candidate.global_batch * self.model.sequence_length
         self.all_first = needs_all_gradients(self.model.precision, self.fixed.clip_grad_norm)
         self.drain = {self.decision.schedule: prediction.step_seconds / chosen.program.seconds}
@@ -180,12 +177,22 @@ class _Comparison:
         if (fixed.schedule, fixed.recompute) != (self.fixed.schedule, self.fixed.recompute):
             limits = replace(limits, host_bytes=self.budget.host, parameter_buffers=0.0, checkpoint_buffers=0.0)
         for candidate in candidates or self._alike():
-            sketch = fitter.glance(candidate, Branch(fixed, limits))
-            if sketch is not None:
-                note = "" if candidate == self.candidate else _batch(candidate)
-                return self._sketched(name, fitter, sketch, fits=True, note=note)
+            branch = Branch(self._with_room(fixed), limits)
+            found = fitter.glance(candidate, branch), fitter.resident_sketch(candidate, [branch])
+            note = "" if candidate == self.candidate else _batch(candidate)
+            rows = [self._sketched(name, fitter, sketch, fits=True, note=note) for sketch in found if sketch]
+            if rows:
+                return min(rows, key=lambda row: row.step_seconds or inf)
         candidate = (candidates or [self.candidate])[0]
         return self._endless(name, candidate, replace(fixed, parameters=0.0, optimizer=0.0, checkpoints=0.0))
+
+    def _with_room(self, fixed: FixedChoices) -> FixedChoices:
+        """What the device may keep of the plan, unless that is everything, it may keep of its neighbours."""
+        if self.given.updates_there:
+            return fixed
+        everything = self.given.kept is not None and self.fixed.kept is None
+        inputs = self.fixed.checkpoints_device or 0.0 if everything else self.given.checkpoints_device
+        return replace(fixed, updates_there=False, checkpoints_device=inputs)
 
     def _alike(self) -> list[Candidate]:
         """The plan's micro-batches, then the profile's smaller ones that make the same batch, the largest first."""

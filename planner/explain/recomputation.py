@@ -110,7 +110,9 @@ def _otherwise(plan: Plan, kind: Recompute, row: Compared) -> str:
     if kind == "all" and plan.decision.saved:
         return text  # what it writes is told with what is written of saved activations
     more, least = row.ssd_write_bytes - plan.prediction.ssd_write_bytes, NOTHING * plan.prediction.ssd_write_bytes
-    if abs(more) > least:
+    if more < -least and not row.ssd_write_bytes:
+        text += " and write nothing to the ssd"
+    elif abs(more) > least:
         text += f" and write {format_bytes(abs(more))} {'more' if more > 0 else 'less'} to the ssd"
     return text
 
@@ -130,6 +132,9 @@ def _written_for_it(plan: Plan, evidence: SavedEvidence, everything: Compared | 
     more = written - everything.ssd_write_bytes
     if not everything.ssd_write_bytes:
         return f"{text}; a step that recomputes everything would write nothing." if written else f"{text}."
+    if not written:
+        would = format_bytes(everything.ssd_write_bytes)
+        return f"A step writes nothing to the ssd; one that recomputes everything would write {would}."
     share = more / everything.ssd_write_bytes
     if abs(share) < NOTHING:
         return f"{text}; in all a step writes as much as one that recomputes everything."

@@ -35,7 +35,8 @@ OF_UPDATES = ("update rate",)
 
 
 def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
-    """One row for each thing that one could buy, for the candidate of `solved`; negative seconds are saved ones."""
+    """One row for each thing that one could buy, for the candidate of `solved`; negative seconds are saved ones. Of an
+    emulated machine sizes and bandwidths are the workstation's, seconds the stand-in's."""
     model, machine, branch, candidate = fitter.model, fitter.machine, solved.branch, solved.fitted.candidate
 
     def seconds(model: Model = model, machine: Machine = machine, branch: Branch = branch) -> float:
@@ -43,28 +44,30 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
         assert found is not None, "more of something has made a program infeasible"
         return found
 
-    host, gpu = more_host_memory(fitter.budget.host), "a device" if machine.compute_shares_cpu else "a GPU"
+    part, slower = (machine.emulation.smaller**2, machine.emulation.slower) if machine.emulation else (1, 1.0)
+    host_there, gpu = more_host_memory(fitter.budget.host * part), "a device" if machine.compute_shares_cpu else "a GPU"
+    host, device = host_there // part, MORE_DEVICE_MEMORY // part
     faster = "compute" if branch.fixed.unified_memory else gpu
     more_host = replace(branch, limits=replace(branch.limits, host_bytes=branch.limits.host_bytes + host))
     one = len(machine.volumes) == 1
     second = "a second SSD like the first" if one else "twice as many SSDs"
     space = branch.limits.ssd_bytes
     more_drives = replace(branch, limits=replace(branch.limits, ssd_bytes=None if space is None else 2 * space))
-    read = combined_frontier(machine.volumes)[0][0]
+    read = combined_frontier(machine.volumes)[0][0] * part * slower
     link = {"h2d_bandwidth": 2 * machine.h2d_bandwidth, "d2h_bandwidth": 2 * machine.d2h_bandwidth}
     base = seconds()
     changes = [
         _Change(
             "host memory",
-            format_bytes(host),
-            f"{format_bytes(host)} more host memory",
+            format_bytes(host_there),
+            f"{format_bytes(host_there)} more host memory",
             lambda: seconds(branch=more_host),
         ),
         _Change(
             "device memory",
             format_bytes(MORE_DEVICE_MEMORY),
             f"{format_bytes(MORE_DEVICE_MEMORY)} more device memory",
-            lambda: min([base, *_with_device_memory(fitter, solved, MORE_DEVICE_MEMORY)]),
+            lambda: min([base, *_with_device_memory(fitter, solved, device)]),
         ),
         _Change("drives", "2x", second, lambda: seconds(machine=_faster_drives(machine, 2.0), branch=more_drives)),
         _Change(

@@ -14,7 +14,7 @@ from itertools import product
 from math import inf
 
 from ssdplan.plans.documents.plan import Decision, Recompute, parameter_format
-from ssdplan.plans.documents.profile import Machine, Model, device_update_rate
+from ssdplan.plans.documents.profile import Machine, Model
 from ssdplan.plans.units import PAGE
 
 from ..predict.shortened import ENDS
@@ -23,7 +23,7 @@ from ..program.placement import ProgramResult, footprint
 from ..program.program import solve_program
 from .budgets import UNLIMITED, Candidate, Constraint, Needs, Room, in_memory, reduced
 from .estimate import Builder, Fitted
-from .kept import everything, keeps, may_keep_everything, states_bytes, whole_states
+from .kept import everything, keeps, may_keep_everything, whole_states
 from .pace import Pace, paces
 from .transit import MEASURED, Pipelines
 
@@ -125,11 +125,10 @@ class Fitter:
         return self.fixed.unified_memory or pipeline.device <= self.budget.device
 
     def _spare_on_device(self, used: float) -> float | None:
-        """What parameters may keep of the device; None where that is decided. An emulated device is DRAM itself: what
-        it keeps would only be on host by another name."""
-        decided = self.fixed.kept is not None or self.fixed.parameters is not None
+        """What the device may keep between uses: states, unless `kept` says which, and activations. None where that is
+        nothing: a device made of DRAM for want of another would only have what is on host by another name."""
         in_dram = self.machine.device == "cpu" and not self.machine.emulation
-        return None if decided or in_dram else max(self.budget.device - used, 0.0)
+        return None if in_dram else max(self.budget.device - used, 0.0)
 
     # Solving.
 
@@ -157,17 +156,38 @@ class Fitter:
                     yield solved
                     break
 
+    def within(self, branch: Branch, host: int) -> Branch:
+        """`branch` for a smaller host budget."""
+        left = max(branch.limits.host_bytes - (self.budget.host - host), 0.0)
+        return replace(branch, limits=replace(branch.limits, host_bytes=left))
+
+    def leaner(self, candidate: Candidate, branch: Branch, host: int) -> Solved | None:
+        """The fastest decision by a branch within `host`, as a plan for all of the host budget."""
+        solved = self._approach(candidate, branch, self.usual, "seconds", self.budget.changed("host memory", host))
+        if solved is None:
+            return None
+        limits = replace(branch.limits, host_bytes=branch.limits.host_bytes + self.budget.host - host)
+        return replace(solved, branch=replace(branch, limits=limits))
+
     def resident(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
         """The decision that keeps all on the device, and updates there; None where that does not fit or may not be."""
-        form = self.fixed.optimizer_states
-        alone = self.fixed.ranks == 1
-        can = alone and device_update_rate(self.machine, form) and states_bytes(self.model, form) < self.budget.device
-        for branch in (each for each in branches if can and may_keep_everything(self.fixed, each.limits)):
-            fixed = replace(branch.fixed, kept=everything(self.model), checkpoints_device=1.0)
-            solved = self._approach(candidate, replace(branch, fixed=fixed), self.usual, "seconds", self.budget)
+        for branch in self._keeping_everything(branches):
+            solved = self._approach(candidate, branch, self.usual, "seconds", self.budget)
             if solved is not None:
-                return replace(solved, branch=replace(branch, fixed=fixed))
+                return replace(solved, branch=branch)
         return None
+
+    def resident_sketch(self, candidate: Candidate, branches: Sequence[Branch]) -> Sketch | None:
+        """About what `resident` would find, by the estimate."""
+        return self._first_that_fits(candidate, [(each, self.usual) for each in self._keeping_everything(branches)])
+
+    def _keeping_everything(self, branches: Sequence[Branch]) -> list[Branch]:
+        """Those of `branches` that may keep all on the device, with that fixed."""
+        if not may_keep_everything(self.model, self.machine, self.budget.device, self.fixed):
+            return []
+        there = [each for each in branches if each.limits.device_bytes is not None]
+        kept = everything(self.model)
+        return [replace(each, fixed=replace(each.fixed, kept=kept, checkpoints_device=1.0)) for each in there]
 
     def least(self, candidate: Candidate, constraint: Constraint) -> int | None:
         """The least of one budget with which `solve` succeeds, the others as they are; None when they rule it out."""
@@ -323,11 +343,11 @@ class Fitter:
 
     def glance(self, candidate: Candidate, branch: Branch) -> Sketch | None:
         """The same without the attempts that find the leanest: for a comparison, which nothing runs."""
-        for pace in (self.usual, self.tight):
-            for sketch, _ in self._placements(candidate, branch, pace, "seconds", self.budget):
-                if not sketch.needs.over(self.budget):
-                    return sketch
-        return None
+        return self._first_that_fits(candidate, [(branch, self.usual), (branch, self.tight)])
+
+    def _first_that_fits(self, candidate: Candidate, ways: Sequence[tuple[Branch, Pace]]) -> Sketch | None:
+        found = (each for way in ways for each, _ in self._placements(candidate, *way, "seconds", self.budget))
+        return next((each for each in found if not each.needs.over(self.budget)), None)
 
     def _hopeless(self, candidate: Candidate) -> bool:
         """Whether by the estimate even the leanest takes too much memory."""
@@ -353,7 +373,7 @@ class Fitter:
         return self._leanest[candidate]
 
     def _kept_ways(self, candidate: Candidate) -> list[Mapping[str, KeptShares]]:
-        if self._spare_on_device(0.0) is None:
+        if self.fixed.kept is not None or self._spare_on_device(0.0) is None:
             return []
         counts = Counter(state.state_class for state in self.model.states)
         format_of = partial(parameter_format, self.model.precision, self.fixed.zeroth_order)

@@ -3,10 +3,10 @@
 Owns that rounding, and the case of a device that keeps everything.
 """
 
-from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.profile import Machine, Model, device_update_rate
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, OptimizerStates, optimizer_bytes
 
-from ..program.choices import FixedChoices, KeptShares, Limits
+from ..program.choices import FixedChoices, KeptShares
 from ..program.placement import ProgramResult
 
 WHOLE = 1e-4
@@ -41,13 +41,16 @@ def states_bytes(model: Model, optimizer_states: OptimizerStates) -> int:
     return trained + each * sum(state.elements for state in model.states)
 
 
-def may_keep_everything(fixed: FixedChoices, limits: Limits) -> bool:
-    """Whether nothing that the user has fixed is against it."""
+def may_keep_everything(model: Model, machine: Machine, device_bytes: int, fixed: FixedChoices) -> bool:
+    """Whether the device can update, has room for all states, and nothing that the user has fixed is against it."""
     decided = fixed.optimizer, fixed.kept, fixed.checkpoints_device, fixed.zeroth_order
-    return limits.device_bytes is not None and fixed.schedule == "vertical" and all(each is None for each in decided)
+    may = fixed.schedule == "vertical" and fixed.ranks == 1 and all(each is None for each in decided)
+    can = device_update_rate(machine, fixed.optimizer_states) is not None
+    return may and can and states_bytes(model, fixed.optimizer_states) < device_bytes
 
 
 def keeps(program: ProgramResult) -> bool:
     """Whether the device keeps anything between its uses."""
-    kept = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
-    return kept or bool(program.checkpoint_device)
+    states = any(p.parameters_device or p.parameters_turn for p in program.placement.values())
+    saved = any(each.tier == "device" for shares in program.saved.values() for each in shares)
+    return states or saved or bool(program.checkpoint_device)

@@ -229,7 +229,8 @@ class LinearProgram:
                 self.problem += pulp.lpSum(wanted) == 1, f"recompute_{self.fixed.recompute}_of_{_label(name)}"
 
     def _respect_limits(self) -> None:
-        """What stays on host, on ssd and on the device, and what is written, each at most its limit."""
+        """What stays on host, on ssd and on the device, and what is written, each at most its limit. What is fixed of
+        the device is there in any case: whether it has room, its schedule says."""
         limits, forms = self.limits, self.forms
         self._require_at_most(self.limited, limits.host_bytes, "host_memory")
         if limits.ssd_bytes is not None:
@@ -237,7 +238,8 @@ class LinearProgram:
         if limits.ssd_write_bytes is not None:
             self._require_at_most(forms.write_bytes, limits.ssd_write_bytes, "ssd_writes")
         if limits.device_bytes is not None and (self.fixed.kept is None or "device" in forms.work.saves):
-            self._require_at_most(forms.device_bytes, limits.device_bytes, "device_memory")
+            fixed = sum(factor * self.variables[each].lowBound for each, factor in forms.device_bytes.items())
+            self._require_at_most(forms.device_bytes, max(limits.device_bytes, fixed), "device_memory")
 
     def require_seconds_at_most(self, seconds: float) -> None:
         """No step longer than this."""

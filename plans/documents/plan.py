@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ..errors import MismatchError
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
-from .profile import Machine, Model, Rung
+from .profile import Machine, Model, Rung, device_update_rate
 from .state_layout import FP32, GRAIN, PARAMETERS, Elements, Format, OptimizerStates, Precision
 
 ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
@@ -442,6 +442,11 @@ class Plan(Document):
             if placement.frozen != (state.frozen or self.decision.optimizer == "mezo"):
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
+            if placement.optimizer_device and device_update_rate(self.machine, self.decision.optimizer_states) is None:
+                raise ValueError(
+                    f"decision.placement.{state.state_class}.optimizer_device = {placement.optimizer_device:g}: the "
+                    "machine has no device_update_rate for these optimizer states; set it to 0"
+                )
         turning = self.model.trained_blocks
         for index, state in enumerate(self.model.states):
             turn = self.decision.placement[state.state_class].parameters_turn

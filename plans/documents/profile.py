@@ -63,6 +63,9 @@ class Volume(Part):
         return self
 
 
+MOST_SLOWER = 1_000_000
+
+
 class Emulation(Part):
     """What a small stand-in, which runs for real, stands for (DESIGN 11)."""
 
@@ -72,7 +75,7 @@ class Emulation(Part):
     ssd: Name
     smaller: Annotated[int, Field(ge=2, le=256)]
     """What every width, the vocabulary and the rows of the stand-in are divided by; bytes are by its square."""
-    slower: Positive
+    slower: Annotated[float, Field(gt=0.0, lt=MOST_SLOWER, allow_inf_nan=False)]
     """How many times as long as the catalogue says each operation lasts."""
 
 

@@ -79,7 +79,7 @@ def describe_plan(plan: Plan, schedule: Schedule, cache: Beside | None = None) -
             "What each idea brings, from ZeRO-Infinity's way to this plan",
             _ideas([row for row in plan.comparison if row.kind == "idea"]),
         ),
-        ("What more of something would bring, at this batch", _sensitivity(plan.sensitivity)),
+        (f"What more of something would bring, at this batch{_of_whom(plan)}", _sensitivity(plan.sensitivity)),
     )
 
 
@@ -405,6 +405,11 @@ def _spread(entries: list[Alternative], chosen: list[bool]) -> list[Alternative]
     if True in chosen:
         wanted.add(chosen.index(True))
     return [entries[index] for index in sorted(wanted)]
+
+
+def _of_whom(plan: Plan) -> str:
+    """Whose bytes and bandwidths the rows name, where there are two machines."""
+    return ": sizes there, seconds here" if plan.machine.emulation else ""
 
 
 def _sensitivity(rows: Sequence[Sensitivity]) -> list[str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from ssdplan.planner.catalogue import MODELS, find
 from ssdplan.planner.catalogue.costs import Compute
@@ -11,8 +12,10 @@ from ssdplan.planner.catalogue.whatif import WhatIf, estimate, estimate_model
 from ssdplan.planner.emulation import Request, emulated, parse, shape_of
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
-from ssdplan.plans.documents.profile import MixedBandwidth, Volume
+from ssdplan.plans.documents.profile import Emulation, MixedBandwidth, Volume
 from ssdplan.plans.errors import UsageError
+from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.plan_text import describe_plan
 from tests.made.profiles import GIB, made_machine
 
 REQUEST = Request(like="llama-2-7b", gpu="rtx-4090", ssds=("samsung-990-pro",), slower=3.0, micro_batch_sizes=(1, 4))
@@ -110,3 +113,26 @@ def test_parsed() -> None:
         "like": "llama-2-7b", "gpu": "rtx-4090", "link": "pcie-3-x16", "ssds": ("samsung-990-pro*2",), "slower": 2.5,
         "smaller": 16,
     }  # fmt: skip
+
+
+def test_what_more_would_bring_is_told_by_the_workstation_s_sizes() -> None:
+    """A drive 1 GB/s faster there brings the stand-in what it brings the original."""
+    asked = SolveRequest(32 * GIB, micro_batch_size=4, micro_batches=2, recompute="all")
+    what_if = WhatIf(
+        model=REQUEST.like, gpu=REQUEST.gpu, ssds=REQUEST.ssds, host_memory_bytes=asked.host_memory_bytes,
+        sequence_length=REQUEST.sequence_length, micro_batch_sizes=REQUEST.micro_batch_sizes,
+    )  # fmt: skip
+    its = {row.words: row for row in solve(estimate(what_if), asked, compared=False).sensitivity}
+    small = replace(asked, host_memory_bytes=asked.host_memory_bytes // REQUEST.smaller**2)
+    plan = solve(profile_of(REQUEST), small, compared=False)
+    ours = {row.words: row for row in plan.sensitivity}
+    assert set(ours) == set(its) and "8 GiB more device memory" in ours
+    faster = "an SSD 1 GB/s faster"
+    assert ours[faster].throughput_gain == pytest.approx(its[faster].throughput_gain, rel=0.1)
+    assert "at this batch: sizes there, seconds here" in describe_plan(plan, build_schedule(plan.model, plan.decision))
+
+
+@pytest.mark.parametrize("slower", [0.0, -2.0, float("nan"), float("inf"), 1e6])
+def test_documents_name_what_no_operation_could_last(slower: float) -> None:
+    with pytest.raises(ValidationError, match="slower"):
+        Emulation(like="llama-2-7b", gpu="rtx-4090", ssd="samsung-990-pro", smaller=16, slower=slower)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ssdplan.planner.explain.reasons import Evidence, explain
-from ssdplan.planner.explain.recomputation import gather_saved
+from ssdplan.planner.explain.recomputation import SavedEvidence, gather_saved, why_it_recomputes
 from ssdplan.planner.predict.peaks import predict_peaks
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
@@ -211,13 +211,32 @@ def test_a_dear_drive_is_a_reason() -> None:
 
 
 def test_where_everything_fits_nothing_is_written() -> None:
-    plan = solve(profile_of(), replace(BATCH, host_memory_bytes=GIB, residency={"device": 0.0}))
+    """Behind a device of DRAM, which keeps nothing."""
+    plan = solve(profile_of(shared=True), replace(BATCH, host_memory_bytes=GIB, residency={"device": 0.0}))
     assert plan.decision.saved and not plan.prediction.ssd_bytes
+    assert {each.tier for each in plan.decision.saved["block"]} == {"host"}
     assert told(plan).endswith(" No saved activations go to the ssd.")
     assert "recomputing everything would take" in told(plan)
     saved = sum(whole_pages(_kept(plan, each.rung)) * each.share * 24 for each in plan.decision.saved["block"])
     assert f"{format_bytes(round(saved))} of saved activations" in told(plan, "ssd")
     assert " fit in the host budget of 1 GiB, and leave " in told(plan, "ssd")
+
+
+def test_nothing_is_not_a_share_of_what_others_write() -> None:
+    """A plan that writes nothing beside rows that write, and a row that writes nothing beside a plan that does."""
+    plan = solve(profile_of(shared=True), replace(BATCH, host_memory_bytes=GIB, residency={"device": 0.0}))
+
+    def writing(own: int, others: int) -> str:
+        rows = tuple(row.model_copy(update={"ssd_write_bytes": others}) for row in plan.comparison)
+        prediction = plan.prediction.model_copy(update={"ssd_write_bytes": own})
+        changed = plan.model_copy(update={"prediction": prediction, "comparison": rows})
+        return why_it_recomputes(changed, SavedEvidence())
+
+    assert writing(0, GIB).endswith(
+        " A step writes nothing to the ssd; one that recomputes everything would write 1 GiB."
+    )
+    assert "%" not in writing(0, GIB).partition(" A step writes nothing")[2]
+    assert "and write nothing to the ssd" in writing(GIB, 0)
 
 
 def _kept(plan: Plan, rung: str) -> int:
