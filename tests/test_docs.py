@@ -52,8 +52,16 @@ OTHER_OPTIONS = {
     "--python-version",
     "--user",
     "--scope",
+    "--nnodes",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--nodes",
+    "--ntasks-per-node",
+    "--gpus-per-node",
 }
-"""Options of the demo, of the scripts that benchmarks use, of pip and of systemd-run."""
+"""Options of the demo, of the scripts that benchmarks use, of pip, systemd-run, torchrun and Slurm."""
 MACHINE_PATH = re.compile(r"(?<![\w./~])/(?:bin|data|etc|home|media|mnt|nvme|opt|root|srv|tmp|usr|var|work|Users)\b")
 
 
