@@ -23,7 +23,7 @@ ALLOWED = {
 }
 TRAINERS = {"torch", "transformers", "deepspeed"}
 MOST_FILES, MOST_LINES = 17, 500
-RIVAL_PROCESSES = {"torch_arm.py", "estimator_arm.py", "deepspeed_arm.py", "making.py"}
+RIVAL_PROCESSES = {"torch_arm.py", "estimator_arm.py", "deepspeed_arm.py", "fsdp_arm.py", "making.py"}
 """Run as processes of their own: the command that starts them stays small, and counts in nobody's memory."""
 
 

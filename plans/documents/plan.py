@@ -245,15 +245,11 @@ class Decision(Sparing):
     def _require_rank_by_rank(self) -> None:
         """Refuse what several ranks do not do."""
         if self.schedule != "vertical":
-            raise ValueError(
-                f"ranks = {self.ranks}: schedule {self.schedule} is for one rank; set schedule to vertical"
-            )
+            raise ValueError(f"ranks = {self.ranks}: schedule {self.schedule} is for one rank; set it to vertical")
         for name, p in self.placement.items():
-            if p.optimizer_device:
-                raise ValueError(
-                    f"placement.{name}.optimizer_device = {p.optimizer_device:g}: the devices of {self.ranks} ranks "
-                    "update nothing; set it to 0"
-                )
+            if there := p.optimizer_device:
+                why = f"the devices of {self.ranks} ranks update nothing; set it to 0"
+                raise ValueError(f"placement.{name}.optimizer_device = {there:g}: {why}")
 
     @property
     def rows(self) -> int:
