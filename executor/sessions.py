@@ -16,6 +16,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.stripe_shares import bandwidths
 from ssdplan.plans.errors import SsdplanError, StallError
 from ssdplan.plans.graph.ops import Graph, Schedule
+from ssdplan.plans.graph.timeline import lanes_of
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.units import format_bytes
 
@@ -347,7 +348,9 @@ def _session(
         if pacer and expectation:
             actions = {graph.name: pacer.paced(graph, actions[graph.name], expectation(graph)) for graph in graphs}
         runner: Runner = (
-            SerialRunner(device.submit) if recipe.serial else OverlappedRunner(device.submit, in_flight=IN_FLIGHT)
+            SerialRunner(device.submit)
+            if recipe.serial
+            else OverlappedRunner(device.submit, in_flight=IN_FLIGHT, lanes=lanes_of(schedule.steady))
         )
         session = Session(
             schedule,

@@ -117,8 +117,11 @@ class OverlappedRunner:
     for each such lane sleeps until its oldest op has.
     """
 
-    def __init__(self, submit: Submit, in_flight: Mapping[Resource, int] | None = None) -> None:
-        """`in_flight`: lane -> how many of its ops at once, if not 1; of the device's lanes it is 1."""
+    def __init__(
+        self, submit: Submit, in_flight: Mapping[Resource, int] | None = None, lanes: Sequence[Resource] = RESOURCES
+    ) -> None:
+        """`in_flight`: lane -> how many of its ops at once, if not 1; of the device's lanes it is 1. `lanes`: those
+        that any graph uses."""
         assert not OF_THE_DEVICE & (in_flight or {}).keys()
         self._submit = submit
         self._programs: dict[int, _Program] = {}
@@ -127,7 +130,7 @@ class OverlappedRunner:
         self._closing = self._abandoned = False
         self._own = _Worker("compute")
         self._threads = [
-            _Worker(name) for name in RESOURCES for _ in range((in_flight or {}).get(name, 1)) if name != "compute"
+            _Worker(name) for name in lanes for _ in range((in_flight or {}).get(name, 1)) if name != "compute"
         ]
         self._watched: dict[int, queue.SimpleQueue[tuple[_Run, int, Begun] | None]] = {}
         """Of each lane whose device has taken an op without waiting for it."""
