@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 import threading
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tests.extent import short_or_full
 STEPS = 12
 RUNS, MOST_KILLS = short_or_full((1, 2), (20, 4))
 """Runs that are killed, and how often each at most: of all placements together, up to 80 kills."""
+MOST_STARTS = 20
+PATIENCE = 30.0
+"""Seconds after which a rank ends whose neighbour was killed before they met."""
 PLACEMENTS: list[dict[str, object]] = [
     {"alpha": 0.4, "optimizer": 0.0, "parameters": 0.5},
     {"alpha": 1.0, "optimizer": 1.0, "unified": True},
@@ -38,9 +42,13 @@ def steps_of(out: Path) -> int:
     return metrics.read_text().count('"loss"') if metrics.exists() else 0
 
 
+def places(out: Path) -> tuple[Path, Path]:
+    return out, out.with_name(f"{out.name}-rank-1")
+
+
 def begun(out: Path) -> bool:
     """Whether all ranks have begun to keep what they could go on with."""
-    return all((place / "run.json").exists() for place in (out, out.with_name(f"{out.name}-rank-1")))
+    return all((place / "run.json").exists() for place in places(out))
 
 
 @pytest.mark.parametrize("number", range(RUNS))
@@ -50,8 +58,8 @@ def test_a_killed_rank_loses_nothing(directory: Path, tmp_path: Path, number: in
     recipe = {"steps": STEPS, "snapshot_every": 2}
     whole = run(directory, tmp_path / "whole", 2, recipe=recipe, **placement)
     out, kills, resumes = tmp_path / "killed", 0, False
-    while True:
-        with started(directory, out, 2, recipe=recipe, resumes=resumes, **placement) as processes:
+    for _ in range(MOST_STARTS):
+        with started(directory, out, 2, recipe=recipe, resumes=resumes, patience=PATIENCE, **placement) as processes:
             until, victim = rng.randrange(STEPS), rng.randrange(2)
             tick = threading.Event()
             while kills < MOST_KILLS and steps_of(out) < until and any(p.poll() is None for p in processes):
@@ -66,5 +74,9 @@ def test_a_killed_rank_loses_nothing(directory: Path, tmp_path: Path, number: in
         resumes = begun(out)
         if not resumes:
             assert not steps_of(out), "a run that had begun cannot go on"
+            for place in places(out):  # what a rank that was killed at once has left
+                shutil.rmtree(place, ignore_errors=True)
+    else:
+        raise AssertionError("it never came to its end")
     found = json.loads(out.with_name("killed.json").read_text())
     assert found == whole and digest(out) == digest(tmp_path / "whole")
