@@ -376,7 +376,8 @@ def _one_plan(
             f"written to {output}; to run takes a machine with more memory, or a plan with a smaller --host-memory"
         )
     else:
-        line.note(f"written to {output}; next: ssdplan run {output} --data FILE --steps N --out DIR")
+        several = f" --ranks {plan.decision.ranks}" if plan.decision.ranks > 1 else ""
+        line.note(f"written to {output}; next: ssdplan run{several} {output} --data FILE --steps N --out DIR")
     return 0
 
 

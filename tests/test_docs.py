@@ -52,6 +52,7 @@ OTHER_OPTIONS = {
     "--python-version",
     "--user",
     "--scope",
+    "--rival",
     "--nnodes",
     "--nproc-per-node",
     "--rdzv-backend",

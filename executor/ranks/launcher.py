@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -36,13 +37,21 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     )
     try:
         elastic_launch(config, sys.executable)("-m", "ssdplan", *arguments)
+    except SignalException:
+        raise KeyboardInterrupt from None  # the ranks have said what they keep
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         ending = _ending(failure.exitcode)
         raise error_of(
-            failure.exitcode, f"rank {rank} ended with {ending}; it has said why, and the others were ended"
+            failure.exitcode,
+            f"rank {rank} ended with {ending}{_said(failure.exitcode)}, and the others were ended; a run with "
+            "snapshots goes on with --resume and the same --ranks",
         ) from None
     return 0
+
+
+def _said(code: int) -> str:
+    return "" if code < 0 else ", and has said why"
 
 
 def _ending(code: int) -> str:

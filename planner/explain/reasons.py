@@ -171,7 +171,7 @@ def _batch(plan: Plan, evidence: Evidence) -> str:
     smaller = [entry for entry in plan.alternatives if _batch_of(entry) < size * n]
     larger = [entry for entry in plan.alternatives if _batch_of(entry) > size * n]
     if "batch" in evidence.given and not (smaller or larger):
-        text = f"A batch of {_rows(own)} was asked for"
+        text = f"A batch of {_rows(own)}{' a rank' if plan.decision.ranks > 1 else ''} was asked for"
         if best is not own:
             share = own.tokens_per_second / top
             text += f"; {n} x {size} reaches {share:.1%} of {best.micro_batches} x {best.micro_batch_size}"

@@ -447,10 +447,11 @@ class Plan(Document):
         for index, state in enumerate(self.model.states):
             turn = self.decision.placement[state.state_class].parameters_turn
             if turn and not set(self.model.uses(index)) <= set(turning):
-                raise ValueError(
-                    f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {state.name} is not a state "
-                    "of blocks alone that run backward; set it to 0"
-                )
+                why = f"{state.name} is not a state of blocks alone that run backward; set it to 0"
+                raise ValueError(f"decision.placement.{state.state_class}.parameters_turn = {turn:g}: {why}")
+        together = self.machine.network.ranks if self.machine.network else 1
+        if self.decision.ranks not in (1, together):
+            raise ValueError(f"decision.ranks = {self.decision.ranks}: machine.network is of {together} rank(s)")
         blocks = {self.model.layers[block].layer_class for block in turning}
         for name, kept in self.decision.saved.items():
             if name not in blocks:
