@@ -23,6 +23,8 @@ from pathlib import Path
 
 from commands import MOST_SECONDS, end_on_sigterm
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.graph.collectives import Collective
+from ssdplan.plans.schedule.build import build_schedule
 
 PORT = 29500
 
@@ -161,11 +163,8 @@ def row(rate: str, plan: Plan, out: Path, sent_bytes: int, steps: int) -> str:
 
 def planned(plan: Plan) -> int:
     """Bytes that a rank sends in a steady step."""
-    from ssdplan.plans.graph.collectives import Exchange, Gather
-    from ssdplan.plans.schedule.build import build_schedule
-
     ops = build_schedule(plan.model, plan.decision).emitted("steady")
-    return sum(op.nbytes for op in ops if isinstance(op, Gather | Exchange))
+    return sum(op.nbytes for op in ops if isinstance(op, Collective))
 
 
 if __name__ == "__main__":

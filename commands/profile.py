@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ssdplan.executor.ranks.place import PATIENCE_SECONDS, is_rank, named_rank, place_of, settle_rank
+from ssdplan.executor.ranks.place import PATIENCE_SECONDS, named_rank, place_of, settle_rank
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_bytes
 from ssdplan.plans.views.progress_line import ProgressLine
@@ -151,14 +151,13 @@ def call(options: Options) -> int:
     if options.emulate is not None:
         return _emulate(options, options.emulate)
     of.settle_process()
-    if (options.ranks or 1) > 1 and not is_rank():
+    place = place_of(os.environ)
+    if (options.ranks or 1) > 1 and not place:
         from ssdplan.executor.ranks.launcher import launch
 
         return launch(options.ranks or 1, of.said_words())
-    if is_rank():
-        settle_rank()
-    place = place_of(os.environ)
-    several = place is not None and place.size > 1
+    if place:
+        settle_rank(place)
     from ssdplan.executor.device.device import open_device
     from ssdplan.executor.device.tensors import DTYPES
     from ssdplan.executor.model.directory.hub import find_model
@@ -175,7 +174,7 @@ def call(options: Options) -> int:
     from ssdplan.profiler.storage import SMALLEST_VOLUME
 
     of.require_writable(options.output)
-    name = f"cuda:{place.local_rank}" if place and several and options.device == "cuda" else options.device
+    name = f"cuda:{place.local_rank}" if place and options.device == "cuda" else options.device
     device = open_device(name)
     if options.compression_error:
         require_kernels(device.torch_device)
@@ -189,7 +188,7 @@ def call(options: Options) -> int:
     line = ProgressLine("profile", io.StringIO() if place and place.rank else None)
     weights = Weights(model)
     with ExitStack() as held:
-        held.enter_context(named_rank(place.rank if place and several else None))
+        held.enter_context(named_rank(place.rank if place else None))
         ranks = held.enter_context(joined(place, device.kind, PATIENCE_SECONDS + (options.seconds or 300.0)))
         held.callback(weights.close)
         held.callback(line.done)

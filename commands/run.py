@@ -13,7 +13,6 @@ from ssdplan.executor.ranks.place import (
     PATIENCE_SECONDS,
     Place,
     directory_of,
-    is_rank,
     named_rank,
     place_of,
     settle_rank,
@@ -48,10 +47,11 @@ def call(options: Options) -> int:
     of.require_engine()
     said = _said(options)
     options = _with(options, said)
-    if (options.ranks or 1) > 1 and not is_rank():
+    place = place_of(os.environ)
+    if place:
+        settle_rank(place)
+    elif (options.ranks or 1) > 1:
         return _launched(options)
-    if is_rank():
-        settle_rank()
     if options.resume is None:
         lacking = [name for name in ("PLAN", "--data", "--steps", "--out") if name.strip("-").lower() not in said]
         if lacking:
@@ -60,13 +60,12 @@ def call(options: Options) -> int:
             raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
         if options.adopt:
             raise UsageError("--adopt: there is nothing to go on with; give --resume RUN")
-        return _run(options, None, said, said)
+        return _run(options, None, said, said, place)
     if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
     from ssdplan.executor.snapshots.run_directory import require_run
 
-    place = place_of(os.environ) if is_rank() else None
     directory = directory_of(options.resume, place.rank if place else 0)
     require_run(directory)  # before torch is loaded, which takes seconds
     with named_rank(place.rank if place else None), contextlib.ExitStack() as stack:
@@ -78,7 +77,7 @@ def call(options: Options) -> int:
         said = over(now, _started(kept, now), command())
         if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
-        return _run(_with(options, said), kept, said, now, ranks)
+        return _run(_with(options, said), kept, said, now, place, ranks)
 
 
 @contextlib.contextmanager
@@ -193,10 +192,11 @@ def _run(
     kept: "Kept | None",
     said: Collection[str],
     now: Collection[str],
+    place: Place | None,
     ranks: "Ranks | None" = None,
 ) -> int:
     """`said`: the names of options that were given, now or when the run began; `now`: those that were given now.
-    `ranks`: of a run that goes on with others."""
+    `place`: of one of several ranks; `ranks`: all of them, of a run that goes on."""
     evaluated = bool(options.eval_data or options.eval_split or options.eval_samples)
     if options.eval_every and not evaluated and options.eval_data is None:
         raise UsageError("--eval-every needs --eval-data, --eval-split or --eval-samples")
@@ -211,8 +211,7 @@ def _run(
     steps, data, out = options.steps, options.data, kept.directory.path if kept else options.out
     assert plan and steps and data and out, "whoever calls this has looked for them"
     plan.refuse_estimates()
-    place = place_of(os.environ)
-    if place and place.size > 1:
+    if place:
         _require_ranks(plan, place.size)
         _require_alone(options)
         out = out if kept else directory_of(out, place.rank)
@@ -342,8 +341,7 @@ def _run(
             f"{format_seconds(cost.snapshot_seconds)}"
         )
 
-    several, machine = bool(place and place.size > 1), plan.machine
-    own = rank if several else None
+    machine, own = plan.machine, rank if place else None
     join = joined(place, machine.device, _patience(options, plan)) if ranks is None else contextlib.nullcontext(ranks)
     try:
         with named_rank(own), join as joined_ranks:
@@ -355,7 +353,7 @@ def _run(
                     freeze=plan.model.freeze,
                     allow_unused_weights=plan.model.allow_unused_weights,
                 ),
-                open_device(machine.device, local_rank if several else machine.device_index),
+                open_device(machine.device, local_rank if place else machine.device_index),
                 data=data,
                 out=out,
                 recipe=recipe,

@@ -5,6 +5,7 @@ Owns the order of a run's life and what it leaves in its directory. The steps ar
 
 import contextlib
 import hashlib
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,7 +104,7 @@ def train(
     torch.set_num_threads(plan.machine.compute_threads)
     expectation = _emulated(plan, advisor, recipe)
     schedule = check(plan, model, device, ranks)
-    _require_alike(ranks, recipe)
+    assert ranks.size == 1 or not (recipe.replan or (recipe.snapshots and recipe.keep == 1)), "for runs of one rank"
     if not plan.exact:
         require_kernels(device.torch_device)
         watch.note("the plan saves activations in int8: training is not exact (solve without --activations int8 is)")
@@ -116,16 +117,18 @@ def train(
         require_perturbed(model, recipe)
     elif not recipe.snapshots:
         watch.note(_unkept(schedule, recipe))
-    rendered_at = (resume.directory.run.rendered_at if resume else None) or datetime.now()
+    rendered_at = (resume.directory.run.rendered_at if resume else None) or _now_of_rank_0(ranks)
     texts = Texts(plan, recipe, data, eval_data, Apart(model.path), model, watch, rendered_at)
     keeps = recipe.snapshots or logs
-    origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe) if keeps else None
+    origin: Origin | None = None
+    if keeps or ranks.size > 1:
+        origin = Origin.of(plan, model, texts.content, texts.held_out_content, recipe)
+        agreed(ranks, _agreed_upon(plan, origin, recipe))
     if resume:
         assert origin, "a run that goes on keeps snapshots"
         resume.require_same(plan, origin, recipe, watch.note if anyway else None)
         if logs and resume.snapshot:
             require_own_log(resume.directory.folder, plan, origin, recipe)
-    agreed(ranks, _agreed_upon(plan, model, texts, recipe, rendered_at) if ranks.size > 1 else {})
     compact()
     require_memory(plan, device)
     with contextlib.ExitStack() as stack:
@@ -206,7 +209,7 @@ def train(
                 keeper = WeightsKeeper(run.folder, model.path, log, recipe, metrics_file, watch, since)
         else:
             stepping = FirstOrder(recipe, _scaling(plan, recipe, resume), plan.decision.precision)
-            if origin:
+            if keeps and origin:
                 keeper = StoreKeeper(origin, plan, recipe, metrics_file, watch, begun, ranks)
         how = "" if logs else "with a snapshot "
         interruption = Interruption(lambda: watch.note(f"stops {how}when this step ends; a second signal stops it now"))
@@ -247,29 +250,27 @@ def train(
             raise
 
 
-def _require_alike(ranks: Ranks, recipe: Recipe) -> None:
-    """Refuse what several ranks cannot do."""
-    for name, asked in (("--keep 1", recipe.snapshots and recipe.keep == 1), ("--replan", recipe.replan)):
-        if ranks.size > 1 and asked:
-            raise UsageError(f"{name}: is for runs of one rank; leave it out")
+def _now_of_rank_0(ranks: Ranks) -> datetime:
+    """What all ranks give chat templates for the time."""
+    return datetime.fromisoformat(ranks.tell(datetime.now().isoformat().encode())[0].decode())
 
 
-def _agreed_upon(
-    plan: Plan, model: StreamedModel, texts: Texts, recipe: Recipe, rendered_at: datetime
-) -> dict[str, str]:
-    """What decides a step's numbers, by a name for people: it must be the same on all ranks."""
-    recipes = sorted(recipe.deciding().items())
+def _agreed_upon(plan: Plan, origin: Origin, recipe: Recipe) -> dict[str, str]:
+    """By names for people what decides a step's numbers and when a run does what: the same on all ranks."""
+    when = recipe.steps, recipe.eval_every, recipe.snapshot_every, recipe.snapshot_minutes, recipe.keep
     return {
-        "the version of torch": torch.__version__,
         "the plan": plan.sha256(),
-        "the model": model.fingerprint,
-        "the training data": _hashed([*texts.content.items(), *texts.held_out_content.items()]),
-        "what run was told to do": _hashed([*recipes, ("steps", recipe.steps), ("eval_every", recipe.eval_every)]),
+        "the model": origin.model,
+        "the model's weights": origin.weights,
+        "the training data": _hashed(origin.data),
+        "the held-out data": _hashed(origin.held_out),
+        "what run was told to do": _hashed((sorted(origin.recipe.items()), when)),
+        "what rounds sums (versions, processor)": _hashed(origin.numerics),
     }
 
 
-def _hashed(pairs: Iterable[tuple[str, object]]) -> str:
-    return hashlib.sha256(repr(list(pairs)).encode()).hexdigest()
+def _hashed(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _scaling(plan: Plan, recipe: Recipe, resume: Kept | None) -> LossScale | None:
@@ -305,26 +306,25 @@ def _emulated(plan: Plan, advisor: Advisor | None, recipe: Recipe) -> Callable[[
 def _finish(
     loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int, advisor: Advisor | None, ranks: Ranks
 ) -> Result:
-    """Trace, report and model of a run whose steps are done; rank 0 writes the model, with all ranks' parts of it, even
-    where the others cannot be written."""
-    if ranks.rank:
-        compared = _write_records(loop, run, loading_peak, advisor)
-        for _ in loop.session.states.tensors():
-            pass  # rank 0 takes them
-        return Result(loop.history.losses, loop.history.eval_losses, compared, run.path)
+    """Trace, report and model of a run whose steps are done. The model is written even where the others cannot be."""
     try:
         compared = _write_records(loop, run, loading_peak, advisor)
     except (SsdplanError, OSError) as error:
         loop.watch.note(f"writes the model nevertheless, and then ends with this error: {error}")
-        _write_model(loop, run, model)
+        _write_model(loop, run, model, ranks)
         raise
-    destination = _write_model(loop, run, model)
+    destination = _write_model(loop, run, model, ranks)
     return Result(loop.history.losses, loop.history.eval_losses, compared, destination)
 
 
-def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel) -> Path:
-    """Write the model of a run whose steps are done. Returns its directory."""
+def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel, ranks: Ranks) -> Path:
+    """Write the model of a run whose steps are done. Returns its directory. Rank 0 writes it, and the others send it
+    their parts."""
     states, destination = loop.session.states, run.path / MODEL
+    if ranks.rank:
+        for _ in states.tensors():
+            pass
+        return destination
     run.folder.require_no_link(MODEL)
     export_model(destination, source=model.path, entries=states.entries(), tensors=states.tensors())
     return destination

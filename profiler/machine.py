@@ -58,16 +58,17 @@ def measure_network(
 ) -> Network:
     """What this rank receives a second of parameters and of gradients while all do, in shares of so many bytes at most;
     and how fast it adds up gradients. All ranks measure at the same time, as often as each other."""
-    shares = [min(nbytes, MOST_SHARE) // LEAST_SHARE * LEAST_SHARE for nbytes in (parameter_bytes, gradient_bytes)]
-    most = max(*shares, LEAST_SHARE) * ranks.size
+    parameters, gradients = (
+        max(min(nbytes, MOST_SHARE) // LEAST_SHARE, 1) * LEAST_SHARE for nbytes in (parameter_bytes, gradient_bytes)
+    )
+    most, others = max(parameters, gradients) * ranks.size, ranks.size - 1
     sent, received = device.allocate(most).zero_(), device.allocate(most).zero_()
 
     def gather(share: int) -> None:
-        ranks.gather(received[: share * ranks.size], ranks.rank * share, (ranks.rank + 1) * share)
+        ranks.gather(received[: share * ranks.size])
 
     def exchange(share: int) -> None:
-        nbytes = share * ranks.size
-        ranks.exchange(received[:nbytes], sent[:nbytes])
+        ranks.exchange(received[: share * ranks.size], sent[: share * ranks.size])
 
     def add(share: int) -> None:
         parts = received[: share * ranks.size].view(torch.float32).view(ranks.size, -1)
@@ -90,26 +91,28 @@ def measure_network(
                 return statistics.median(took)
 
     latency = min(median(gather, LEAST_SHARE), median(exchange, LEAST_SHARE))
-    others = ranks.size - 1
-    gathers, exchanges = median(gather, max(shares[0], LEAST_SHARE)), median(exchange, max(shares[1], LEAST_SHARE))
-    adds = median(add, max(shares[1], LEAST_SHARE))
+
+    def bandwidth(work: Callable[[int], None], share: int) -> float:
+        took = median(work, share)
+        return others * share / max(took - latency, 0.1 * took)
+
     return Network(
         ranks=ranks.size,
-        gather_bandwidth=others * max(shares[0], LEAST_SHARE) / max(gathers - latency, 0.1 * gathers),
-        exchange_bandwidth=others * max(shares[1], LEAST_SHARE) / max(exchanges - latency, 0.1 * exchanges),
+        gather_bandwidth=bandwidth(gather, parameters),
+        exchange_bandwidth=bandwidth(exchange, gradients),
         latency_seconds=latency,
-        add_rate=ranks.size * max(shares[1], LEAST_SHARE) / adds,
+        add_rate=ranks.size * gradients / median(add, gradients),
     )
 
 
 SLOWER = 0.9
+"""Of rank 0's rate: what is worth a note."""
 
 
 def slower_ranks(ranks: Ranks, rates: dict[str, float]) -> list[str]:
     """Notes on ranks that are slower at something than rank 0, whose profile is the plan's: they set the pace."""
-    told = [
-        struct.unpack(f"<{len(rates)}d", each) for each in ranks.tell(struct.pack(f"<{len(rates)}d", *rates.values()))
-    ]
+    form = struct.Struct(f"<{len(rates)}d")
+    told = [form.unpack(each) for each in ranks.tell(form.pack(*rates.values()))]
     return [
         f"rank {rank} is slower than rank 0: {name} at {each[number] / told[0][number]:.0%} of its rate"
         for number, name in enumerate(rates)

@@ -108,9 +108,9 @@ def profile(
     layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
     layers.begin_step(0, [make_micro_batch(ids, ids, None, None)])  # refuses what the model cannot take
     threads, memory = cores(), process.host_memory()
-    together_with = ranks if ranks and ranks.size > 1 else None
-    if together_with:
-        together_with.tell(b"")  # all begin at once
+    several = ranks if ranks and ranks.size > 1 else None
+    if several:
+        several.tell(b"")  # all begin at once
     begun, stolen = time.perf_counter(), process.stolen_seconds()
     precision = DTYPES[model.dtype]
     notes: list[str] = []
@@ -198,17 +198,17 @@ def profile(
         int8=int8,
     )
     network: document.Network | None = None
-    if together_with:
-        elements = max(state.elements for state in model.states) // together_with.size
+    if several:
+        elements = max(state.elements for state in model.states) // several.size
         network = measure_network(
-            together_with,
+            several,
             device,
             elements * ELEMENT_BYTES[precision],
             elements * GRADIENT_BYTES,
             limits.link_seconds,
             portion(progress, 1.0, 1.0),
         )
-        notes += slower_ranks(together_with, {"copies to the device": h2d.rate, "updates": updates.fp32.rate})
+        notes += slower_ranks(several, {"copies to the device": h2d.rate, "updates": updates.fp32.rate})
     kernels_bytes = sum(kernels.kept_bytes for kernels in costs.kernels)
     process_bytes = _process_bytes() - kernels_bytes - costs.choosing_bytes
     share = (process.stolen_seconds() - stolen) / ((time.perf_counter() - begun) * threads)

@@ -33,9 +33,9 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def gather(self, whole: torch.Tensor, start: int, stop: int) -> None:
-        """Every rank's share of `whole`, uint8, to every rank: equal parts in rank order, of which this rank's is there
-        in [start, stop)."""
+    def gather(self, whole: torch.Tensor) -> None:
+        """Every rank's share of `whole`, uint8, to every rank: equal parts in rank order, of which this rank's is
+        there."""
 
     def exchange(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """uint8, equally long: part j of `sent` to rank j, whose part for this rank becomes part j of `received`."""
@@ -53,7 +53,7 @@ class Alone:
 
     rank, size = 0, 1
 
-    def gather(self, whole: torch.Tensor, start: int, stop: int) -> None:
+    def gather(self, whole: torch.Tensor) -> None:
         raise AssertionError("a collective of one rank")
 
     def exchange(self, received: torch.Tensor, sent: torch.Tensor) -> None:
@@ -83,9 +83,8 @@ class Group:
         self._data: Any = dist.new_group(backend=backend, timeout=limit)
         self._words: Any = dist.new_group(backend="gloo", timeout=limit)
 
-    def gather(self, whole: torch.Tensor, start: int, stop: int) -> None:
+    def gather(self, whole: torch.Tensor) -> None:
         parts = whole.view(self.size, -1)
-        assert start == min(self.rank * parts.shape[1], stop) and stop - start <= parts.shape[1]
         with self._naming("gathering parameters"):
             if self._pairwise:
                 self._swap(lambda to: parts[self.rank], lambda source: parts[source])
@@ -165,7 +164,7 @@ def _unframed(framed: bytes) -> bytes:
 def joined(place: Place | None, device: str, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     """The ranks that a launcher started, as long as it lasts; without one, this process alone. `device`: "cuda" takes
     NCCL, all else gloo. Raises RankError where the others do not come."""
-    if place is None or place.size == 1:
+    if place is None:
         yield ALONE
         return
     backend = "nccl" if device == "cuda" else "gloo"

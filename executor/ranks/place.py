@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssdplan.plans.errors import RankError, SsdplanError, UsageError
+from ssdplan.plans.errors import SsdplanError, UsageError
 
 PATIENCE_SECONDS = 60.0
 """How long a collective waits for the others, unless the user says otherwise."""
@@ -29,7 +29,7 @@ class Place:
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
-    """The place of this process among those of a launcher; None without one. Raises UsageError for what no launcher
+    """The place of this process among several of a launcher; None for one alone. Raises UsageError for what no launcher
     says."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
@@ -37,19 +37,13 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     for name, default in (("RANK", None), ("WORLD_SIZE", None), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
         value = environment.get(name, default)
         if value is None or not value.isdecimal() or len(value) > 6:
-            raise UsageError(
-                f"{name}={value!r} in the environment is no number that a launcher sets; start by torchrun"
-            )
+            told = "is not set" if value is None else f"is {value!r}, no number that a launcher sets"
+            raise UsageError(f"{name} in the environment {told}; start by torchrun")
         numbers.append(int(value))
     rank, size, local_rank, local_size = numbers
     if not rank < size or not local_rank < local_size:
         raise UsageError(f"RANK={rank} and WORLD_SIZE={size} in the environment do not belong together; use torchrun")
-    return Place(rank, size, local_rank, local_size)
-
-
-def is_rank() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
+    return Place(rank, size, local_rank, local_size) if size > 1 else None
 
 
 @contextlib.contextmanager
@@ -64,19 +58,10 @@ def named_rank(rank: int | None) -> Iterator[None]:
         raise
 
 
-def settle_rank() -> None:
-    """Take this rank's part of the machine's cores, before torch counts them. Raises UsageError for an environment that
-    no launcher makes."""
-    numbers = [os.environ.get(name, default) for name, default in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))]
-    if not all(number.isdecimal() for number in numbers):
-        raise UsageError(
-            f"LOCAL_RANK={numbers[0]!r} and LOCAL_WORLD_SIZE={numbers[1]!r} are no launcher's; use torchrun"
-        )
-    local_rank, local_size = map(int, numbers)
-    if not local_rank < local_size:
-        raise RankError(f"LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_size}: use torchrun")
-    cores = sorted(os.sched_getaffinity(0))
-    mine = cores[local_rank * len(cores) // local_size : (local_rank + 1) * len(cores) // local_size]
+def settle_rank(place: Place) -> None:
+    """Take this rank's part of the machine's cores, before torch counts them."""
+    cores, of = sorted(os.sched_getaffinity(0)), place.local_size
+    mine = cores[place.local_rank * len(cores) // of : (place.local_rank + 1) * len(cores) // of]
     if mine:
         os.sched_setaffinity(0, mine)
         if os.environ.get(OURS):

@@ -225,8 +225,7 @@ class Operations:
 
     def _bind_gather(self, op: Gather) -> Action:
         whole = self._memory.view(op.whole)
-        start, stop = op.own
-        place, parts = start, []
+        (place, stop), parts = op.own, []
         for share in op.shares:
             there = whole[place : place + share.nbytes]
             place += share.nbytes
@@ -237,7 +236,7 @@ class Operations:
         def gather() -> None:
             for there, here in parts:
                 there.copy_(here)
-            self._ranks.gather(whole, start, stop)
+            self._ranks.gather(whole)
 
         return gather
 

@@ -84,9 +84,9 @@ class Session:
         """Hand a step's batches, of which this rank takes its own, to the layers. Returns the valid tokens of all."""
         every = _on_torch(batches)
         each = len(every) // self.ranks.size
-        tokens = sum(batch.label_tokens() for batch in every)
+        tokens = sum(batch.label_tokens() for batch in every) if self.ranks.size > 1 else None
         with self.device.lane("compute"):  # what it makes is there when compute begins
-            self.layers.begin_step(
+            own = self.layers.begin_step(
                 step,
                 every[self.ranks.rank * each :][:each],
                 training=training,
@@ -94,7 +94,7 @@ class Session:
                 loss_scale=loss_scale,
                 first=self.ranks.rank * each,
             )
-        return tokens
+        return own if tokens is None else tokens
 
     def _end_layers(self) -> float:
         """The loss of the step that has ended, of all ranks; what they found of its gradients is agreed upon."""

@@ -34,10 +34,12 @@ def settle(path: Path, ranks: Ranks, note: Callable[[str], None]) -> None:
         before = _step(last.previous) if last.previous is not None else -1
     told = [int(words) for words in ranks.tell(str(before).encode())]
     if set(told) != {wanted}:
-        lacking = next(rank for rank, step in enumerate(told) if step != wanted)
+        newest = ", ".join(
+            f"{step} on rank {rank}" if step else f"none on rank {rank}" for rank, step in enumerate(steps)
+        )
         raise StoreError(
-            f"{path}: rank {steps.index(wanted)} has a snapshot of step {wanted}, and rank {lacking} has none of it; "
-            "the run cannot go on from any"
+            f"{path}: no snapshot is on all ranks; the last ones are of step {newest}; the store in the directory of "
+            f"rank {steps.index(wanted)} is missing or damaged"
         )
     if mine != wanted and last is not None:
         note(f"takes back the snapshot after {mine} steps, which was not complete on all ranks")

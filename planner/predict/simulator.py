@@ -19,7 +19,7 @@ from ssdplan.plans.documents.profile import (
     perturb_seconds,
     update_rate,
 )
-from ssdplan.plans.graph.collectives import AddShares, Exchange, Gather
+from ssdplan.plans.graph.collectives import AddShares, Collective, Gather
 from ssdplan.plans.graph.ops import (
     RESOURCES,
     Backward,
@@ -237,7 +237,7 @@ def _seconds_alone(
             )
         elif isinstance(op, SumSquares):
             seconds.append(NORM_SHARE * op.elements / on_device)
-        elif isinstance(op, Gather | Exchange):
+        elif isinstance(op, Collective):
             network = _network(machine)
             rate = network.gather_bandwidth if isinstance(op, Gather) else network.exchange_bandwidth
             seconds.append(network.latency_seconds + op.nbytes / rate)

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from ..documents.plan import Plan
 from ..documents.profile import Machine, MixedBandwidth, Model, Timing, Volume
-from ..graph.collectives import AddShares, Exchange, Gather
+from ..graph.collectives import AddShares, Collective
 from ..graph.ops import RESOURCES, Backward, Forward, Graph, Op
 from ..graph.timeline import Timeline
 
@@ -184,7 +184,7 @@ def _of_one_step(timeline: Timeline, expected: Expectation) -> dict[Figure, floa
     worked, mixed = _expected_work(timeline, expected)
     for op in timeline.graph.ops:
         alone, done, beside = expected.alone_seconds[op.index], worked[op.index], mixed[op.index]
-        if alone <= 0 or done <= 0 or isinstance(op, Gather | Exchange | AddShares):
+        if alone <= 0 or done <= 0 or isinstance(op, Collective | AddShares):
             continue  # a collective lasts as long as the slowest rank lets it, and is no figure of this machine
         if op.resource in drive:
             drive[op.resource].append((alone, done - beside, beside))

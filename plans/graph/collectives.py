@@ -9,17 +9,11 @@ from .ops import Op, Region, Resource, operation
 
 
 @operation
-class Gather(Op):
-    """An all-gather: every rank's share of a state's parameters to every rank, side by side in rank order."""
+class Collective(Op):
+    """What all have: every rank sends and receives the others' parts of what it writes."""
 
     state: int
     state_name: str
-    shares: tuple[Region, ...]
-    """What this rank has of it, in the order of elements; none where its share is padding."""
-    whole: Region
-    """Where all shares come to lie; this rank's may lie there already."""
-    own: tuple[int, int]
-    """[start, stop) in bytes of `whole` that `shares` are."""
     ranks: int
 
     @property
@@ -29,7 +23,20 @@ class Gather(Op):
     @property
     def nbytes(self) -> int:
         """That a rank receives, and sends."""
-        return self.whole.nbytes // self.ranks * (self.ranks - 1)
+        (written,) = self.writes
+        return written.nbytes // self.ranks * (self.ranks - 1)
+
+
+@operation
+class Gather(Collective):
+    """An all-gather: every rank's share of a state's parameters to every rank, side by side in rank order."""
+
+    shares: tuple[Region, ...]
+    """What this rank has of it, in the order of elements; none where its share is padding."""
+    whole: Region
+    """Where all shares come to lie; this rank's may lie there already."""
+    own: tuple[int, int]
+    """[start, stop) in bytes of `whole` that `shares` are."""
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -44,26 +51,14 @@ class Gather(Op):
 
 
 @operation
-class Exchange(Op):
+class Exchange(Collective):
     """An all-to-all of a state's gradients, fp32: to each rank, from every rank, what that has summed for its share."""
 
-    state: int
-    state_name: str
     gradient: Region
     """This rank's sum over its micro-batches, of the whole state. Behind it in its buffer is the last ranks' padding,
     which goes with it and is whatever it is."""
     received: Region
     """The ranks' sums for this rank's share, side by side in rank order."""
-    ranks: int
-
-    @property
-    def resource(self) -> Resource:
-        return "network"
-
-    @property
-    def nbytes(self) -> int:
-        """That a rank receives, and sends."""
-        return self.received.nbytes // self.ranks * (self.ranks - 1)
 
     @property
     def sent(self) -> Region:

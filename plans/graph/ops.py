@@ -105,7 +105,8 @@ class Op:
 @cache
 def _beyond_op(kind: type[Op]) -> Callable[[Op], tuple[Any, ...]]:
     """What a kind of operation has besides what every operation has, in order."""
-    return attrgetter(*vars(kind)["__slots__"])
+    own = (each for each in reversed(kind.__mro__) if issubclass(each, Op) and each is not Op)
+    return attrgetter(*(name for each in own for name in vars(each)["__slots__"]))
 
 
 @operation

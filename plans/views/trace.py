@@ -14,7 +14,7 @@ from ..analysis.memory_usage import Usage, label, memory_usage
 from ..analysis.work import roles_in_order
 from ..errors import MismatchError, UsageError
 from ..files import read_bounded, write_whole
-from ..graph.collectives import Exchange, Gather
+from ..graph.collectives import Collective
 from ..graph.ops import RESOURCES, Op, Perturb, Resource, Schedule, SumSquares, Tier, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline, lanes_of
 from ..json_errors import json_reason
@@ -104,7 +104,7 @@ def amount(op: Op) -> tuple[int, str]:
         return op.copies, "copies"
     if isinstance(op, SumSquares):
         return op.gradient.nbytes, "bytes"
-    if isinstance(op, Gather | Exchange):
+    if isinstance(op, Collective):
         return op.nbytes, "bytes"
     return 0, ""
 
