@@ -251,7 +251,8 @@ class Sessions:
             store.close()
         if store is self._left or not self._recipe.durable_store:
             return
-        again = f"ssdplan run --resume {self._directory.path}"
+        several = f" --ranks {self._ranks.size}" if self._ranks.size > 1 else ""
+        again = f"ssdplan run --resume {self._directory.path}{several}"
         if not store.generation:
             if self._directory.folder.has_file(METRICS):  # else nothing stays of the run
                 self._watch.note(f"no snapshot was taken yet; {again} begins again")

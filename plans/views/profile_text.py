@@ -6,7 +6,7 @@ Owns its sections and their words. Every figure comes from the document.
 from collections import Counter
 from collections.abc import Sequence
 
-from ..documents.profile import Machine, Model, Profile, Volume
+from ..documents.profile import Machine, Model, Network, Profile, Volume
 from ..documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, optimizer_bytes, training_bytes
 from ..units import format_bytes, format_seconds
 from .quantities import count, duration, estimated, number, percent, rate, times
@@ -46,6 +46,14 @@ def describe_profile(profile: Profile) -> str:
     )
 
 
+def _network(network: Network | None) -> list[tuple[str, str]]:
+    if network is None:
+        return []
+    gathered, exchanged = (format_bytes(each) for each in (network.gather_bandwidth, network.exchange_bandwidth))
+    words = f"{network.ranks} ranks; each receives {gathered}/s of parameters, {exchanged}/s of gradients"
+    return [("network", words)]
+
+
 def _machine(machine: Machine) -> list[str]:
     share = ", a share of host memory" if machine.device == "cpu" else ""
     cores = "compute, updates and copies share them" if machine.compute_shares_cpu else "for updates"
@@ -54,6 +62,7 @@ def _machine(machine: Machine) -> list[str]:
     return facts(
         ("cores", f"{machine.cores} ({cores})"),
         ("host memory", host),
+        *_network(machine.network),
         *(
             [("process", f"{format_bytes(machine.process_bytes)} before a plan's first byte")]
             if machine.process_bytes

@@ -84,4 +84,12 @@ def test_ranks_go_on_from_the_newest_snapshot_that_all_have(home: Path, tmp_path
     said = refused("run", "--resume", out, "--ranks", 2, "--steps", 6, cwd=home, code=2)
     assert "has directories of rank 0, and 2 ranks are to go on" in said
     (tmp_path / "elsewhere").rename(out / "rank-1")
+    stops = f"ssdplan run --resume {out} --ranks 2"
+    assert stops in told, "what it says of going on can be typed as it is"
+    (store,) = (out / "rank-1").glob("volume-*")
+    store.rename(tmp_path / "store")
+    lost = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 6, cwd=home, expect=7).stderr
+    assert "no snapshot is on all ranks" in lost and "4 on rank 0, none on rank 1" in lost
+    assert "the directory of rank 1 is missing or damaged" in lost
+    (tmp_path / "store").rename(store)
     assert "2 ranks have a share each" in refused("export", out, "--to", tmp_path / "model", cwd=home, code=2)

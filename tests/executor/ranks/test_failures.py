@@ -91,3 +91,18 @@ def test_what_a_step_found_is_told_as_bytes() -> None:
             Ended.read(wrong)
     assert ALONE.tell(b"here") == [b"here"]
     agreed(ALONE, {"anything": "at all"})
+
+
+class Other:
+    """A rank 0 whose neighbour has other weights."""
+
+    rank, size = 0, 2
+
+    def tell(self, words: bytes) -> list[bytes]:
+        return [words, b"other" if words == b"mine" else words]
+
+
+def test_what_differs_is_named() -> None:
+    agreed(Other(), {"the plan": "same"})  # type: ignore[arg-type]
+    with pytest.raises(RankError, match="the model's weights of rank 1 is other, and that of rank 0 is mine"):
+        agreed(Other(), {"the plan": "same", "the model's weights": "mine"})  # type: ignore[arg-type]
