@@ -22,9 +22,7 @@ from .parsing.command import Argument, Command, Section
 from .parsing.replaced import require_replaceable, save_plan
 from .parsing.types import (
     COUNT,
-    COUNTS,
     DIRECTORY,
-    FIGURE,
     FRACTION,
     NEW_DIRECTORY,
     NONNEGATIVE,
@@ -35,6 +33,7 @@ from .parsing.types import (
     SIZE_OR_ZERO,
     Choice,
 )
+from .parsing.what_if import what_if_options
 from .parsing.without_gradients import asked_zeroth_order
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ class Options:
     ssd: Sequence[str]
     cpu: str | None
     link: str | None
+    nodes: int | None
+    network: Sequence[str]
     figure: Sequence[tuple[str, float]]
     sequence_length: int | None
     micro_batch_sizes: tuple[int, ...] | None
@@ -98,7 +99,7 @@ def command() -> Command:
             Section("Budgets", _budgets()),
             Section("What changes the numbers that are computed", _numbers()),
             Section("Decisions, each fixed by an option", _decisions()),
-            Section("What-if: without a profile, from the catalogue", _what_if_options()),
+            Section("What-if: without a profile, from the catalogue", what_if_options()),
             Section("The linear program", _linear_program()),
             Section("Output", _output()),
         ],
@@ -161,7 +162,7 @@ def _numbers() -> tuple[click.Option, ...]:
             type=COUNT,
             metavar="R",
             help="processes that train together; budgets, micro-batches and figures are of each, the global batch is "
-            "of all [as many as were profiled]",
+            "of all [as many as were profiled; of a what-if, one a machine]",
         ),
         click.Option(
             ["--clip-grad-norm"],
@@ -214,39 +215,6 @@ def _decisions() -> tuple[click.Option, ...]:
             default="exact",
             help="the format of saved activations: their own, or int8 too where that is faster, with which training is "
             "not exact; the profile has to know it (profile --compression-error)",
-        ),
-    )
-
-
-def _what_if_options() -> tuple[click.Option, ...]:
-    return (
-        click.Option(["--model"], metavar="NAME", help="a model's shape, such as llama-3.1-70b"),
-        click.Option(["--gpu"], metavar="NAME", help="the GPU, such as rtx-4090; none emulates a device in DRAM"),
-        click.Option(
-            ["--ssd"],
-            multiple=True,
-            metavar="NAME[:SIZE][*K]",
-            help="K drives, at most 16 in all, such as 'samsung-990-pro:4TB*2' (in quotes, for shells); repeatable",
-        ),
-        click.Option(
-            ["--cpu"], metavar="NAME", help="the processor and its DRAM [ryzen-9-7950x; alone, ryzen-7-7840u]"
-        ),
-        click.Option(
-            ["--link"], metavar="NAME", help="the link between host and GPU, such as pcie-4.0-x16 [the GPU's own]"
-        ),
-        click.Option(
-            ["--figure"],
-            type=FIGURE,
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="a figure instead of the catalogue's; repeatable",
-        ),
-        click.Option(["--sequence-length"], type=COUNT, metavar="S", help="tokens a row [1024]"),
-        click.Option(["--micro-batch-sizes"], type=COUNTS, metavar="B,B,...", help="rows a micro-batch [1,2,4]"),
-        click.Option(
-            ["--precision"],
-            type=Choice(["bf16", "fp16", "fp32"]),
-            help="format of the parameters in compute [bf16]",
         ),
     )
 
@@ -421,6 +389,7 @@ _NOT_GIVEN: tuple[object, ...] = (None, [])
 
 def _what_if(options: Options) -> "WhatIf | Profile":
     """The profile that is named, or the machine and model that are."""
+    from ssdplan.planner.catalogue.ranks import ranks_of
     from ssdplan.planner.catalogue.whatif import WhatIf
 
     given = {
@@ -428,6 +397,8 @@ def _what_if(options: Options) -> "WhatIf | Profile":
         "--ssd": options.ssd,
         "--cpu": options.cpu,
         "--link": options.link,
+        "--nodes": options.nodes,
+        "--network": options.network,
         "--figure": options.figure,
         "--sequence-length": options.sequence_length,
         "--micro-batch-sizes": options.micro_batch_sizes,
@@ -461,6 +432,8 @@ def _what_if(options: Options) -> "WhatIf | Profile":
         precision=options.precision or "bf16",
         sequence_length=options.sequence_length or 1024,
         micro_batch_sizes=options.micro_batch_sizes or (1, 2, 4),
+        several=ranks_of(options.ranks, options.nodes),
+        networks=options.network,
         figures=_figures(options.figure),
     )
 

@@ -56,6 +56,7 @@ from . import (
 )
 from .costs import Compute, Costs
 from .models import Tensor
+from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
 
 NO_GPU = "none"
 WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
@@ -82,6 +83,11 @@ class WhatIf:
     precision: Precision = "bf16"
     sequence_length: int = 1024
     micro_batch_sizes: Sequence[int] = (1, 2, 4)
+    several: Ranks = ONE_RANK
+    """Ranks that train together; each has a GPU. Drives, processor and DRAM's bandwidth are of a machine, which its
+    ranks share; `host_memory_bytes` is of a rank."""
+    networks: Sequence[str] = ()
+    """Names of what they exchange over; between GPUs of a machine their links where none is named."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Name of a figure (`gpu.flops`) -> the value to take instead."""
 
@@ -235,6 +241,9 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
         }
         link = find("link", what_if.link or gpu.link, LINKS)
     figures |= {"link.h2d": link.h2d, "link.d2h": link.d2h}
+    gpus = what_if.gpu.lower() != NO_GPU
+    between = networks_of(what_if.networks, what_if.several, gpus=gpus)
+    figures |= network_figures(between, what_if.several, (link.h2d, link.d2h) if gpus else None)
     known = {*figures, *_OF_DRIVES}
     for name, value in what_if.figures.items():
         if name not in known:
@@ -266,15 +275,16 @@ _OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> Machine:
     emulated = what_if.gpu.lower() == NO_GPU
     cpu = (what_if.cpu or (LAPTOP_CPU if emulated else WORKSTATION_CPU)).lower()
-    cores = max(round(figures["cpu.cores"].value), 1)
+    each = what_if.several.each
+    cores = max(round(figures["cpu.cores"].value / each), 1)
     memory = (
         what_if.host_memory_bytes if emulated else round(figures["gpu.memory"].value - figures["gpu.reserve"].value)
     )
-    moved = figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value
+    moved = figures["cpu.memory-bandwidth"].value * figures["cpu.memory-efficiency"].value / each
     copy = ELEMENT_BYTES[what_if.precision]
     passing = moved if emulated else figures["gpu.memory-bandwidth"].value
     return Machine(
-        name=cpu if emulated else f"{what_if.gpu.lower()}, {cpu}",
+        name=what_if.several.name(cpu if emulated else f"{what_if.gpu.lower()}, {cpu}"),
         cores=cores,
         device="cpu" if emulated else "cuda",
         device_name="emulated device in DRAM" if emulated else what_if.gpu.lower(),
@@ -298,16 +308,19 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         volumes=tuple(
             Volume(
                 path=f"{drive.name} ({number})",
-                free_bytes=round(what_if.figures.get("ssd.capacity", drive.size.capacity)),
+                free_bytes=round(what_if.figures.get("ssd.capacity", drive.size.capacity) / each),
                 engine="io_uring",
                 frontier=(
-                    MixedBandwidth(read=what_if.figures.get("ssd.read", drive.size.read.value), write=0.0),
-                    MixedBandwidth(read=0.0, write=what_if.figures.get("ssd.write", drive.size.sustained_write.value)),
+                    MixedBandwidth(read=what_if.figures.get("ssd.read", drive.size.read.value) / each, write=0.0),
+                    MixedBandwidth(
+                        read=0.0, write=what_if.figures.get("ssd.write", drive.size.sustained_write.value) / each
+                    ),
                 ),
-                endurance_bytes=round(what_if.figures.get("ssd.endurance", drive.size.endurance.value)),
+                endurance_bytes=round(what_if.figures.get("ssd.endurance", drive.size.endurance.value) / each),
             )
             for number, drive in enumerate(drives)
         ),
+        network=network(figures, what_if.several, passing),
         figures="estimated",
     )
 

@@ -14,6 +14,7 @@ from ssdplan.plans.analysis.sublayers import blocks_with_backward
 from ssdplan.plans.documents.plan import Compared, Decision, Prediction, Recompute, needs_all_gradients
 from ssdplan.plans.documents.profile import PAPER, Model, rungs_to_save_by
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, checkpoint_bytes, optimizer_bytes
+from ssdplan.plans.schedule.shards import Shards
 from ssdplan.plans.units import format_bytes
 
 from ..fit.budgets import UNLIMITED, Candidate, Needs
@@ -96,7 +97,7 @@ class _Comparison:
         if schedule == "horizontal":
             rows.append(self._schedule("vertical", replace(self.fixed, schedule="vertical", delay_ratio=None)))
         rows.append(self._prompt())
-        if schedule == "vertical" and self.decision.ranks == 1:
+        if schedule == "vertical":
             rows.append(self._horizontal())
         if own != "single":
             rows.append(self._single())
@@ -238,7 +239,8 @@ class _Comparison:
 
     def _on_device(self) -> Compared:
         size, n = self.candidate.micro_batch_size, self.candidate.micro_batches
-        nbytes = device_alone_bytes(self.model, size, self.decision.optimizer_states)
+        owned = Shards(self.decision.ranks).owned(self.model)
+        nbytes = device_alone_bytes(owned, size, self.decision.optimizer_states)
         seconds = n * compute_seconds(self.model, size, 1)
         needs = _needs([f"{format_bytes(nbytes)} of device memory"] if nbytes > self.budget.device else [])
         return Compared(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ssdplan.plans.analysis.wear import TB, drive_words, lifetime, wear
 from ssdplan.plans.documents.plan import Alternative, Compared, Plan, Reason, needs_all_gradients
+from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
@@ -16,6 +17,7 @@ from ssdplan.plans.documents.state_layout import (
     optimizer_bytes,
 )
 from ssdplan.plans.graph.timeline import Timeline
+from ssdplan.plans.schedule.shards import Shards
 from ssdplan.plans.units import format_bytes
 
 from ..fit.fit import Fitter, Solved
@@ -265,9 +267,10 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     gradients, gradient_host = _delayed_gradients(plan)
     saved_host = evidence.saved.bytes_on.get("host", 0)
     saved = saved_host + evidence.saved.bytes_on.get("ssd", 0)
+    own = "a rank's share of " if decision.ranks > 1 else ""
     what = _listed(
         [
-            f"{format_bytes(states)} of parameters and optimizer states",
+            f"{format_bytes(states)} of {own}parameters and optimizer states",
             f"{format_bytes(checkpoints)} of checkpoints",
             *([f"{format_bytes(saved)} of saved activations"] if saved else []),
             *([f"{format_bytes(gradients)} of delayed gradients"] if gradients else []),
@@ -335,7 +338,7 @@ def _on_host_bytes(plan: Plan) -> float:
     activations come on top."""
     decision = plan.decision
     total = _checkpoint_bytes(plan) * (1.0 - decision.checkpoint_device) * decision.checkpoint_host
-    for state in plan.model.states:
+    for state in _owned(plan).states:
         place = decision.placement[state.state_class]
         there = (1.0 - place.parameters_device) * (place.parameters_prompt_host + place.parameters_delayed_host)
         each = decision.parameters_of(state).element_bytes * (there + place.parameters_device * decision.unified_memory)
@@ -352,7 +355,7 @@ def _on_host_bytes(plan: Plan) -> float:
 def _delayed_gradients(plan: Plan) -> tuple[float, float]:
     """Bytes of the gradients that wait for the next step, and those of them on host."""
     whole = on_host = 0.0
-    for state in plan.model.states:
+    for state in _owned(plan).states:
         if not state.frozen:
             place = plan.decision.placement[state.state_class]
             each = GRADIENT_BYTES * state.elements * (1.0 - place.optimizer_device)
@@ -390,14 +393,15 @@ def _offloading(plan: Plan) -> str:
     decision = plan.decision
     if decision.unified_memory:
         return "Compute works on host memory itself: nothing is copied to a device and back."
-    needed = device_alone_bytes(plan.model, decision.micro_batch_size, decision.optimizer_states)
+    needed = device_alone_bytes(_owned(plan), decision.micro_batch_size, decision.optimizer_states)
     budget = format_bytes(decision.device_budget_bytes)
     if needed > decision.device_budget_bytes:
         all_stay = all(place.parameters_device == 1.0 for place in decision.placement.values())
         way = "its parameters stay there, and updates run on host" if all_stay else "layers pass through it"
+        whose = "each rank's" if decision.ranks > 1 else "its"
         return (
-            f"To train on the device alone would take at least {format_bytes(needed)} of its memory, with gradients; "
-            f"it has {budget}, so {way}."
+            f"To train on the device alone would take at least {format_bytes(needed)} of {whose} memory, with "
+            f"gradients; it has {budget}, so {way}."
         )
     if _all_on_device(plan):
         moved = plan.prediction.h2d_bytes
@@ -444,9 +448,14 @@ def _wear(plan: Plan) -> str:
 # Figures and lists.
 
 
+def _owned(plan: Plan) -> Model:
+    return Shards(plan.decision.ranks).owned(plan.model)
+
+
 def _state_bytes(plan: Plan) -> int:
-    parameters = sum(plan.decision.parameters_of(state).bytes_of(state.elements) for state in plan.model.states)
-    return parameters + optimizer_bytes(trained_elements(plan.model), plan.decision.optimizer_states)
+    model = _owned(plan)
+    parameters = sum(plan.decision.parameters_of(state).bytes_of(state.elements) for state in model.states)
+    return parameters + optimizer_bytes(trained_elements(model), plan.decision.optimizer_states)
 
 
 def _checkpoint_bytes(plan: Plan) -> int:

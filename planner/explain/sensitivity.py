@@ -28,6 +28,8 @@ class _Change:
     unit: str
     words: str
     seconds: Callable[[], float]
+    tokens: float = 1.0
+    """Of a step with it, to those without."""
 
 
 OF_UPDATES = ("update rate",)
@@ -96,8 +98,19 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
             )
         )
     if machine.network and branch.fixed.ranks > 1:
-        faster_network = _faster_network(machine, machine.network, 2.0)
-        changes.append(_Change("network", "2x", "a network twice as fast", lambda: seconds(machine=faster_network)))
+        faster_network, ranks = _faster_network(machine, machine.network, 2.0), branch.fixed.ranks
+        more_ranks = machine.model_copy(update={"network": machine.network.model_copy(update={"ranks": ranks + 1})})
+        of_more = replace(branch, fixed=replace(branch.fixed, ranks=ranks + 1))
+        changes += [
+            _Change("network", "2x", "a network twice as fast", lambda: seconds(machine=faster_network)),
+            _Change(
+                "ranks",
+                "rank",
+                "another rank like these",
+                lambda: seconds(machine=more_ranks, branch=of_more),
+                (ranks + 1) / ranks,
+            ),
+        ]
     if branch.fixed.zeroth_order:
         changes = [change for change in changes if change.resource not in OF_UPDATES]
     if branch.fixed.unified_memory:
@@ -110,7 +123,7 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
                 resource=change.resource,
                 unit=change.unit,
                 seconds_per_unit=more - base,
-                throughput_gain=base / more - 1,
+                throughput_gain=change.tokens * base / more - 1,
                 words=change.words,
             )
         )

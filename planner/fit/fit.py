@@ -69,7 +69,8 @@ class Fitter:
 
     def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
-        self.usual, self.tight, self.others = paces(model, budget, fixed.optimizer_states)
+        self.usuals, self.tight, self.others = paces(model, budget, fixed.optimizer_states, fixed.ranks)
+        self.usual = self.usuals[0]
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)
         self._leanest: dict[Candidate, tuple[Solved, ...]] = {}
@@ -134,16 +135,15 @@ class Fitter:
 
     def solve(self, candidate: Candidate, branches: Sequence[Branch]) -> Solved | None:
         """The fastest decision of a candidate that keeps every budget, by the first of `branches` that has one."""
-        for branch in branches:
-            solved = self._approach(candidate, branch, self.usual, "seconds", self.budget)
+        for pace, branch in product(self.usuals, branches):
+            solved = self._approach(candidate, branch, pace, "seconds", self.budget)
             if solved is not None:
                 return solved
         if not self._hopeless(candidate):
-            for aim in ("seconds", *self._last_resorts(candidate)):
-                for branch in branches:
-                    solved = self._approach(candidate, branch, self.tight, aim, self.budget)
-                    if solved is not None:
-                        return solved
+            for aim, branch in product(("seconds", *self._last_resorts(candidate)), branches):
+                solved = self._approach(candidate, branch, self.tight, aim, self.budget)
+                if solved is not None:
+                    return solved
         leanest = self.leanest(candidate)
         return next((solved for solved in leanest if not solved.fitted.needs.over(self.budget)), None)
 
@@ -337,7 +337,7 @@ class Fitter:
 
     def _attempts(self, candidate: Candidate, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Pace, Aim]]:
         """What `solve` tries, one after the other."""
-        yield from ((branch, self.usual, "seconds") for branch in branches)
+        yield from ((branch, pace, "seconds") for pace, branch in product(self.usuals, branches))
         for aim in ("seconds", *self._last_resorts(candidate)):
             yield from ((branch, self.tight, aim) for branch in branches)
 
@@ -479,6 +479,7 @@ class Fitter:
             device_budget_bytes=self.budget.device,
             unified_memory=self.fixed.unified_memory,
             ranks=self.fixed.ranks,
+            exchange_behind=pace.behind and self.fixed.schedule == "vertical",
         )
 
     def _sketched(self, candidate: Candidate, program: ProgramResult, pace: Pace) -> Sketch:
@@ -491,10 +492,9 @@ class Fitter:
 
     def _spilled(self, micro_batch_size: int, n: int, checkpoint_host: float) -> Decision:
         """Everything on ssd, but for a fraction of the activation checkpoints."""
-        spilled = replace(
-            self.fixed, delay_ratio=0.0, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host, recompute="all"
-        )
+        there = replace(self.fixed, parameters=0.0, optimizer=0.0, checkpoints=checkpoint_host)
+        spilled = replace(there, delay_ratio=0.0, recompute="all")
         candidate = Candidate(micro_batch_size, n)
         program = self._program(candidate, Branch(spilled, Limits(UNLIMITED)), "seconds")
         assert program is not None, "no limit, and still no placement"
-        return self._decision(candidate, program, self.usual)
+        return self._decision(candidate, program, self.usuals[-1])

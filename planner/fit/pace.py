@@ -3,7 +3,7 @@
 Owns the lengths of chunks and how many are on their way. Which of them is the fastest, whoever fits them can tell.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import (
@@ -26,22 +26,28 @@ class Pace:
 
     chunk_elements: int
     lookahead: int
+    behind: bool = False
+    """Of several ranks: gradients are exchanged beside the next layer's backward, for the memory of two more."""
 
 
-def paces(model: Model, budget: Needs, optimizer_states: OptimizerStates) -> tuple[Pace, Pace, tuple[Pace, ...]]:
-    """The usual pace, the one that takes least memory, and those that may hide more where a drive is the slowest:
-    shorter chunks and more of them on their way."""
+def paces(
+    model: Model, budget: Needs, optimizer_states: OptimizerStates, ranks: int
+) -> tuple[tuple[Pace, ...], Pace, tuple[Pace, ...]]:
+    """The usual pace, of several ranks in both ways, the better first; the one that takes least memory; and those that
+    may hide more where a drive is the slowest: shorter chunks and more of them on their way."""
     largest = max(state.elements for state in model.states if not state.frozen)
     each = OPTIMIZER_BYTES[optimizer_states] + GRADIENT_BYTES + ELEMENT_BYTES[model.precision]
     affordable = CHUNKS_SHARE * budget.host / (CHUNKS_AT_ONCE * each)
     smallest, usual = max(1 << 16, largest / 128), max(1 << 20, largest / 64)
-    usual_pace = Pace(_grains(min(max(affordable, smallest), usual)), 3)
+    usual_pace = Pace(_grains(min(max(affordable, smallest), usual)), 3, behind=ranks > 1)
     tight = Pace(_grains(smallest), 1)
     others = tuple(
-        Pace(_grains(max(usual_pace.chunk_elements / shorter, 1 << 16)), lookahead)
+        replace(
+            usual_pace, chunk_elements=_grains(max(usual_pace.chunk_elements / shorter, 1 << 16)), lookahead=lookahead
+        )
         for shorter, lookahead in ((2, 8), (2, 12), (4, 8), (4, 16), (8, 16))
     )
-    return usual_pace, tight, others
+    return tuple(dict.fromkeys((usual_pace, replace(usual_pace, behind=False)))), tight, others
 
 
 def budget_below(host: int) -> int:

@@ -196,9 +196,9 @@ class _Times:
         if stage.collectives:
             there = machine.network
             assert there is not None, "several ranks on a machine whose network nobody measured"
-            fixed = stage.exchanged / there.exchange_bandwidth + stage.collectives * there.latency_seconds
+            exchanged = stage.exchanged / there.exchange_bandwidth + stage.added / there.add_rate
+            fixed = exchanged + stage.collectives * there.latency_seconds
             network = _sum(_scaled(stage.gathered, 1 / there.gather_bandwidth), {CONSTANT: fixed})
-            compute = _sum(compute, {CONSTANT: stage.added / there.add_rate})
         times: list[tuple[str, Linear]] = [("compute", compute), ("h2d", h2d), ("d2h", d2h)]
         if network:
             times.append(("network", network))

@@ -29,13 +29,12 @@ def stages(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> tuple[St
     for group in groups:
         timing = model.timing(group.layer_class, micro_batch_size)
         if group.role != "head":
-            made.append(saved.saving(_forward(model, group, micro_batch_size, n), group, timing, 1))
+            made.append(saved.saving(_forward(model, group, work), group, timing, 1))
         if not group.backward:
             continue
         for first, last, times in ((True, n == 1, 1), (False, False, n - 2), (False, True, 1 if n > 1 else 0)):
             if times > 0:
-                each = OPTIMIZER_BYTES[work.optimizer_states]
-                stage = _backward(model, group, micro_batch_size, times, each, first=first, last=last)
+                stage = _backward(model, group, work, times, first=first, last=last)
                 made.append(saved.rebuilding(stage, group, timing, 1))
     return tuple(made)
 
@@ -54,36 +53,39 @@ def ssd_bytes(model: Model, groups: tuple[LayerGroup, ...], work: Work) -> Linea
 def _accumulated_elements(groups: tuple[LayerGroup, ...], n: int) -> int:
     """Elements whose sum of gradients has a place on host: all, or with one micro-batch those that two layers use."""
     return sum(
-        group.count * use.elements for group in groups for use in group.uses if use.updated and (n > 1 or use.shared)
+        group.count * use.whole for group in groups for use in group.uses if use.updated and (n > 1 or use.shared)
     )
 
 
-def _forward(model: Model, group: LayerGroup, micro_batch_size: int, n: int) -> Stage:
+def _forward(model: Model, group: LayerGroup, work: Work) -> Stage:
+    micro_batch_size, several = work.micro_batch_size, work.ranks > 1
     checkpoint = checkpoint_bytes(model, micro_batch_size) if group.keeps_output else 0
     return Stage(
         layer_class=group.layer_class,
         phase="forward",
-        count=n * group.count,
+        count=work.micro_batches * group.count,
         read_bytes=_parameters_read(model, group),
         write_bytes=_checkpoint_on_ssd(checkpoint),
         updates={},
         h2d_bytes=_parameters_uploaded(model, group),
         d2h_bytes={CONSTANT: float(checkpoint)},
         compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).forward_stage_seconds(1)},
+        gathered=_gathered(model, group) if several else {},
+        collectives=len(group.uses) if several else 0,
     )
 
 
 def _backward(
     model: Model,
     group: LayerGroup,
-    micro_batch_size: int,
+    work: Work,
     times: int,
-    optimizer_bytes: float,
     *,
     first: bool,
     last: bool,
 ) -> Stage:
-    element = ELEMENT_BYTES[model.precision]
+    element, optimizer_bytes = ELEMENT_BYTES[model.precision], OPTIMIZER_BYTES[work.optimizer_states]
+    micro_batch_size, several, exchanged, added, collectives = work.micro_batch_size, work.ranks > 1, 0.0, 0.0, 0
     checkpoint = checkpoint_bytes(model, micro_batch_size) if group.role == "block" else 0
     read, write, updates = _parameters_read(model, group), dict[Variable, float](), dict[Variable, float]()
     h2d, d2h = _parameters_uploaded(model, group), 0.0
@@ -94,10 +96,14 @@ def _backward(
         if use.frozen:
             continue
         fractions, size = variables_of(use.state_class), use.elements
-        d2h += GRADIENT_BYTES * size
+        completed = last and use.own
+        d2h += GRADIENT_BYTES * (size if completed else use.whole)
         if not first or (use.own and use.shared):  # the head has begun the sum of what it shares
-            h2d[CONSTANT] += GRADIENT_BYTES * size
-        if last and use.own:
+            h2d[CONSTANT] += GRADIENT_BYTES * use.whole
+        if completed:
+            exchanged += GRADIENT_BYTES * use.others
+            added += GRADIENT_BYTES * use.padded
+            collectives += 1
             updates[CONSTANT] = updates.get(CONSTANT, 0.0) + size
             h2d[fractions.device] += element * size  # what an update makes
             for total, variable, each in (
@@ -116,7 +122,16 @@ def _backward(
         h2d_bytes=h2d,
         d2h_bytes={CONSTANT: d2h},
         compute_seconds={CONSTANT: model.timing(group.layer_class, micro_batch_size).backward_stage_seconds(1)},
+        gathered=_gathered(model, group) if several else {},
+        exchanged=exchanged if several else 0.0,
+        added=added if several else 0.0,
+        collectives=len(group.uses) + collectives if several else 0,
     )
+
+
+def _gathered(model: Model, group: LayerGroup) -> dict[Variable, float]:
+    """Bytes of the other ranks' parameters, for every stage anew."""
+    return {CONSTANT: float(ELEMENT_BYTES[model.precision] * sum(use.others for use in group.uses))}
 
 
 def _parameters_uploaded(model: Model, group: LayerGroup) -> dict[Variable, float]:

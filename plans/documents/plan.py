@@ -170,6 +170,8 @@ class Decision(Sparing):
     ranks: Ranks = 1
     """Processes that train together: each owns a part of every state, and takes so many `micro_batches` of a step. All
     else that is said here is of one rank, and the same for each."""
+    exchange_behind: bool = False
+    """Of several ranks: a layer's gradients are exchanged while the next layer runs backward, and not before it."""
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
@@ -234,6 +236,8 @@ class Decision(Sparing):
                 raise ValueError(f"saved.{name} names a rung and tier twice")
             if self.unified_memory and any(each.tier == "device" for each in shares):
                 raise ValueError(f"saved.{name}: with unified_memory there is no device memory; take host")
+        if self.exchange_behind and (self.ranks == 1 or self.schedule != "vertical"):
+            raise ValueError("exchange_behind: only several ranks with schedule vertical; set it to false")
         if self.ranks > 1:
             self._require_rank_by_rank()
         if (self.recompute == "all") != (not self.saved):
@@ -244,7 +248,7 @@ class Decision(Sparing):
 
     def _require_rank_by_rank(self) -> None:
         """Refuse what several ranks do not do."""
-        if self.schedule != "vertical":
+        if self.zeroth_order:
             raise ValueError(f"ranks = {self.ranks}: schedule {self.schedule} is for one rank; set it to vertical")
         for name, p in self.placement.items():
             if there := p.optimizer_device:
@@ -277,10 +281,7 @@ def most_micro_batches(model: Model) -> int:
 
 
 def needs_all_gradients(precision: Precision, clip_grad_norm: float | None) -> str:
-    """Why no update may begin before a step's last gradient is there, so that every one of them is delayed.
-
-    Empty when updates may run as gradients come.
-    """
+    """Why no update may begin before a step's last gradient is there, so that all are delayed; empty where they may."""
     if clip_grad_norm is not None:
         return "clipping by the global norm needs all gradients before any update"
     if precision == "fp16":
@@ -439,10 +440,9 @@ class Plan(Document):
                 has = "no optimizer states, and is not" if placement.frozen else "optimizer states, and is"
                 raise ValueError(f"decision.placement.{state.state_class}: {state.name} has {has} frozen")
             if placement.optimizer_device and device_update_rate(self.machine, self.decision.optimizer_states) is None:
-                raise ValueError(
-                    f"decision.placement.{state.state_class}.optimizer_device = {placement.optimizer_device:g}: the "
-                    "machine has no device_update_rate for these optimizer states; set it to 0"
-                )
+                why = "the machine has no device_update_rate for these optimizer states; set it to 0"
+                there = f"{state.state_class}.optimizer_device = {placement.optimizer_device:g}"
+                raise ValueError(f"decision.placement.{there}: {why}")
         turning = self.model.trained_blocks
         for index, state in enumerate(self.model.states):
             turn = self.decision.placement[state.state_class].parameters_turn

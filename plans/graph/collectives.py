@@ -80,7 +80,8 @@ class Exchange(Collective):
 @operation
 class AddShares(Op):
     """Adds what `Exchange` received, one rank after the other in rank order, in fp32: bits depend on the number of
-    ranks alone, and on no library's algorithm."""
+    ranks alone, and on no library's algorithm. It runs behind its exchange and not among what compute does, which would
+    wait for the exchange there."""
 
     state: int
     state_name: str
@@ -91,7 +92,7 @@ class AddShares(Op):
 
     @property
     def resource(self) -> Resource:
-        return "compute"
+        return "network"
 
     @property
     def reads(self) -> tuple[Region, ...]:

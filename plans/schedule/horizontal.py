@@ -88,6 +88,7 @@ class _Horizontal:
             for piece in behind:
                 piece()
             self._bring_gradients(stage + 1)
+            self._exchange(stage)
             behind = list(self._after_backward(stage))
         for piece in behind:
             piece()
@@ -193,6 +194,16 @@ class _Horizontal:
                     ):
                         piece()
 
+    def _exchange(self, stage: int) -> None:
+        """Of several ranks, behind the backward that completes a state's gradient."""
+        for state in [] if self._is_forward(stage) else self.emission.model.trained(self._layer(stage)):
+            if self._completes(stage, state):
+                self.updates.exchange(stage, state)
+
+    def _completes(self, stage: int, state: int) -> bool:
+        """Whether a backward is the last that adds to a state's gradient."""
+        return self._micro_batch(stage) == self.n - 1 and self.emission.model.uses(state)[0] == self._layer(stage)
+
     def _after_backward(self, stage: int) -> Iterator[Piece]:
         """What follows a layer's backward, in pieces: the sum of a gradient leaves the device, for the next backward to
         add to or, when it is whole, for the updates."""
@@ -200,7 +211,7 @@ class _Horizontal:
             return
         layer = self._layer(stage)
         for state in self.emission.model.trained(layer):
-            if self._micro_batch(stage) == self.n - 1 and self.emission.model.uses(state)[0] == layer:
+            if self._completes(stage, state):
                 yield from self.updates.finish(stage, state)
             else:
                 yield from self._moves("d2h", state, self.updates.gradient(stage, state), self._accumulated(state))

@@ -6,6 +6,7 @@ that one collective takes them all; the last ranks' may be padding in part, or w
 
 from dataclasses import dataclass
 
+from ..documents.profile import Model
 from ..documents.state_layout import GRAIN
 
 
@@ -22,6 +23,13 @@ class Shards:
     @property
     def alone(self) -> bool:
         return self.ranks == 1
+
+    def owned(self, model: Model) -> Model:
+        """`model` with a rank's share of each state; of one rank as it is."""
+        if self.alone:
+            return model
+        states = (state.model_copy(update={"elements": self.share(state.elements)}) for state in model.states)
+        return model.model_copy(update={"states": tuple(states)})
 
     def share(self, elements: int) -> int:
         """Elements of every rank's share of a state, with padding."""

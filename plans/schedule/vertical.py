@@ -74,6 +74,10 @@ class _Vertical:
             self.updates.finish_delayed(use)
         self._upload(0, range(self.n))
         updates: list[Piece] = []
+        behind = self.emission.decision.exchange_behind
+        exchange, behind_that = nothing, list[Piece]()
+        """Of the layer before, with `exchange_behind`: to come with this one's backward, and updates to come after it.
+        Meanwhile its gradient has its place for itself, and no copy of a hidden state stands behind the network."""
         leave: Piece = nothing
         computes = self._computes()
         for number, (stage, position) in enumerate(computes):
@@ -87,15 +91,23 @@ class _Vertical:
             if number + 1 < len(computes):
                 self._load_inputs(*computes[number + 1])
             leave = self._compute(stage, position, leave)
+            exchange()
+            exchange = nothing
             for update in updates[len(updates) * position // self.n : len(updates) * (position + 1) // self.n]:
                 update()
             if position == self.n - 1 and stage + 2 == self.stages:
                 self._restore_partial_gradients(stage + 1)
             if position == self.n - 1 and stage >= self.forwards:
-                self._exchange(stage)
-                updates = list(self._after_backward(stage))
+                after = list(self._after_backward(stage))
+                if behind:
+                    exchange = partial(self._exchange, stage)
+                    updates, behind_that = behind_that, after
+                else:
+                    self._exchange(stage)
+                    updates = after
         leave()
-        for update in updates:
+        exchange()
+        for update in (*updates, *behind_that):
             update()
 
     def evaluate(self) -> None:

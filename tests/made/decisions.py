@@ -29,6 +29,8 @@ def decide(
     unified: bool = False,
     saved: Sequence[Saved] = (),
     zeroth_order: ZerothOrder | None = None,
+    ranks: int = 1,
+    behind: bool = False,
 ) -> Decision:
     """The same fractions on host for every class, prompt and delayed part alike; of frozen ones, of parameters alone.
 
@@ -37,7 +39,7 @@ def decide(
     `inputs`: of the blocks, those whose activation checkpoints it keeps.
     `unified`: compute works on host memory, where parameters are
     whole or not at all: `parameters` is for separate memory only. `saved`: of the activations of all blocks.
-    `zeroth_order`: a schedule without gradients.
+    `zeroth_order`: a schedule without gradients. `behind`: ranks exchange gradients beside the next backward.
     """
     assert not (unified and parameters)
     prompt = 1.0 - alpha
@@ -92,6 +94,8 @@ def decide(
         saved={"block": tuple(saved)} if saved else {},
         update_chunk_elements=chunk,
         update_lookahead=lookahead,
+        ranks=ranks,
+        exchange_behind=behind,
         host_budget_bytes=1 << 40,
         device_budget_bytes=1 << 40,
         unified_memory=unified,

@@ -126,9 +126,10 @@ def make_plan(
     rungs: Mapping[str, Sequence[str]] = MappingProxyType({}),
     zeroth_order: ZerothOrder | None = None,
     ranks: int = 1,
+    behind: bool = False,
 ) -> Plan:
-    """A plan for so many `ranks` with these fractions on host; `on_device`, `across_turn`, `updated` and `inputs` on
-    the device; `saved` of every class of blocks, by `rungs`."""
+    """A plan for so many `ranks` (`behind`: `exchange_behind`) with these fractions on host; `on_device`,
+    `across_turn`, `updated` and `inputs` on the device; `saved` of every class of blocks, by `rungs`."""
     shape = describe(
         model,
         sequence_length=sequence_length,
@@ -161,7 +162,7 @@ def make_plan(
         blocks = {layer.layer_class for layer in shape.layers[max(shape.first_trained, 1) : -1]}
         update = {"recompute": "part", "saved": {name: tuple(saved) for name in sorted(blocks)}}
         decision = decision.model_copy(update=update)
-    decision = decision.model_copy(update={"ranks": ranks})
+    decision = decision.model_copy(update={"ranks": ranks, "exchange_behind": behind})
     each = [build_schedule(shape, decision, rank) for rank in range(ranks)]
     most = {tier: max(built.arenas[tier] for built in each) for tier in each[0].arenas}
     built = replace(each[0], arenas=most)

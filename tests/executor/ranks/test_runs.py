@@ -4,6 +4,7 @@ run to run whatever the placement."""
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,15 +41,27 @@ def assert_alike(found: Path, expected: Path) -> None:
         assert difference <= 1e-3 * float(tensor.float().norm()), name
 
 
-@pytest.mark.parametrize(("name", "ranks"), short_or_full([("llama", 2)], [("llama", 2), ("llama", 4), ("gpt2", 2)]))
-def test_ranks_train_as_one_does_on_the_same_batch(directory: Path, tmp_path: Path, name: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "ranks", "plan"),
+    short_or_full(
+        [("llama", 2, {"alpha": 0.3}), ("llama", 2, {"schedule": "horizontal", "optimizer": 0.5})],
+        [
+            ("llama", 2, {"alpha": 0.3}),
+            ("llama", 4, {"alpha": 0.3, "behind": True}),
+            ("gpt2", 2, {"alpha": 0.3}),
+            ("llama", 2, {"schedule": "horizontal", "optimizer": 0.5}),
+            ("gpt2", 2, {"schedule": "horizontal", "unified": True}),
+        ],
+    ),
+)
+def test_ranks_train_as_one_does_on_the_same_batch(
+    directory: Path, tmp_path: Path, name: str, ranks: int, plan: dict[str, Any]
+) -> None:
     """Dropout included: it is drawn by the number of a micro-batch among all."""
-    recipe = {"steps": 4, "eval_every": 2}
-    one = run(directory, tmp_path / "one", 1, name=name, recipe=recipe, micro_batches=4, micro_batch_size=1, alpha=0.3)
-    several = run(
-        directory, tmp_path / "several", ranks, name=name, recipe=recipe, micro_batches=4 // ranks, micro_batch_size=1,
-        alpha=0.3,
-    )  # fmt: skip
+    of_all = {"name": name, "recipe": {"steps": 4, "eval_every": 2}, "micro_batch_size": 1}
+    alone = {each: value for each, value in plan.items() if each != "behind"}
+    one = run(directory, tmp_path / "one", 1, micro_batches=4, **of_all, **alone)
+    several = run(directory, tmp_path / "several", ranks, micro_batches=4 // ranks, **of_all, **plan)
     assert several["losses"] == pytest.approx(one["losses"], rel=ALIKE)
     assert several["eval"].keys() == one["eval"].keys() and len(one["eval"]) >= 2
     assert list(several["eval"].values()) == pytest.approx(list(one["eval"].values()), rel=ALIKE)
@@ -58,11 +71,13 @@ def test_ranks_train_as_one_does_on_the_same_batch(directory: Path, tmp_path: Pa
 PLACEMENTS = short_or_full(
     [
         {},
-        {"alpha": 0.4, "optimizer": 0.37, "parameters": 0.5, "on_device": 0.3, "across_turn": 0.5},
+        {"alpha": 0.4, "optimizer": 0.37, "parameters": 0.5, "on_device": 0.3, "across_turn": 0.5, "behind": True},
         {"alpha": 1.0, "unified": True, "optimizer": 1.0, "serial": True},
     ],
     [
         {},
+        {"behind": True},
+        {"behind": True, "unified": True, "alpha": 0.4},
         {"alpha": 0.4, "optimizer": 0.37, "parameters": 0.5, "on_device": 0.3, "across_turn": 0.5},
         {"alpha": 1.0, "unified": True, "optimizer": 1.0, "serial": True},
         {"alpha": 0.4, "unified": True, "on_device": 1.0, "gradient": 0.0},

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner.program.forms import TRAFFIC
 from ssdplan.planner.program.placement import _checkpoints, _values, footprint
-from ssdplan.planner.program.traffic import layer_groups, stages
+from ssdplan.planner.program.traffic import layer_groups
 from ssdplan.planner.program.variables import CONSTANT, DELAY_RATIO, value
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve, solve_and_build
@@ -34,35 +35,39 @@ def profile_of(model: Model, network: Network | None = NETWORK) -> Profile:
 @given(
     model=models(), n=st.integers(1, 3), ranks=st.integers(2, 4), alpha=st.sampled_from([0.0, 1.0]),
     on_device=st.sampled_from([0.0, 1.0]), on_host=st.sampled_from([0.0, 1.0]), unified=st.booleans(),
+    schedule=st.sampled_from(["vertical", "horizontal"]), behind=st.booleans(),
 )  # fmt: skip
-def test_forms_are_the_bytes_of_the_schedule(model, n, ranks, alpha, on_device, on_host, unified) -> None:
+def test_forms_are_the_bytes_of_the_schedule(
+    model, n, ranks, alpha, on_device, on_host, unified, schedule, behind
+) -> None:
     """Where nothing is a fraction of a share, nothing is rounded."""
+    alpha, behind = (alpha, behind) if schedule == "vertical" else (0.0, False)
     decision = decide(
         model, micro_batches=n, alpha=alpha, on_device=on_device, optimizer=on_host, checkpoints=on_host,
-        parameters=0.0 if unified else on_host, unified=unified,
-    ).model_copy(update={"ranks": ranks})  # fmt: skip
-    schedule = build_schedule(model, decision)
+        parameters=0.0 if unified else on_host, unified=unified, ranks=ranks, schedule=schedule, behind=behind,
+    )  # fmt: skip
+    built = build_schedule(model, decision)
     work = replace(work_of(1, n), ranks=ranks, unified_memory=unified)
     at = {DELAY_RATIO: alpha} | _checkpoints(decision.checkpoint_host, 0.0)
     for name, placement in decision.placement.items():
         at |= _values(name, placement, 0.0)
-    made = stages(model, layer_groups(model, ranks), work)
+    made = TRAFFIC[schedule].stages(model, layer_groups(model, ranks), work)
 
     def total(form: str) -> object:
         return pytest.approx(sum(stage.count * value({CONSTANT: 0.0, **getattr(stage, form)}, at) for stage in made))
 
-    moved = schedule.traffic("steady")
+    moved = built.traffic("steady")
     assert total("read_bytes") == moved["read"] and total("write_bytes") == moved["write"]
     if not unified:
         assert total("h2d_bytes") == moved["h2d"] and total("d2h_bytes") == moved["d2h"]
-    ops = schedule.steady.ops
+    ops = built.steady.ops
     assert total("gathered") == sum(op.nbytes for op in ops if isinstance(op, Gather))
     assert sum(each.count * each.exchanged for each in made) == sum(op.nbytes for op in ops if isinstance(op, Exchange))
     added = sum(op.received.nbytes for op in ops if isinstance(op, AddShares))
     assert sum(each.count * each.added for each in made) == added
     collectives = sum(isinstance(op, Gather | Exchange) for op in ops)
     assert sum(each.count * each.collectives for each in made) == collectives
-    assert footprint(model, decision).ssd_bytes == schedule.arenas["ssd"]
+    assert footprint(model, decision).ssd_bytes == built.arenas["ssd"]
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -84,7 +89,8 @@ def test_a_plan_is_of_each_rank_and_fits_them_all(unified: bool) -> None:
     text = describe_plan(plan, schedule)
     assert "ranks" in text and "of all ranks" in text and "network" in text
     assert any(row.resource == "network" for row in plan.sensitivity)
-    assert not any(row.name == "horizontal" for row in plan.comparison)
+    beside = {row.name: row for row in plan.comparison}["horizontal"]
+    assert beside.step_seconds is not None and beside.step_seconds >= p.step_seconds
 
 
 def test_the_network_bounds_a_step_where_it_is_slow_and_more_micro_batches_hide_it() -> None:
@@ -105,7 +111,6 @@ def test_what_several_ranks_do_not_do_is_refused() -> None:
     model = made_model(blocks=4)
     for wrong, words in (
         ({"ranks": 3}, "of 2 ranks; make one with ssdplan profile --ranks 3"),
-        ({"ranks": 2, "schedule": "horizontal"}, "is for one rank"),
         ({"ranks": 2, "global_batch": 7}, "cannot share it evenly"),
         ({"ranks": 2, "residency": {"updates": 1.0}}, "update nothing"),
         ({"ranks": 0}, "from 1 to"),

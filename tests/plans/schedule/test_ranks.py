@@ -46,11 +46,15 @@ def collectives(graph: Graph) -> list[tuple[str, int, int]]:
     on_device=fractions,
     across_turn=fractions,
     precision=st.sampled_from(["bf16", "fp32"]),
+    schedule=st.sampled_from(["vertical", "horizontal"]),
+    behind=st.booleans(),
 )
 def test_every_rank_verifies_and_all_own_everything_once(
     blocks, tied, frozen, hidden, micro_batches, ranks, unified, alpha, optimizer, parameters, gradient, on_device,
-    across_turn, precision,
+    across_turn, precision, schedule, behind,
 ):  # fmt: skip
+    if schedule == "horizontal":
+        alpha, across_turn, behind = 0.0, 0.0, False
     model = made_model(blocks=blocks, tied=tied, hidden=hidden, precision=precision)
     if frozen:
         first = model.states[0].model_copy(update={"frozen": True, "state_class": "frozen"})
@@ -58,8 +62,8 @@ def test_every_rank_verifies_and_all_own_everything_once(
     decision = decide(
         model, alpha=alpha, optimizer=optimizer, parameters=0.0 if unified else parameters, gradient=gradient,
         micro_batches=micro_batches, on_device=on_device, across_turn=min(across_turn, 1.0 - on_device),
-        unified=unified,
-    ).model_copy(update={"ranks": ranks})  # fmt: skip
+        unified=unified, ranks=ranks, schedule=schedule, behind=behind,
+    )  # fmt: skip
     Decision.model_validate(decision.model_dump())
     made = schedules(model, decision)
     owned: Counter[int] = Counter()
@@ -123,6 +127,38 @@ def test_the_network_moves_eight_bytes_a_parameter_however_many_micro_batches(ra
     assert moved == {wanted // ranks * (ranks - 1)}
 
 
+@pytest.mark.parametrize("unified", [False, True])
+def test_the_horizontal_schedule_moves_more_with_every_micro_batch(unified: bool) -> None:
+    """Parameters are gathered for each anew, what has one stage of it once; gradients are exchanged once."""
+    model = made_model(blocks=4, hidden=64)
+    for micro_batches in (1, 3):
+        decision = decide(model, unified=unified, micro_batches=micro_batches, schedule="horizontal", ranks=2)
+        graph = build_schedule(model, decision).steady
+        gathered = Counter(op.state for op in graph.ops if isinstance(op, Gather))
+        once = {index: 1 if state.name == "head" else 2 for index, state in enumerate(model.states)}
+        assert gathered == {index: times * micro_batches for index, times in once.items()}
+        assert Counter(op.state for op in graph.ops if isinstance(op, Exchange)) == dict.fromkeys(once, 1)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_an_exchange_behind_is_beside_the_next_backward(unified: bool) -> None:
+    """No backward waits, not even by way of others, for the exchange of the layer right above it. Else those of layers
+    alike do, whose gradients have one place."""
+    model = made_model(blocks=4, hidden=64)
+    for behind in (False, True):
+        decision = decide(model, unified=unified, micro_batches=3, ranks=2, behind=behind)
+        ops = build_schedule(model, decision).steady.ops
+        needed: list[set[int]] = []
+        for op in ops:
+            needed.append(set(op.waits).union(*(needed[wait] for wait in op.waits)))
+        last = {op.layer: op.index for op in ops if isinstance(op, Backward)}
+        free = []
+        for op in ops:
+            if isinstance(op, Exchange) and (below := min(model.uses(op.state)) - 1) >= 0:
+                free.append(op.index not in needed[last[below]])
+        assert len(free) == 5 and (all(free) if behind else not any(free[1:4]))
+
+
 @pytest.mark.parametrize(("elements", "ranks"), [(GRAIN, 4), (5 * GRAIN, 2), (1000 * GRAIN, 7), (3 * GRAIN, 1)])
 def test_shares_are_equal_and_cover_a_state(elements: int, ranks: int) -> None:
     own = [Shards(ranks, rank).own(elements) for rank in range(ranks)]
@@ -140,7 +176,8 @@ def test_what_several_ranks_do_not_do_is_refused() -> None:
     for wrong in (0, -1, 1 << 20):
         with pytest.raises(ValueError, match="ranks"):
             Decision.model_validate(good | {"ranks": wrong})
-    with pytest.raises(ValueError, match="is for one rank"):
-        Decision.model_validate(decide(model, schedule="horizontal").model_dump() | {"ranks": 2})
+    for alone in ({}, {"ranks": 2, "schedule": "horizontal"}):
+        with pytest.raises(ValueError, match="exchange_behind"):
+            Decision.model_validate(decide(model, **alone).model_dump() | {"exchange_behind": True})
     with pytest.raises(ValueError, match="update nothing"):
         Decision.model_validate(decide(model, on_device=1.0, updated=1.0).model_dump() | {"ranks": 2})
