@@ -104,7 +104,7 @@ def _launched(options: Options) -> int:
     assert options.ranks is not None
     _require_alone(options)
     if options.resume is not None:
-        from ssdplan.executor.snapshots.agreement import require_whole
+        from ssdplan.executor.snapshots.shares import require_whole
 
         require_whole(options.resume, options.ranks)
     if options.plan is not None:

@@ -171,7 +171,7 @@ class Sessions:
     ) -> None:
         """Bring the states of `source` to the store, durably if a snapshot is described; it goes when that fails."""
         try:
-            carry_over(source, schedule, records, store, self._watch.loading)
+            carry_over([source], schedule, records, store, self._watch.loading)
             if describe:
                 store.commit(describe(store.made))
         except BaseException:
