@@ -56,7 +56,7 @@ def tensors_of(
     shares: Sequence[Snapshotted], model: StreamedModel, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time. Masters
-    are rounded to `dtype`, and so is what is frozen, from the model's own files. `shares`: of all ranks, in their order. A
+    are rounded to `dtype`, and so is what is frozen, from the model's own files. `shares`: of all ranks, in order. A
     piece is gone when the next is asked for."""
     weights = Weights(model) if model.frozen_states else None
     homes = [home for share in shares for home in share.schedule.homes]
