@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         os._exit(error.exit_code)  # an orderly end would wait for what hangs
     except SsdplanError as error:
-        return _fail(str(error), error.exit_code)
+        return error.exit_code if error.said else _fail(str(error), error.exit_code)
     except StoppedWithSnapshot:
         return INTERRUPTED  # the run has said what it keeps
     except KeyboardInterrupt:

@@ -4,13 +4,12 @@ import contextlib
 import io
 import os
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssdplan.executor.ranks.place import (
-    PATIENCE_SECONDS,
     Place,
     directory_of,
     named_rank,
@@ -26,6 +25,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Command
+from .ranks.of_run import asked_ranks, going_on, launched, patience, require_alone, require_ranks
 from .resolved import as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from ssdplan.executor.ranks.group import Ranks
     from ssdplan.executor.snapshots.resume import Kept
     from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
-
-
-PATIENT_STEPS = 5.0
-"""Predicted steps for which a rank waits for the others, and at least `PATIENCE_SECONDS`."""
 
 
 def command() -> Command:
@@ -50,8 +46,8 @@ def call(options: Options) -> int:
     place = place_of(os.environ)
     if place:
         settle_rank(place)
-    elif (options.ranks or 1) > 1:
-        return _launched(options)
+    elif (ranks := asked_ranks(options)) > 1:
+        return launched(options, ranks)
     if options.resume is None:
         lacking = [name for name in ("PLAN", "--data", "--steps", "--out") if name.strip("-").lower() not in said]
         if lacking:
@@ -66,76 +62,19 @@ def call(options: Options) -> int:
     of.settle_process()
     from ssdplan.executor.snapshots.run_directory import require_run
 
-    directory = directory_of(options.resume, place.rank if place else 0)
-    require_run(directory)  # before torch is loaded, which takes seconds
     with named_rank(place.rank if place else None), contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(_settled_snapshots(options, place, directory)) if place else None
+        if not (place and place.rank):
+            require_run(options.resume)  # before torch is loaded, which takes seconds
+        joined_ranks = stack.enter_context(going_on(options, said, place, options.resume))
         from ssdplan.executor.snapshots.resume import reopened
 
+        directory = directory_of(options.resume, joined_ranks.rank)
         kept = stack.enter_context(reopened(directory, options.volume, adopt=options.adopt))
         now = said
         said = over(now, _started(kept, now), command())
         if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
-        return _run(_with(options, said), kept, said, now, place, ranks)
-
-
-@contextlib.contextmanager
-def _settled_snapshots(options: Options, place: Place, directory: Path) -> "Iterator[Ranks]":
-    """The ranks of a run that goes on, once they agree on the snapshot."""
-    from ssdplan.executor.ranks.group import joined
-    from ssdplan.executor.snapshots.agreement import settle
-    from ssdplan.plans.documents.run import PLAN
-
-    plan = Plan.load(options.plan or directory / PLAN)
-    with joined(place, plan.machine.device, _patience(options, plan)) as ranks:
-        line = ProgressLine("run", io.StringIO() if place.rank else None)
-        settle(directory, ranks, line.note)
-        yield ranks
-
-
-def _patience(options: Options, plan: Plan) -> float:
-    """Seconds for which a rank waits for the others."""
-    return options.stall_abort or max(PATIENCE_SECONDS, PATIENT_STEPS * plan.prediction.step_seconds)
-
-
-def _launched(options: Options) -> int:
-    """The run by ranks that this process starts, each of which reads the command line itself."""
-    assert options.ranks is not None
-    _require_alone(options)
-    if options.resume is not None:
-        from ssdplan.executor.snapshots.agreement import require_whole
-
-        require_whole(options.resume, options.ranks)
-    if options.plan is not None:
-        _require_ranks(Plan.load(options.plan), options.ranks)
-    of.settle_process()
-    from ssdplan.executor.ranks.launcher import launch
-
-    return launch(options.ranks, of.said_words())
-
-
-def _require_ranks(plan: Plan, ranks: int) -> None:
-    if (there := plan.decision.ranks) != ranks:
-        raise MismatchError(
-            f"the plan is for {there} rank(s), and {ranks} are to run: "
-            + (f"give --ranks {there}, or start as many by torchrun" if there > 1 else "leave --ranks out")
-            + f", or solve again with --ranks {ranks}"
-        )
-
-
-def _require_alone(options: Options) -> None:
-    """Raise UsageError for what a run of several ranks does not do."""
-    named = {
-        "--resume-anyway": options.resume_anyway,
-        "--adopt": options.adopt,
-        "--keep 1": options.keep == 1,
-        "--volume": options.volume,
-        "--replan": options.replan,
-    }
-    for name, given in named.items():
-        if given:
-            raise UsageError(f"{name}: is for runs of one rank; leave it out")
+        return _run(_with(options, said), kept, said, now, place, joined_ranks)
 
 
 _NOT_KEPT = frozenset({"plan", "out", "volume", "resume", "resume_anyway", "adopt", "ranks"})
@@ -212,11 +151,11 @@ def _run(
     assert plan and steps and data and out, "whoever calls this has looked for them"
     plan.refuse_estimates()
     if place:
-        _require_ranks(plan, place.size)
-        _require_alone(options)
+        require_ranks(plan, place.size)
+        require_alone(options)
         out = out if kept else directory_of(out, place.rank)
     elif plan.decision.ranks > 1:
-        _require_ranks(plan, options.ranks or 1)
+        require_ranks(plan, options.ranks or 1)
     if plan.decision.zeroth_order:
         _require_zeroth_order(options, said)
     if options.keep != 2 and not (options.snapshot_every or options.snapshot_minutes):
@@ -342,7 +281,7 @@ def _run(
         )
 
     machine, own = plan.machine, rank if place else None
-    join = joined(place, machine.device, _patience(options, plan)) if ranks is None else contextlib.nullcontext(ranks)
+    join = joined(place, machine.device, patience(options, plan)) if ranks is None else contextlib.nullcontext(ranks)
     try:
         with named_rank(own), join as joined_ranks:
             result = train(

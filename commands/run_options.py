@@ -284,7 +284,7 @@ def _steps() -> tuple[click.Option, ...]:
             type=COUNT,
             metavar="R",
             help="start so many ranks on this machine, as the plan was solved for; on several machines torchrun starts "
-            "them [1]",
+            "them; with --resume, the number of them to go on with [1, or as many as the run has]",
         ),
         click.Option(
             ["--serial/--no-serial"],

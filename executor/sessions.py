@@ -13,7 +13,6 @@ from typing import Any, Self
 from ssdplan.plans.analysis.drift import Expectation
 from ssdplan.plans.documents.metrics import METRICS
 from ssdplan.plans.documents.plan import Plan
-from ssdplan.plans.documents.stripe_shares import bandwidths
 from ssdplan.plans.errors import SsdplanError, StallError
 from ssdplan.plans.graph.ops import Graph, Schedule
 from ssdplan.plans.graph.timeline import lanes_of
@@ -41,7 +40,8 @@ from .runtime.watchdog import Patience, Watchdog, Words
 from .snapshots.kept_weights import KeptWeights
 from .snapshots.resume import Kept
 from .snapshots.run_directory import RunDirectory
-from .store import SUFFIX, Store
+from .snapshots.stores import free_number, new_store, store_beside
+from .store import Store
 
 Describe = Callable[[tuple[bool, ...]], dict[str, Any]]
 """`Store.made` -> the metadata of a snapshot in that store."""
@@ -95,8 +95,17 @@ class Sessions:
     ) -> None:
         """The first session of a run, its states from the model's files, or from `weights` that it kept. `again`: a
         crash may have left files."""
-        number = self._free_number() if again else 0
-        store = self._new_store(plan, records, number) if records.records else None
+        store = None
+        if records.records:
+            store = new_store(
+                self._directory,
+                self._volumes,
+                plan,
+                records,
+                durable=self._recipe.durable_store,
+                keep=self._recipe.keep,
+                first_volume=free_number(self._volumes) if again else 0,
+            )
         self._open(plan, schedule, records, store, held=False, weights=weights)
 
     def resume(self, kept: Kept, plan: Plan, schedule: Schedule, records: Records) -> None:
@@ -158,48 +167,21 @@ class Sessions:
         return earlier
 
     def _beside(self, plan: Plan, records: Records) -> Store:
-        """A store for another plan, beside the one that there is."""
-        self._directory.plan_ahead(plan)
-        try:
-            return self._new_store(plan, records, self._free_number())
-        except BaseException:
-            self._directory.forget_ahead()
-            raise
+        durable, keep = self._recipe.durable_store, self._recipe.keep
+        return store_beside(self._directory, self._volumes, plan, records, durable=durable, keep=keep)
 
     def _stage(
         self, source: Source, schedule: Schedule, records: Records, store: Store, describe: Describe | None
     ) -> None:
         """Bring the states of `source` to the store, durably if a snapshot is described; it goes when that fails."""
         try:
-            carry_over(source, schedule, records, store, self._watch.loading)
+            carry_over([source], schedule, records, store, self._watch.loading)
             if describe:
                 store.commit(describe(store.made))
         except BaseException:
             store.remove()
             self._directory.forget_ahead()
             raise
-
-    def _new_store(self, plan: Plan, records: Records, number: int) -> Store:
-        return Store.create(
-            self._volumes,
-            records.records,
-            plan.sha256(),
-            _bandwidths(plan, len(self._volumes)),
-            durable=self._recipe.durable_store,
-            keep=self._recipe.keep,
-            first_volume=number,
-            identity=self._directory.next_store(),
-        )
-
-    def _free_number(self) -> int:
-        """Where the files of a store may be numbered from so that none of them is there."""
-        taken = [
-            int(path.stem.removeprefix("volume-"))
-            for place in self._volumes
-            for path in place.glob(f"volume-*{SUFFIX}")
-            if path.stem.removeprefix("volume-").isdecimal()
-        ]
-        return max(taken, default=-1) + 1
 
     @contextlib.contextmanager
     def _leaving(self, store: Store) -> Iterator[None]:
@@ -251,8 +233,7 @@ class Sessions:
             store.close()
         if store is self._left or not self._recipe.durable_store:
             return
-        several = f" --ranks {self._ranks.size}" if self._ranks.size > 1 else ""
-        again = f"ssdplan run --resume {self._directory.path}{several}"
+        again = f"ssdplan run --resume {self._directory.path}"
         if not store.generation:
             if self._directory.folder.has_file(METRICS):  # else nothing stays of the run
                 self._watch.note(f"no snapshot was taken yet; {again} begins again")
@@ -385,8 +366,3 @@ def store_bytes_of(records: Records, recipe: Recipe) -> int:
     if not records.records:
         return 0
     return Store.required_bytes(records.records, durable=recipe.durable_store, keep=recipe.keep)
-
-
-def _bandwidths(plan: Plan, volumes: int) -> list[float] | None:
-    """The shares of the store's volumes, when they are as many as the plan was made for."""
-    return bandwidths(plan.machine.volumes) if volumes == len(plan.machine.volumes) else None

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from ssdplan.plans.analysis.drift import Expectation
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Machine, Model, Profile
-from ssdplan.plans.errors import InfeasibleError, SsdplanError
+from ssdplan.plans.errors import InfeasibleError, SsdplanError, UsageError, error_of
 from ssdplan.plans.graph.ops import Graph
 from ssdplan.plans.graph.timeline import Timeline
 
@@ -41,8 +41,9 @@ class Replanner:
     def predicted(self, plan: Plan, graph: Graph) -> Timeline:
         return simulate(graph, plan.model, plan.machine, plan.decision.micro_batch_size)
 
-    def replanned(self, machine: Machine, model: Model) -> Plan:
-        """Raises InfeasibleError when nothing fits any more, SsdplanError when solving itself fails."""
+    def replanned(self, machine: Machine, model: Model, ranks: int | None = None) -> Plan:
+        """What solve chooses now, for another number of ranks if that is given. Raises InfeasibleError when nothing
+        fits any more, UsageError where ranks cannot share the batch, SsdplanError when solving itself fails."""
         profile = Profile(
             schema="ssdplan.profile/1",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -53,7 +54,7 @@ class Replanner:
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-m", SOLVER],
-                input=json.dumps([self._plan.text(), profile.text()]),
+                input=json.dumps([self._plan.text(), profile.text(), *([ranks] if ranks else ())]),
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
@@ -61,8 +62,8 @@ class Replanner:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SsdplanError(f"solving again: {error}") from None
-        if done.returncode == InfeasibleError.exit_code:
-            raise InfeasibleError(done.stderr.strip())
+        if done.returncode in (InfeasibleError.exit_code, UsageError.exit_code):
+            raise error_of(done.returncode, done.stderr.strip())
         if done.returncode:
             last = done.stderr.strip().rpartition("\n")[2]
             raise SsdplanError(f"solving again ended with {done.returncode}: {last}")

@@ -8,11 +8,12 @@ import json
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ssdplan.plans.documents.plan import Plan, ZerothOrder
 from ssdplan.plans.documents.profile import Profile
-from ssdplan.plans.errors import InfeasibleError
+from ssdplan.plans.errors import SsdplanError, UsageError
 
 from .program.choices import WEAR_PRICE
 from .request import SolveRequest
@@ -42,23 +43,43 @@ def request_of(plan: Plan) -> SolveRequest:
     )
 
 
+def request_for(plan: Plan, ranks: int) -> SolveRequest:
+    """The same for another number of ranks, which take the same batch in all. Host memory is what all of them had
+    together, since ranks of one machine share it. Micro-batches stay as large as they are where the batch allows it.
+    Raises UsageError for a batch that so many cannot share."""
+    decision, request = plan.decision, request_of(plan)
+    if decision.rows % ranks:
+        raise UsageError(f"{ranks} ranks cannot share a global batch of {decision.rows} rows evenly")
+    same_size = decision.rows // ranks % decision.micro_batch_size == 0
+    return replace(
+        request,
+        ranks=ranks,
+        host_memory_bytes=decision.host_budget_bytes * decision.ranks // ranks,
+        global_batch=decision.rows,
+        micro_batch_size=decision.micro_batch_size if same_size else None,
+        micro_batches=None,
+    )
+
+
 def _asked_of(zeroth_order: ZerothOrder) -> ZerothOrder:
     """Of what a decision says, what a user decides."""
     return ZerothOrder(directions=zeroth_order.directions, masters=zeroth_order.masters)
 
 
 def main() -> int:
-    """Standard input is a JSON list of two texts, a plan and a profile. Standard output is the plan found, without
-    comparisons; where nothing fits any more, standard error says why, and the exit code is an InfeasibleError's."""
+    """Standard input is a JSON list of two texts, a plan and a profile, and of the number of ranks if that is to be
+    another. Standard output is the plan found, without comparisons; where there is none, standard error says why, and
+    the exit code is the error's."""
     for asked in (signal.SIGINT, signal.SIGHUP):
         signal.signal(asked, signal.SIG_IGN)  # who wants the run to end tells the run, which waits for this
     with suppress(OSError):  # where memory ends, it is this process that goes, and not the run
         Path("/proc/self/oom_score_adj").write_text("1000")
-    plan, profile = json.load(sys.stdin)
+    text, profile, *ranks = json.load(sys.stdin)
     try:
-        request = request_of(Plan.model_validate_json(plan))
+        plan = Plan.model_validate_json(text)
+        request = request_for(plan, *ranks) if ranks else request_of(plan)
         found = solve(Profile.model_validate_json(profile), request, compared=False)
-    except InfeasibleError as error:
+    except SsdplanError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(found.text())

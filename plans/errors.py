@@ -9,6 +9,8 @@ class SsdplanError(Exception):
     """Something the user can act on. `exit_code` is what the command returns."""
 
     exit_code = 1
+    said = False
+    """Whether another process has told the user, so that this one need not."""
 
 
 class UsageError(SsdplanError, ValueError):
@@ -80,6 +82,12 @@ def error_of(exit_code: int, message: str) -> SsdplanError:
         UsageError, InfeasibleError, MemoryBudgetError, DiskFullError, IoFailure, StoreError, MismatchError, RankError
     )  # fmt: skip
     return next((kind for kind in kinds if kind.exit_code == exit_code), SsdplanError)(message)
+
+
+def said_by_another(error: SsdplanError) -> SsdplanError:
+    """The error, of which another process tells the user."""
+    error.said = True
+    return error
 
 
 NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc", "can't start new thread")

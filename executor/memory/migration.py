@@ -3,17 +3,19 @@
 Owns the way: all of them go through the other plan's store, made beside the first, so that the host arena of the one is
 gone before the other's is made. Only masters and moments travel. Parameters are the masters rounded, which is how every
 update leaves them; no update may be pending. What is frozen stays in the model's own files, and is read from there
-again (`States.load`). A snapshot goes the same way, to the plan that goes on with it, and out of the run as a model.
+again (`States.load`). A snapshot goes the same way, to the plan that goes on with it, and out of the run as a model. Of
+several ranks each has a source of its own shares, and all of them together are one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from ssdplan import native
 from ssdplan.plans.graph.ops import Home, Region, Schedule
+from ssdplan.plans.units import PAGE
 
 from ..model.model import StreamedModel
 from ..model.weights import Weights
@@ -32,6 +34,9 @@ class Source(Protocol):
     def get(self, region: Region, scratch: torch.Tensor) -> torch.Tensor: ...
 
 
+S = TypeVar("S", bound=Source)
+
+
 @dataclass(frozen=True)
 class Snapshotted:
     """The states of a store's last generation, wherever the plan that it was made for keeps them while it runs."""
@@ -46,36 +51,44 @@ class Snapshotted:
         self.store.read(self.places[region], region.nbytes, scratch.data_ptr())
         return scratch[: region.nbytes]
 
-    def tensors(self, model: StreamedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time, the
-        masters rounded to `dtype`, and so what is frozen, from the model's own files. A piece is gone when the next is
-        asked for."""
-        weights = Weights(model) if model.frozen_states else None
-        scratch = _scratch(max(max(optimizer_bytes_of(home), home.parameters.nbytes) for home in self.schedule.homes))
-        for home in self.schedule.homes:
-            if home.optimizer is None:
-                assert weights is not None
-                values = scratch[: home.parameters.nbytes].view(dtype)
-                weights.read(home.state, values, home.start)
-            else:
-                values = masters_of(home, self.get(home.optimizer, scratch)).to(dtype)
-            yield from pieces(model.states[home.state], home.start, home.stop, values)
-        yield from model.persistent_buffers.items()
+
+def tensors_of(
+    shares: Sequence[Snapshotted], model: StreamedModel, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `States.tensors` of the run: (name, piece) of all that the model saves, one home of them at a time. Masters
+    are rounded to `dtype`, and so is what is frozen, from the model's own files. `shares`: of all ranks, in order. A
+    piece is gone when the next is asked for."""
+    weights = Weights(model) if model.frozen_states else None
+    homes = [home for share in shares for home in share.schedule.homes]
+    scratch = _scratch(max(max(optimizer_bytes_of(home), home.parameters.nbytes) for home in homes))
+    for share, home in _in_order(shares):
+        if home.optimizer is None:
+            assert weights is not None
+            values = scratch[: home.parameters.nbytes].view(dtype)
+            weights.read(home.state, values, home.start)
+        else:
+            values = masters_of(home, share.get(home.optimizer, scratch)).to(dtype)
+        yield from pieces(model.states[home.state], home.start, home.stop, values)
+    yield from model.persistent_buffers.items()
 
 
-def carry_over(source: Source, schedule: Schedule, records: Records, store: Store, progress: Progress) -> None:
-    """Write all optimizer states that `source` holds to the places that they have in `store`, which was made of
-    `records` of `schedule`, with snapshots: what is to live on host goes where a snapshot has it.
+def carry_over(
+    sources: Sequence[Source], schedule: Schedule, records: Records, store: Store, progress: Progress
+) -> None:
+    """Write the optimizer states of all homes of `schedule` to the places that they have in `store`, which was made of
+    its `records`, with snapshots: what is to live on host goes where a snapshot has it. `sources` hold them: one, or
+    one of each rank in their order.
 
-    Takes the longest home of each schedule in host memory, once.
+    Takes the longest home of each schedule in host memory, once. Reads what `schedule` has, and nothing else.
     """
     places = records.places(schedule)
-    scratch = _scratch(max(map(optimizer_bytes_of, source.schedule.homes)))
-    carried = _scratch(max(map(optimizer_bytes_of, schedule.homes)))
+    theirs = [home for source in sources for home in source.schedule.homes]
+    scratch = _scratch(max(map(optimizer_bytes_of, theirs)))
+    carried = _scratch(max(map(optimizer_bytes_of, schedule.homes), default=PAGE))
     total = sum(home.elements for home in schedule.homes if home.optimizer)
     done = 0
-    held = _held(source, scratch)
-    home_of, states = next(held)
+    held = ((source, home) for source, home in _in_order(sources) if home.optimizer)
+    source, home_of, states = *next(held), None
     for home in schedule.homes:
         if home.optimizer is None:
             continue
@@ -83,7 +96,10 @@ def carry_over(source: Source, schedule: Schedule, records: Records, store: Stor
         at = home.start
         while at < home.stop:
             while not (home_of.state == home.state and home_of.start <= at < home_of.stop):
-                home_of, states = next(held)
+                source, home_of, states = *next(held), None
+            if states is None:
+                assert home_of.optimizer is not None
+                states = source.get(home_of.optimizer, scratch)
             until = min(home.stop, home_of.stop)
             for into, out in zip(_places(home, at, until), _places(home_of, at, until), strict=True):
                 target[into] = states[out]
@@ -114,12 +130,16 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Call
         progress(done / total)
 
 
-def _held(source: Source, scratch: torch.Tensor) -> Iterator[tuple[Home, torch.Tensor]]:
-    """Each home that is trained with its optimizer states, in the order of states and elements, which all schedules
-    share."""
-    for home in source.schedule.homes:
-        if home.optimizer:
-            yield home, source.get(home.optimizer, scratch)
+def _in_order(sources: Sequence[S]) -> Iterator[tuple[S, Home]]:
+    """Each home of all sources, in the order of states and elements, which all schedules share."""
+    homes = [iter(source.schedule.homes) for source in sources]
+    ahead = [next(each, None) for each in homes]
+    while any(ahead):
+        state = min(home.state for home in ahead if home)
+        for number, source in enumerate(sources):
+            while (home := ahead[number]) and home.state == state:
+                yield source, home
+                ahead[number] = next(homes[number], None)
 
 
 def _places(home: Home, start: int, stop: int) -> Iterator[slice]:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from ssdplan.plans.errors import error_of
+from ssdplan.plans.errors import InfeasibleError, MismatchError, UsageError, error_of
 
 from .place import OURS
 
@@ -42,16 +42,18 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         ending = _ending(failure.exitcode)
-        raise error_of(
+        told = error_of(
             failure.exitcode,
             f"rank {rank} ended with {ending}{_said(failure.exitcode)}, and the others were ended; a run with "
-            "snapshots goes on with --resume and the same --ranks",
-        ) from None
+            "snapshots goes on with --resume",
+        )
+        told.said = isinstance(told, UsageError | InfeasibleError | MismatchError)  # nothing is to be added
+        raise told from None
     return 0
 
 
 def _said(code: int) -> str:
-    return "" if code < 0 else ", and has said why"
+    return "" if code < 0 else ", for the reason said above"
 
 
 def _ending(code: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssdplan.plans.documents.run import RUN, Run
-from ssdplan.plans.errors import StoreError, UsageError
+from ssdplan.plans.errors import StoreError
 
 from ..ranks.group import Ranks
 from ..store import survey, withdraw
@@ -52,13 +52,3 @@ def _step(metadata: dict[str, object]) -> int:
     if type(step) is not int or not 0 <= step < 1 << 40:
         raise StoreError(f"a snapshot that says it is of step {step!r}")
     return step
-
-
-def require_whole(run: Path, ranks: int) -> None:
-    """Raise UsageError where a directory of the run's ranks on this machine is not there, or another rank has one."""
-    there = {0} | {int(path.name[5:]) for path in run.glob("rank-*") if path.name[5:].isdecimal()}
-    if ranks > 1 and there != set(range(ranks)):
-        raise UsageError(
-            f"{run}: has directories of rank {', '.join(map(str, sorted(there)))}, and {ranks} ranks are to go on; a "
-            "run goes on with as many ranks as it began with"
-        )

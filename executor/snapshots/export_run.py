@@ -1,7 +1,7 @@
 """Exports a run's model: from its last snapshot, or as the run finished with it.
 
-Owns the choice. Weights stream, a home of them at a time; the store is only read, and of the run nothing changes but
-run.json, which says what was exported.
+Owns the choice; of several ranks, the newest snapshot that all have. Weights stream, a home of them at a time; stores
+are only read, and of the run nothing changes but run.json, which says what was exported.
 """
 
 import contextlib
@@ -12,18 +12,16 @@ import torch
 
 from ssdplan.plans.documents.run import MODEL, Exported
 from ssdplan.plans.errors import DiskFullError, MismatchError, UsageError
-from ssdplan.plans.schedule.build import build_schedule
 
 from ..device.tensors import DTYPES
-from ..memory.migration import Snapshotted
+from ..memory.migration import tensors_of
 from ..memory.states import saved_entries
-from ..memory.store_records import Records
 from ..model.directory.export import copy_model, export_model
 from ..model.model import open_model
-from ..store import Store
 from .replay import replayed, source_of
 from .resume import Kept, reopened
 from .run_directory import RunDirectory
+from .shares import each_of, whole_of
 from .snapshots import weights_fingerprint
 
 Progress = Callable[[float, str], None]
@@ -62,14 +60,16 @@ def export_run(
         source = model or source_of(kept)
         if kept.plan.decision.zeroth_order:
             replayed(kept, to, None, source, kept.weights, progress)
+            step = kept.snapshot.step
         else:
-            _stream(kept, to, source, progress)
+            step = _stream(kept, to, source, progress)
         with contextlib.suppress(UsageError, DiskFullError):  # on a full disk or one to read only, a drop asks again
-            kept.directory.change(exported=Exported(step=kept.snapshot.step, to=str(to.absolute())))
-        return kept.snapshot.step
+            kept.directory.change(exported=Exported(step=step, to=str(to.absolute())))
+        return step
 
 
-def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
+def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> int:
+    """The newest snapshot that all ranks have. Returns its step."""
     dtype = DTYPES[kept.plan.decision.precision]
     trained = kept.plan.model
     model = open_model(source, dtype, freeze=trained.freeze, allow_unused_weights=trained.allow_unused_weights)
@@ -81,20 +81,11 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
             f"{source}: has other weights than the model that the run trained, whose frozen parameters are still its "
             "own; name that one by --model"
         )
-    if kept.plan.decision.ranks > 1:
-        raise UsageError(
-            f"{kept.directory.path}: {kept.plan.decision.ranks} ranks have a share each of its states; go on with it "
-            "(ssdplan run --resume), and the model of its last step is in its directory"
-        )
-    schedule = build_schedule(kept.plan.model, kept.plan.decision)
-    records = Records.of(schedule, snapshots=True)
-    store = Store.open(kept.volumes, records.records)
-    try:
-        held = Snapshotted(schedule, records.places(schedule), store)
-        tensors = _told(held.tensors(model, dtype), sum(state.elements for state in model.states), progress)
+    with each_of(kept) as each, whole_of(each) as whole:
+        total = sum(state.elements for state in model.states)
+        tensors = _told(tensors_of(whole.shares, model, dtype), total, progress)
         export_model(to, source=source, entries=saved_entries(model), tensors=tensors)
-    finally:
-        store.close()
+        return whole.snapshot.step
 
 
 def _told(

@@ -173,8 +173,11 @@ def stores_of(directory: RunDirectory, volumes: Sequence[Path], *, confirm: str)
 
 
 @contextlib.contextmanager
-def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, reading: bool = False) -> Iterator[Kept]:
-    """The stopped run in directory `path`, locked. `volumes`: where else its store may be now.
+def reopened(
+    path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, reading: bool = False, ranks: int | None = None
+) -> Iterator[Kept]:
+    """The stopped run in directory `path`, or one rank's part of it, locked. `volumes`: where else its store may be.
+    `ranks`: how many the run has, if not as many as the plan here says; a store of a plan for others is of no use.
 
     Of a run that this user did not begin here (one that was received, or moved), only what lies in its directory is
     used, and the `volumes`, which were named: with `adopt` to go on with it, or for `reading` alone. Nothing outside of
@@ -207,7 +210,8 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
             place for place in dict.fromkeys((*directory.left, *map(Path, directory.run.volumes))) if _is_empty(place)
         )
         told = _last_told(directory.folder)
-        whole = [lying for lying in ours if lying.generation and not lying.refused]
+        ranks = ranks or directory.current_plan().decision.ranks
+        whole = [lying for lying in ours if lying.generation and not lying.refused and _is_of(lying, directory, ranks)]
         if not whole and directory.run.dropped is not None:
             raise StoreError(
                 f"{path}: its store was dropped (ssdplan volume drop), and with it the states after step "
@@ -239,6 +243,12 @@ def reopened(path: Path, volumes: Sequence[Path] = (), *, adopt: bool = False, r
             )
         others = tuple(lying for lying in found.clearable if lying is not last)
         yield Kept(directory, plan, snapshots[last.store], last.paths, others, unseen, max(step, told))
+
+
+def _is_of(lying: Lying, directory: RunDirectory, ranks: int) -> bool:
+    """Whether a store is not known to be shared out among another number of ranks."""
+    plan = directory.plan(lying.plan_sha256)
+    return plan is None or plan.decision.ranks == ranks
 
 
 def _logged(directory: RunDirectory, volumes: Sequence[Path], *, adopt: bool, reading: bool) -> Kept:

@@ -127,6 +127,21 @@ class RunDirectory:
 
     @classmethod
     @contextlib.contextmanager
+    def join(cls, path: Path, run: Run) -> Iterator[Self]:
+        """A new one of a rank that joins a run that others began. It has no plan, and so is not yet the run's, until
+        `moved` says by which all go on. Raises as `create`."""
+        require_new(path)
+        make_folder(path)
+        with _locked(path) as folder:
+            folder.require_own()
+            _make_private(folder)
+            opened = cls(folder, run.model_copy(update={"identity": secrets.token_hex(16)}), known=True)
+            opened._save(opened.run, RUN)
+            opened._claim()
+            yield opened
+
+    @classmethod
+    @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
         """That of a run that ended or was stopped. Raises UsageError for what is none or belongs to another user,
         LinkError where one of its files is a link, StoreError when it goes on."""
@@ -170,9 +185,15 @@ class RunDirectory:
                 return plan
         return None
 
+    @property
+    def joined(self) -> bool:
+        """Whether it is that of a rank of the run, and not of one that was to join when a crash came."""
+        return self.folder.has_file(PLAN)
+
     def current_plan(self) -> Plan:
-        """plan.json. Raises UsageError."""
-        return Plan.parse(self._read(PLAN), self.path / PLAN)
+        """plan.json; of a rank that has not joined, the plan by which it is to. Raises UsageError."""
+        name = PLAN if self.joined or not self.folder.has_file(_NEXT) else _NEXT
+        return Plan.parse(self._read(name), self.path / name)
 
     def _read(self, name: str) -> bytes:
         try:
@@ -280,12 +301,26 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # no directory, or somebody's file is in it
                 entry.rmdir()
 
+    def remove_unjoined(self) -> None:
+        """Remove all of a rank's that never joined. Its store is gone."""
+        self.folder.remove(METRICS)
+        self.forget_ahead()
+        self._remove_own(directory=True)
+
     def put_model_aside(self, step: int) -> None:
         """Give the model of a run that ended after `step` steps, and goes on, a name of its own."""
         if (self.path / MODEL).exists():
             names = itertools.chain([f"{MODEL}-{step}"], (f"{MODEL}-{step}-{n}" for n in itertools.count(1)))
             (self.path / MODEL).rename(next(path for name in names if not (path := self.path / name).exists()))
             self.folder.flush()
+
+
+def remove_unbegun(path: Path) -> None:
+    """Remove a directory that was to become a rank's when a kill came before its run.json; not what else is in one."""
+    with Folder(path) as folder:
+        _remove_unfinished(folder)
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 def _remove_unfinished(folder: Folder) -> None:

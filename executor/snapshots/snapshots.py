@@ -27,6 +27,31 @@ _SAMPLES = 256
 _SAMPLE_BYTES = 4096
 
 
+def batch_of(plan: Plan) -> dict[str, Scalar]:
+    """What `Origin.batch` has of a plan."""
+    decision = plan.decision
+    batch: dict[str, Scalar] = {
+        "micro_batches": decision.micro_batches,
+        "micro_batch_size": decision.micro_batch_size,
+        "sequence_length": decision.sequence_length,
+        "precision": decision.precision,
+        "optimizer": decision.optimizer,
+        "optimizer_states": decision.optimizer_states,
+        "clip_grad_norm": decision.clip_grad_norm,
+        # With one micro-batch there is one order.
+        "schedule": decision.schedule if decision.micro_batches > 1 else "any",
+        "head_chunk_tokens": plan.model.head_chunk_tokens,
+        "device": plan.machine.device,
+        "compute_threads": plan.machine.compute_threads,
+    }
+    if decision.ranks > 1:
+        batch["ranks"] = decision.ranks
+    if decision.zeroth_order:
+        batch["directions"] = decision.zeroth_order.directions
+        batch["masters"] = "fp32" if decision.zeroth_order.masters else "none"
+    return batch
+
+
 class Origin(Part):
     """What decides a run's losses and weights, to the bit, besides the number of steps."""
 
@@ -53,32 +78,12 @@ class Origin(Part):
     def of(
         cls, plan: Plan, model: StreamedModel, data: dict[str, str], held_out: dict[str, str], recipe: Recipe
     ) -> Self:
-        decision = plan.decision
-        batch: dict[str, Scalar] = {
-            "micro_batches": decision.micro_batches,
-            "micro_batch_size": decision.micro_batch_size,
-            "sequence_length": decision.sequence_length,
-            "precision": decision.precision,
-            "optimizer": decision.optimizer,
-            "optimizer_states": decision.optimizer_states,
-            "clip_grad_norm": decision.clip_grad_norm,
-            # With one micro-batch there is one order.
-            "schedule": decision.schedule if decision.micro_batches > 1 else "any",
-            "head_chunk_tokens": plan.model.head_chunk_tokens,
-            "device": plan.machine.device,
-            "compute_threads": plan.machine.compute_threads,
-        }
-        if decision.ranks > 1:
-            batch["ranks"] = decision.ranks
-        if decision.zeroth_order:
-            batch["directions"] = decision.zeroth_order.directions
-            batch["masters"] = "fp32" if decision.zeroth_order.masters else "none"
         return cls(
             model=model.fingerprint,
             weights=weights_fingerprint(model.path),
             data=data,
             held_out=held_out,
-            batch=batch,
+            batch=batch_of(plan),
             recipe=recipe.deciding(),
             numerics=dict(of_this_process(plan.machine)),
         )

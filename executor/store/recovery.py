@@ -4,7 +4,7 @@ Owns the choice after a crash. It reads and never writes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssdplan import native
@@ -33,6 +33,12 @@ class Found:
     """Of the generation before, where the store keeps it and it is still whole."""
     complete: tuple[Volume, ...]
     """The volumes that have that generation's superblock and table, both whole."""
+
+    def before(self) -> "Found":
+        """The same store at the generation before, to be read. Raises StoreError where that is not there."""
+        if self.previous is None:
+            raise StoreError(f"{self.volumes[0].path}: has no generation before the last that is whole")
+        return replace(self, table=self.previous, previous=None)
 
 
 def find(disk: Disk, places: Sequence[Path], *, locks: Locks, read_only: bool = False) -> list[Volume]:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ssdplan import native
 from ssdplan.plans.documents.stripe_shares import deal
@@ -27,6 +27,7 @@ from .superblock import Superblock, data_start
 from .table import Table
 from .volumes import Disk, Locks, Request, Staging, Volume, claim, make_blank, translated, write_superblock
 
+Reading = Literal["", "last", "before"]
 Segment = tuple[int, int, int, int]
 """File, offset, address in memory, bytes."""
 _FILL_BYTES = 16 << 20
@@ -155,16 +156,18 @@ class Store:
         return store
 
     @classmethod
-    def open(cls, places: Sequence[Path], records: Sequence[Record]) -> Self:
+    def open(cls, places: Sequence[Path], records: Sequence[Record], reading: Reading = "") -> Self:
         """Open the store that lies on `places` (volumes, or directories that hold them) at its last generation, to go
-        on writing it. `records` must be those that it was made for.
+        on writing it; or for `reading` that or the one before it, and then nothing on the volumes changes. `records`
+        must be those that it was made for.
 
         Raises StoreError for a foreign, missing or damaged volume and for a store in use, IoFailure.
         """
         disk: Disk = native.Engine()
         locks = Locks()
         try:
-            store = cls.recover(disk, find(disk, places, locks=locks), records)
+            volumes = find(disk, places, locks=locks, read_only=bool(reading))
+            store = cls.recover(disk, volumes, records, reading)
             store._locks = locks
             return store
         except BaseException:
@@ -173,16 +176,18 @@ class Store:
             raise
 
     @classmethod
-    def recover(cls, disk: Disk, volumes: Sequence[Volume], records: Sequence[Record]) -> Self:
-        """Open a store on volumes that are open for writing, and mend what a crash within a commit left unfinished."""
+    def recover(cls, disk: Disk, volumes: Sequence[Volume], records: Sequence[Record], reading: Reading = "") -> Self:
+        """Open a store on open volumes, and mend what a crash within a commit left unfinished unless for `reading`."""
         with translated():
-            found = choose(disk, volumes)
+            found = choose(disk, volumes).before() if reading == "before" else choose(disk, volumes)
             layout = Layout.of(records, durable=True, keep=found.superblock.keep)
             store = cls(disk, found.volumes, layout, found.superblock, durable=True)
             store._opened = True
             store._generations.adopt(found)
             store.metadata = found.table.metadata if found.table else {}
-            store._mend(found)
+            store._failure = "it was opened to be read" if reading else ""
+            if not reading:
+                store._mend(found)
         return store
 
     @property

@@ -72,8 +72,8 @@ def test_ranks_go_on_from_the_newest_snapshot_that_all_have(home: Path, tmp_path
         snapshots = [number for number, line in enumerate(metrics) if "snapshot_seconds" in line]
         (place / "metrics.jsonl").write_text("".join(metrics[: snapshots[-1]]))
     withdraw(stores[out][0])
-    told = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 4, cwd=home).stderr
-    assert "Traceback" not in told
+    told = ssdplan("run", "--resume", out, "--steps", 4, cwd=home).stderr
+    assert "Traceback" not in told and "goes on with the 2 ranks that the run has" in told
     weights = [(place / "model" / "model.safetensors").read_bytes() for place in (whole, out)]
     assert weights[0] == weights[1]
     losses = [json.loads((place / "report.json").read_text())["losses"] for place in (whole, out)]
@@ -82,14 +82,40 @@ def test_ranks_go_on_from_the_newest_snapshot_that_all_have(home: Path, tmp_path
     assert again == [4, 4]
     (out / "rank-1").rename(tmp_path / "elsewhere")
     said = refused("run", "--resume", out, "--ranks", 2, "--steps", 6, cwd=home, code=2)
-    assert "has directories of rank 0, and 2 ranks are to go on" in said
+    assert f"is a run of 2 ranks, and {out / 'rank-1'} is not there" in said
     (tmp_path / "elsewhere").rename(out / "rank-1")
-    stops = f"ssdplan run --resume {out} --ranks 2"
-    assert stops in told, "what it says of going on can be typed as it is"
+    assert f"ssdplan run --resume {out} --steps" in told, "what it says of going on can be typed as it is"
     (store,) = (out / "rank-1").glob("volume-*")
     store.rename(tmp_path / "store")
     lost = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 6, cwd=home, expect=7).stderr
     assert "no snapshot is on all ranks" in lost and "4 on rank 0, none on rank 1" in lost
     assert "the directory of rank 1 is missing or damaged" in lost
     (tmp_path / "store").rename(store)
-    assert "2 ranks have a share each" in refused("export", out, "--to", tmp_path / "model", cwd=home, code=2)
+    ssdplan("export", out, "--to", tmp_path / "model", cwd=home)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights[1]
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(home: Path, tmp_path: Path) -> None:
+    """By a plan that is made for them, of what they are measured to exchange, to the losses of one rank; and back."""
+    alone = json.loads((home / "profile.json").read_text())
+    alone["machine"]["network"] = None
+    (tmp_path / "profile.json").write_text(json.dumps(alone))
+    solve = ("solve", tmp_path / "profile.json", "--host-memory", "32MiB", "--global-batch", 4)
+    ssdplan(*solve, "-o", tmp_path / "plan.json", cwd=home)
+    run = ("run", tmp_path / "plan.json", "--data", "text.txt", "--eval-data", "held-out.txt", "--eval-every", 1)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    ssdplan(*run, "--steps", 4, "--out", whole, cwd=home)
+    ssdplan(*run, "--steps", 1, "--out", out, "--snapshot-every", 1, "--keep", 1, cwd=home)
+    told = ssdplan("run", "--resume", out, "--ranks", 2, "--steps", 3, cwd=home).stderr
+    assert "goes on with 2 rank(s) instead of 1" in told and "bits may differ" in told and "--keep 1 is for" in told
+    plan = json.loads((out / "plan.json").read_text())
+    assert plan["decision"]["ranks"] == 2 == plan["machine"]["network"]["ranks"]
+    assert plan["decision"]["host_budget_bytes"] == 16 << 20
+    assert len(list(out.glob("volume-*"))) == 1 == len(list((out / "rank-1").glob("volume-*")))
+    told = ssdplan("run", "--resume", out, "--ranks", 1, "--steps", 4, cwd=home).stderr
+    assert "goes on with 1 rank(s) instead of 2" in told and not (out / "rank-1").exists()
+    losses, expected = (json.loads((path / "report.json").read_text()) for path in (out, whole))
+    assert losses["losses"] == pytest.approx(expected["losses"], rel=5e-6)
+    assert losses["eval_losses"] == pytest.approx(expected["eval_losses"], rel=5e-6)
+    assert "evenly" in refused("run", "--resume", out, "--ranks", 3, "--steps", 5, cwd=home, code=2)
+    ssdplan("show", out, cwd=home)

@@ -43,7 +43,7 @@ def steps_of(out: Path) -> int:
 
 
 def places(out: Path) -> tuple[Path, Path]:
-    return out, out.with_name(f"{out.name}-rank-1")
+    return out, out / "rank-1"
 
 
 def begun(out: Path) -> bool:

@@ -18,7 +18,7 @@ from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.ranks.group import joined
-from ssdplan.executor.ranks.place import place_of
+from ssdplan.executor.ranks.place import directory_of, place_of
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.snapshots.agreement import settle
 from ssdplan.executor.snapshots.resume import reopened
@@ -38,7 +38,7 @@ def main() -> int:
     try:
         with joined(place, "cpu", spec["patience"]) as ranks:
             model = open_model(directory / spec["name"], DTYPES[spec["plan"].get("precision", "fp32")])
-            mine = out if rank == 0 else out.with_name(f"{out.name}-rank-{rank}")
+            mine = directory_of(out, rank)
             with contextlib.ExitStack() as stack:
                 kept = None
                 if spec["resumes"]:
