@@ -20,6 +20,7 @@ from ..memory.states import saved_entries
 from ..memory.store_records import Records
 from ..model.directory.export import copy_model, export_model
 from ..model.model import open_model
+from ..model.saved_form import SavedForm
 from ..store import Store
 from .replay import replayed, source_of
 from .resume import Kept, reopened
@@ -92,7 +93,9 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> None:
     try:
         held = Snapshotted(schedule, records.places(schedule), store)
         tensors = _told(held.tensors(model, dtype), sum(state.elements for state in model.states), progress)
-        export_model(to, source=source, entries=saved_entries(model), tensors=tensors)
+        form = SavedForm(model)
+        entries = form.entries(saved_entries(model))
+        export_model(to, source=source, entries=entries, tensors=form.tensors(tensors), files=form.files)
     finally:
         store.close()
 
