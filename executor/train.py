@@ -40,6 +40,7 @@ from .metrics.reporting import Reports
 from .model.directory.export import export_model, require_copyable
 from .model.model import StreamedModel
 from .model.packed import require_kernels
+from .model.saved_form import SavedForm
 from .model.weights import Weights
 from .optimizer.loss_scale import LossScale
 from .optimizer.zeroth_order import MeZO
@@ -326,7 +327,9 @@ def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel, ranks: Ran
             pass
         return destination
     run.folder.require_no_link(MODEL)
-    export_model(destination, source=model.path, entries=states.entries(), tensors=states.tensors())
+    form = SavedForm(model)
+    entries, tensors = form.entries(states.entries()), form.tensors(states.tensors())
+    export_model(destination, source=model.path, entries=entries, tensors=tensors, files=form.files)
     return destination
 
 

@@ -44,6 +44,8 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A whole model in memory, with sdpa where the family has it."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     model.config.use_cache = False
+    if dtype == torch.float64 and model._can_set_experts_implementation():  # grouped products know no float64
+        model.set_experts_implementation("eager")
     return model
 
 
@@ -78,7 +80,8 @@ def step_gradients(path: Path, micro_batches: Sequence[MicroBatch], dtype: torch
     """The gradients of one step's loss from the weights on disk, computed in `dtype`; in fp64, by parameter."""
     model = load(path, dtype).train()
     step_loss(model, micro_batches, backward=True)
-    return {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+    given = ((name, parameter.grad) for name, parameter in model.named_parameters())
+    return {name: gradient.double() for name, gradient in given if gradient is not None}
 
 
 def train(
@@ -133,6 +136,8 @@ def train(
             scaler.scale(out.loss).backward()
             total += float(out.loss.detach())
             for name in trained:
+                if parameters[name].grad is None:  # as torch's optimizers leave it alone
+                    continue
                 gradient = parameters[name].grad.float()
                 masters[name].grad = gradient if masters[name].grad is None else masters[name].grad + gradient
         most = float("inf") if optimizer.clip_grad_norm is None else optimizer.clip_grad_norm

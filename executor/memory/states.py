@@ -17,7 +17,8 @@ from ssdplan.plans.graph.ops import Home, Region, Schedule
 from ssdplan.plans.units import PAGE
 
 from ..model.directory.export import TensorEntry
-from ..model.model import StateSpec, StreamedModel
+from ..model.layout import StateSpec
+from ..model.model import StreamedModel
 from ..ranks.group import ALONE, Ranks
 from ..store import Store
 from .arenas import Memory

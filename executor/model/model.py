@@ -1,7 +1,7 @@
-"""What a Hugging Face causal language model is made of: layers, their states, and where each tensor lies in a state.
+"""What a Hugging Face causal language model is made of, once it is opened: layers, their states, and its own code.
 
-Owns opening a model directory, deciding whether the model can be streamed exactly, and the layout that the store, the
-planner and the executor share. It reads no weights (persistent buffers excepted), trains nothing and touches no GPU.
+Owns opening a model directory, and deciding whether the model can be streamed exactly. It reads no weights (persistent
+buffers excepted), trains nothing and touches no GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ import torch
 from accelerate import init_empty_weights
 from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ssdplan.native.process import growing_at_most, host_memory
-from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 from ssdplan.plans.errors import MismatchError, UsageError, first_line
 
 from ..data.reading.model_config import blamed, read_config, require_regular
@@ -32,15 +30,16 @@ from .directory.shards import Checkpoint
 from .directory.weight_files import weight_files
 from .freezing import frozen_parameters
 from .inspection.advice import without_advice
-from .inspection.inspection import Anatomy, Refusal, inspect
+from .inspection.blocks import Refusal
+from .inspection.inspection import Anatomy, inspect
+from .layout import LayerSpec, StateSpec, lay_out
 
 _SAID = 400
 """Characters, at most, of what a library says of a value: the value itself may be long."""
 
+_NAMED = 3
+"""Kinds of parameters that a remark lists."""
 _LEAST_BUILT, _MOST_BUILT = 2 << 30, 16 << 30
-
-FROZEN = ".frozen"
-"""How the name of a frozen state ends, and that of a class of frozen blocks."""
 
 # Fields of a configuration that change neither what a model computes nor its tensors.
 _VOLATILE_FIELDS = frozenset(
@@ -70,45 +69,6 @@ _VOLATILE_FIELDS = frozenset(
         "_commit_hash",
     }
 )
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One tensor: `name` as in the model's own state dict, `offset` in elements within its state."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-
-@dataclass(frozen=True)
-class StateSpec:
-    """Tensors that are stored and moved as one flat array of `elements`, as `plans/documents/state_layout.py` has it.
-
-    `frozen`: they are not trained; the name says so too.
-    """
-
-    name: str
-    elements: int
-    tensors: tuple[TensorSpec, ...]
-    frozen: bool = False
-
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """A unit of streaming; `states` index the model's states, its own first, then the tied one; each is trained whole
-    or frozen whole, so there may be two of a kind."""
-
-    name: str
-    layer_class: str
-    states: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +146,25 @@ class StreamedModel:
             f"{self.name}: config.json asks for gradient checkpointing, which is off here: the plan decides what "
             "backward recomputes, to the same numbers",
         )
-        return (*(told if self.checkpoints_itself else ()), *self._remarks_on_rows(sequence_length))
+        return (
+            *(told if self.checkpoints_itself else ()),
+            *self._remarks_on_the_untrained(),
+            *self._remarks_on_rows(sequence_length),
+        )
+
+    def _remarks_on_the_untrained(self) -> Iterator[str]:
+        """What stays as it is without having been asked for, because plain PyTorch would leave it alone, too."""
+        for names, why in (
+            (self.anatomy.unused, "text never reaches"),
+            (self.anatomy.untrained, "the model itself gives no gradient"),
+        ):
+            if names:
+                kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in sorted(names)))
+                more = f" and {len(kinds) - _NAMED} more kinds" if len(kinds) > _NAMED else ""
+                yield (
+                    f"{self.name}: {', '.join(kinds[:_NAMED])}{more}, which {why}, stay as they are, as in plain "
+                    "PyTorch, and are exported unchanged"
+                )
 
     def _remarks_on_rows(self, sequence_length: int) -> tuple[str, ...]:
         if (least := self.least_row(sequence_length)) == 1:
@@ -256,11 +234,12 @@ def open_model(
         checkpointing = [child for child in module.modules() if getattr(child, "gradient_checkpointing", False)]
         for child in checkpointing:  # its blocks would be recomputed within a recomputation
             vars(child)["gradient_checkpointing"] = False
-        _refuse_experts(module)
+        _refuse_router_loss(module)
         _refuse_layerdrop(module)
         anatomy = inspect(module)
     _load_persistent_buffers(module, path, dtype)
-    layers, states = _lay_out(module, anatomy, frozen_parameters(path, module, freeze))
+    frozen = frozen_parameters(path, module, freeze, anatomy.unused) | anatomy.untrained
+    layers, states = lay_out(module, anatomy, frozen)
     return StreamedModel(
         path=path,
         name=path.resolve().name,
@@ -351,12 +330,14 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[Pr
     return module, zeroed
 
 
-def _refuse_experts(module: PreTrainedModel) -> None:
-    """A mixture of experts leaves weights without a gradient and may add a loss of its own."""
-    kinds = {type(child).__name__ for child in module.modules()}
-    experts = sorted(kind for kind in kinds if re.search(r"Experts|MoE(?!.*ForCausalLM)|SparseMoe", kind))
-    if experts:
-        Refusal(module)(f"it is a mixture of experts ({', '.join(experts)})")
+def _refuse_router_loss(module: PreTrainedModel) -> None:
+    """A mixture of experts may add a loss of its routers to its own, of all layers at once."""
+    configs = (module.config, module.config.get_text_config(decoder=True))
+    if any(getattr(config, "output_router_logits", False) for config in configs):
+        Refusal(module)(
+            "it adds a loss of its routers, over all layers at once, to the cross entropy; set output_router_logits to "
+            "false in config.json to train without that"
+        )
 
 
 def _refuse_layerdrop(module: PreTrainedModel) -> None:
@@ -392,86 +373,6 @@ def _load_persistent_buffers(module: PreTrainedModel, path: Path, dtype: torch.d
         checkpoint.read(entries[0], stored)
         owner, _, own = name.rpartition(".")
         module.get_submodule(owner)._buffers[own] = stored
-
-
-def _lay_out(
-    module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]
-) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
-    """A layer's parameters are one state, or two where some of them are `frozen` and some are not."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    tied = anatomy.before & anatomy.after
-    states: list[StateSpec] = []
-
-    def state(name: str, members: Iterable[str]) -> tuple[int, ...]:
-        mine = set(members)
-        first = len(states)
-        for some, is_frozen in ((mine - frozen, False), (mine & frozen, True)):
-            named = [(member, shapes[member]) for member in shapes if member in some]
-            if named:
-                states.append(_state(f"{name}{FROZEN}" if is_frozen else name, named, is_frozen))
-        return tuple(range(first, len(states)))
-
-    embedding = state("embedding", anatomy.before - tied)
-    blocks = []
-    for index in range(len(anatomy.calls)):
-        prefix = f"{anatomy.blocks_path}.{index}."
-        blocks.append(state(f"block.{index}", [name for name in shapes if name.startswith(prefix)]))
-    head = state("head", anatomy.after - tied)
-    shared = state("tied", tied)
-    classes = _block_classes(module, anatomy, frozen)
-    layers = [LayerSpec("embedding", "embedding", embedding + shared)]
-    layers += [LayerSpec(f"block.{i}", classes[i], own) for i, own in enumerate(blocks)]
-    layers.append(LayerSpec("head", "head", head + shared))
-    return tuple(layers), tuple(states)
-
-
-def _state(name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool) -> StateSpec:
-    tensors: list[TensorSpec] = []
-    offset = 0
-    for member, shape in members:
-        tensors.append(TensorSpec(member, shape, offset))
-        offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
-    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def _block_classes(module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]) -> list[str]:
-    """One name a block; blocks of one class have the same tensors, the same kind and the same kind of arguments, and
-    the same of their tensors are frozen."""
-    config = module.config.get_text_config(decoder=True)
-    blocks: Any = module.get_submodule(anatomy.blocks_path)
-    kinds: list[Any] = [None] * len(blocks)
-    for field in ("layer_types", "attention_layers"):
-        value = getattr(config, field, None)
-        if isinstance(value, (list, tuple)) and len(value) == len(blocks):
-            kinds = list(value)
-            break
-    keys = []
-    for block, kind, call in zip(blocks, kinds, anatomy.calls, strict=True):
-        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
-        leaves, structure = tree_flatten(
-            tree_map_only(torch.Tensor, lambda t: f"{t.dtype}{list(t.shape)}", (call.args, call.kwargs))
-        )
-        keys.append((type(block).__name__, kind, shapes, tuple(map(str, leaves)), treespec_dumps(structure)))
-    distinct = list(dict.fromkeys(keys))
-    names = ["block" if len(distinct) == 1 else f"block.{distinct.index(key)}" for key in keys]
-    prefixes = [f"{anatomy.blocks_path}.{index}." for index in range(len(blocks))]
-    members = [{name for name, _ in block.named_parameters()} for block in blocks]
-    without = [
-        frozenset(name for name in mine if prefix + name in frozen)
-        for prefix, mine in zip(prefixes, members, strict=True)
-    ]
-    partly = list(dict.fromkeys(some for some, mine in zip(without, members, strict=True) if some and some != mine))
-
-    def suffix(some: frozenset[str], mine: set[str]) -> str:
-        if not some or some == mine:
-            return FROZEN if some else ""
-        return ".partly" if len(partly) == 1 else f".partly.{partly.index(some)}"
-
-    return [name + suffix(some, mine) for name, some, mine in zip(names, without, members, strict=True)]
 
 
 def _max_sequence_length(anatomy: Anatomy) -> int | None:

@@ -7,6 +7,9 @@ holds a few MiB beyond the caller's buffer and knows nothing of training.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,10 +17,21 @@ from ssdplan.plans.errors import MismatchError
 
 from .directory.shards import FLOAT_DTYPES, Checkpoint, Entry
 from .directory.weight_files import left_weights
-from .model import StreamedModel, TensorSpec
+from .layout import TensorSpec
+from .model import StreamedModel
 
 _NAMED = 3
 """Kinds of tensors that a note lists."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Elements [start, stop) of a tensor, and where the files have them: more than once if stored twice. All of a
+    tensor but where it is stored in parts, as experts."""
+
+    start: int
+    stop: int
+    entries: tuple[Entry, ...]
 
 
 class Weights:
@@ -31,13 +45,11 @@ class Weights:
     def __init__(self, model: StreamedModel) -> None:
         self._model = model
         self._checkpoint: Checkpoint | None = Checkpoint(model.path, model.module)
-        self._entries: dict[str, list[Entry]] = {}
+        self._stored: dict[str, tuple[Stored, ...]] = {}
         self._aliases = _aliases(model)
         for state in model.states:
             for tensor in state.tensors:
-                entries = self._checkpoint.find(self._aliases[tensor.name])
-                self._check(tensor, entries)
-                self._entries[tensor.name] = entries
+                self._stored[tensor.name] = self._look_up(tensor, self._checkpoint)
         self.notes = tuple(filter(None, (left_weights(model.path), self._left_out(model))))
 
     def _left_out(self, model: StreamedModel) -> str:
@@ -58,20 +70,33 @@ class Weights:
             )
         return f"{model.name}: {some} without a place in the model, neither trained nor exported: {which}"
 
-    def stored(self, tensor: str) -> tuple[Entry, ...]:
-        """Where the checkpoint keeps a tensor (one of the model's `TensorSpec.name`s); two entries if stored twice."""
-        return tuple(self._entries[tensor])
+    def stored(self, tensor: str) -> tuple[Stored, ...]:
+        """Where the checkpoint keeps a tensor (one of the model's `TensorSpec.name`s), from its first element to its
+        last."""
+        return self._stored[tensor]
 
-    def _check(self, tensor: TensorSpec, entries: list[Entry]) -> None:
-        if not entries:
-            raise MismatchError(
-                f"{self._model.path}: the checkpoint has no tensor {tensor.name} (shape {list(tensor.shape)})"
-            )
-        for entry in entries:
-            if entry.shape != tensor.shape:
+    def _look_up(self, tensor: TensorSpec, checkpoint: Checkpoint) -> tuple[Stored, ...]:
+        names = self._aliases[tensor.name]
+        entries = checkpoint.find(names)
+        if parts := checkpoint.parts(names):
+            if entries:
                 raise MismatchError(
-                    f"{entry.file}: {entry.name} has shape {list(entry.shape)}, "
-                    f"the model's {tensor.name} has {list(tensor.shape)}"
+                    f"{self._model.path}: the checkpoint has {tensor.name} whole and in parts ({parts[0].stored}); "
+                    "remove what is not meant"
+                )
+            for part in parts:
+                self._check(part.stored, part.shape, checkpoint.stored[part.stored])
+            return tuple(Stored(part.start, part.stop, tuple(checkpoint.stored[part.stored])) for part in parts)
+        self._check(tensor.name, tensor.shape, entries)
+        return (Stored(0, tensor.elements, tuple(entries)),)
+
+    def _check(self, name: str, shape: tuple[int, ...], entries: Sequence[Entry]) -> None:
+        if not entries:
+            raise MismatchError(f"{self._model.path}: the checkpoint has no tensor {name} (shape {list(shape)})")
+        for entry in entries:
+            if entry.shape != shape:
+                raise MismatchError(
+                    f"{entry.file}: {entry.name} has shape {list(entry.shape)}, the model's {name} has {list(shape)}"
                 )
             if entry.dtype not in FLOAT_DTYPES:
                 raise MismatchError(
@@ -95,15 +120,26 @@ class Weights:
                 continue
             out[end - first : start - first].zero_()
             end = tensor_end
-            entries = self._entries[tensor.name]
-            self._checkpoint.read(entries[0], out[start - first : end - first], start - tensor.offset)
-            for twin in entries[1:] if start == tensor.offset else ():
-                self._checkpoint.require_equal(entries[0], twin, tied=len(self._aliases[tensor.name]) > 1)
+            self._read_tensor(tensor, out[start - first : end - first], start - tensor.offset)
             for zeros in self._model.zeroed:
                 if zeros.name == tensor.name:
                     low, high = (tensor.offset + place - first for place in (zeros.start, zeros.stop))
                     out[max(low, start - first) : max(min(high, end - first), 0)].zero_()
         out[end - first :].zero_()
+
+    def _read_tensor(self, tensor: TensorSpec, out: torch.Tensor, first: int) -> None:
+        """Fills `out` with elements from `first` on of a tensor, from wherever they are."""
+        assert self._checkpoint is not None
+        places = self._stored[tensor.name]
+        stop = first + len(out)
+        for place in places[bisect_right(places, first, key=lambda each: each.start) - 1 :]:
+            start, end = max(place.start, first), min(place.stop, stop)
+            if start >= end:
+                return
+            one, *twins = place.entries
+            self._checkpoint.read(one, out[start - first : end - first], start - place.start)
+            for twin in twins if start == place.start else ():
+                self._checkpoint.require_equal(one, twin, tied=len(self._aliases[tensor.name]) > 1)
 
     def close(self) -> None:
         """Ends the use of the checkpoint; closing twice is fine."""

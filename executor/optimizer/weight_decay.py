@@ -12,7 +12,8 @@ from torch import nn
 
 from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
 
-from ..model.model import StateSpec, StreamedModel
+from ..model.layout import StateSpec
+from ..model.model import StreamedModel
 
 _SPARED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """In the lower-case name of a parameter; a parameter of an nn.LayerNorm is spared by any name."""

@@ -13,7 +13,7 @@ import torch
 
 from ssdplan.plans.errors import UsageError
 
-from ..model.model import StateSpec
+from ..model.layout import StateSpec
 from .passes import Pending, perturb
 
 

@@ -18,6 +18,7 @@ from ..memory.migration import tensors_of
 from ..memory.states import saved_entries
 from ..model.directory.export import copy_model, export_model
 from ..model.model import open_model
+from ..model.saved_form import SavedForm
 from .replay import replayed, source_of
 from .resume import Kept, reopened
 from .run_directory import RunDirectory
@@ -84,7 +85,9 @@ def _stream(kept: Kept, to: Path, source: Path, progress: Progress) -> int:
     with each_of(kept) as each, whole_of(each) as whole:
         total = sum(state.elements for state in model.states)
         tensors = _told(tensors_of(whole.shares, model, dtype), total, progress)
-        export_model(to, source=source, entries=saved_entries(model), tensors=tensors)
+        form = SavedForm(model)
+        entries = form.entries(saved_entries(model))
+        export_model(to, source=source, entries=entries, tensors=form.tensors(tensors), files=form.files)
         return whole.snapshot.step
 
 

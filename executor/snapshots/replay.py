@@ -16,6 +16,7 @@ from ..device.tensors import DTYPES
 from ..memory.states import saved_entries
 from ..model.directory.export import export_model
 from ..model.model import StreamedModel, open_model
+from ..model.saved_form import SavedForm
 from ..model.weights import Weights
 from ..optimizer.passes import Pending, perturb
 from ..optimizer.weight_decay import spared_parameters
@@ -80,7 +81,9 @@ def replayed(
     lives = torch.float32 if header.masters else dtype
     weights = since.open(model) if since else Weights(model)
     tensors = _tensors(model, weights, lives, header.seed, decaying, lasting, spared, threads, progress)
-    export_model(to, source=source, entries=saved_entries(model), tensors=tensors)
+    form = SavedForm(model)
+    entries = form.entries(saved_entries(model))
+    export_model(to, source=source, entries=entries, tensors=form.tensors(tensors), files=form.files)
     return steps
 
 

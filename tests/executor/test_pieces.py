@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.model import model as models
-from ssdplan.executor.model.model import LayerSpec, StateSpec, open_model
+from ssdplan.executor.model.layout import LayerSpec, StateSpec
+from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.train import train

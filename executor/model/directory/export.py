@@ -10,11 +10,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -98,21 +99,23 @@ def export_model(
     entries: Sequence[TensorEntry],
     tensors: Iterable[tuple[str, torch.Tensor]],
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Writes the model directory `destination`: weights from `tensors`, configuration and tokenizer from `source`.
 
     `entries` lists every tensor; `tensors` yields exactly these in the same order, on any device: each whole, or under
     its name once for each of its pieces, flat and in order, so that none need be whole in memory. A shard holds
-    consecutive entries of at most `max_shard_bytes` (a larger tensor gets a shard of its own).
+    consecutive entries of at most `max_shard_bytes` (a larger tensor gets a shard of its own); where `files`, by
+    entry, names several, these are the shards.
 
     Raises UsageError when `destination` exists and is not an empty directory or `source` is not a model directory,
     DiskFullError when there is no space, IoFailure when writing fails otherwise. After these, and after whatever
     `tensors` raises, nothing is left behind.
     """
     config = _config(source, entries)
-    shards = _shards(entries, max_shard_bytes)
+    shards = _shards_of(entries, files) if len(set(files.values())) > 1 else _shards(entries, max_shard_bytes)
     with _new_directory(destination, sum(entry.nbytes for entry in entries)) as partial:
-        _write_weights(partial, shards, tensors)
+        _write_weights(partial, entries, shards, tensors)
         with _write_errors(partial.parent):
             _write_json(partial / "config.json", config)
             for path in _copied(source):
@@ -230,6 +233,14 @@ def _shards(entries: Sequence[TensorEntry], max_shard_bytes: int) -> list[_Shard
     ]
 
 
+def _shards_of(entries: Sequence[TensorEntry], files: Mapping[str, str]) -> list[_Shard]:
+    """One for each file that has some of the entries."""
+    groups: dict[str, list[TensorEntry]] = {name: [] for name in sorted(set(files.values()))}
+    for entry in entries:
+        groups[files[entry.name]].append(entry)
+    return [_Shard(name, tuple(group), _offsets(group)) for name, group in groups.items() if group]
+
+
 def _offsets(entries: Sequence[TensorEntry]) -> dict[str, int]:
     """Places without holes, wide types first, so that each tensor is aligned to its type (readers map the file)."""
     offsets: dict[str, int] = {}
@@ -240,24 +251,33 @@ def _offsets(entries: Sequence[TensorEntry]) -> dict[str, int]:
     return offsets
 
 
-def _write_weights(folder: Path, shards: Sequence[_Shard], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+def _write_weights(
+    folder: Path, entries: Sequence[TensorEntry], shards: Sequence[_Shard], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
     remaining = iter(tensors)
-    for shard in shards:
-        path = folder / shard.name
-        with _write_errors(folder.parent):
-            stream = create_new(path)  # unbuffered, so that closing has nothing left to write, and to fail at
-        with stream:
-            header = shard.header()
+    where = {entry.name: shard for shard in shards for entry in shard.entries}
+    left = {shard.name: len(shard.entries) for shard in shards}
+    headers: dict[str, int] = {}
+    streams: dict[str, FileIO] = {}
+    with ExitStack() as stack:
+        for entry in entries:
+            shard = where[entry.name]
             with _write_errors(folder.parent):
-                _write(stream, memoryview(header))
-            for entry in shard.entries:
+                if shard.name not in streams:  # unbuffered, so that closing has nothing left to write, and to fail at
+                    streams[shard.name] = stack.enter_context(create_new(folder / shard.name))
+                    header = shard.header()
+                    headers[shard.name] = len(header)
+                    _write(streams[shard.name], memoryview(header))
+                stream = streams[shard.name]
+                stream.seek(headers[shard.name] + shard.offsets[entry.name])
+            for piece in _pieces(remaining, entry):
                 with _write_errors(folder.parent):
-                    stream.seek(len(header) + shard.offsets[entry.name])
-                for piece in _pieces(remaining, entry):
-                    with _write_errors(folder.parent):
-                        _write(stream, piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            with _write_errors(folder.parent):
-                os.fsync(stream.fileno())
+                    _write(stream, piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            left[shard.name] -= 1
+            if not left[shard.name]:
+                with _write_errors(folder.parent):
+                    os.fsync(stream.fileno())
+                    stream.close()
     extra = next(remaining, None)
     assert extra is None, f"more tensors than were listed, the first is {extra[0]}"
     if len(shards) > 1:

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import dot_natural_key
 
 from ssdplan.plans.errors import MismatchError
 
 from ...data.reading.documents import require_itself
+from .conversions import Conversions, Part
 from .weight_files import weight_files
 
 PIECE_ELEMENTS = 1 << 20
@@ -56,10 +56,10 @@ class Entry:
 class Checkpoint:
     """All tensors of a model directory, by the names that the model has for them. Opening reads the headers only.
 
-    Some families' checkpoints have other names than the model (GPT-NeoX stores `embed_out` for `lm_head`): the
-    library's own table of renamings is applied, as from_pretrained does. Tensors that it would merge or split keep
-    their stored names, and so are missed by whoever looks for the result. Errors: those of `weight_files`; UsageError
-    where a file cannot be read, MismatchError where it is no whole safetensors file.
+    Some families' checkpoints have other names than the model (GPT-NeoX stores `embed_out` for `lm_head`), or store a
+    tensor in parts, as experts: `conversions.py` has the library's own description of that. Errors: those of
+    `weight_files`; UsageError where a file cannot be read, MismatchError where it is no whole safetensors file, or
+    lacks parts of a tensor of which it has others.
     """
 
     def __init__(self, path: Path, module: PreTrainedModel) -> None:
@@ -67,13 +67,24 @@ class Checkpoint:
         """By name; of one name there are several where shards hold the tensor twice, or two stored names mean it."""
         self._prefix = f"{module.base_model_prefix}." if module.base_model_prefix else ""
         self._own = frozenset(module.state_dict(keep_vars=True))
-        renamings = [t for t in get_model_conversion_mapping(module) if isinstance(t, WeightRenaming)]
+        conversions = Conversions(module, {spelled: own for own in self._own for spelled in self._spellings(own)})
+        self.stored: dict[str, list[Entry]] = {}
+        """By the name that the files have for a tensor; several where more shards than one hold it."""
         for file in weight_files(path):
             for stored, (shape, dtype, start) in _header(file).items():
-                name = stored
-                for renaming in renamings:
-                    name, _ = renaming.rename_source_key(name)
-                self.entries.setdefault(name, []).append(Entry(file, stored, shape, dtype, start))
+                self.stored.setdefault(stored, []).append(Entry(file, stored, shape, dtype, start))
+        for stored in sorted(self.stored, key=dot_natural_key):  # the order in which from_pretrained renames
+            if (name := conversions.renamed(stored)) is not None:
+                self.entries.setdefault(name, []).extend(self.stored[stored])
+        try:
+            self._parts = conversions.parts()
+        except MismatchError as error:
+            raise MismatchError(f"{path}: {error}") from error
+
+    def parts(self, names: Iterable[str]) -> tuple[Part, ...]:
+        """The parts in which the tensor of one of `names` is stored, in the order of its elements; empty where it is
+        not stored in parts."""
+        return next((self._parts[each] for each in names if each in self._parts), ())
 
     def find(self, names: Iterable[str]) -> list[Entry]:
         """The entries under any of `names`, with or without the base model's prefix."""
@@ -138,6 +149,14 @@ class Checkpoint:
         )
 
 
+def dtype_of(entry: Entry) -> torch.dtype:
+    """Of an entry's elements. Errors: MismatchError for one that is not read here."""
+    dtype = {**FLOAT_DTYPES, **_OTHER_DTYPES}.get(entry.dtype)
+    if dtype is None:
+        raise MismatchError(f"{entry.file}: tensor {entry.name} cannot be read (it is {entry.dtype})")
+    return dtype
+
+
 def _is_causal_mask(entry: Entry) -> bool:
     return entry.dtype in ("BOOL", "U8") and len(entry.shape) == 4 and entry.shape[:2] == (1, 1)
 
@@ -166,9 +185,7 @@ def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
 
 def _pieces(entry: Entry, first: int, count: int) -> Iterator[torch.Tensor]:
     """Elements [first, first + count) of an entry's flat tensor; a piece is gone when the next is asked for."""
-    dtype = {**FLOAT_DTYPES, **_OTHER_DTYPES}.get(entry.dtype)
-    if dtype is None:
-        raise MismatchError(f"{entry.file}: tensor {entry.name} cannot be read (it is {entry.dtype})")
+    dtype = dtype_of(entry)
     buffer = torch.empty(min(count, PIECE_ELEMENTS), dtype=dtype)
     data = buffer.view(torch.uint8).numpy().data
     try:

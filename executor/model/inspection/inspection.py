@@ -9,22 +9,22 @@ with a MismatchError that says why. It allocates nothing of the size of a weight
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan.plans.errors import MismatchError
 
-from ...device.tensors import tensors_in
+from .blocks import Refusal, embedding_table, find_blocks
+from .experts import experts_one_by_one
 from .isolation import Isolation, isolation
+from .made_numbers import MadeNumbers, leaves_behind
 from .position_wise import head_kind
 from .reach import Reach, reach
 from .row_limits import row_limit
@@ -52,73 +52,9 @@ class Anatomy:
     isolation: Isolation  # what sequences that share a row, or padding, do to each other
     row_limit: int | None  # the widest row that may be shared or padded, where layers choose among tokens; None: any
     reach: Reach | None  # how long rows may be before their length decides; None where it is not known
-
-
-class _Meta(TorchFunctionMode):
-    """Lets a forward run on real inputs while its parameters are on the meta device.
-
-    A function that sees only parameters (or what came from them alone) stays on meta. One that mixes them with real
-    tensors runs on meta for its shapes, and yields real numbers that depend on `salt` and on the real inputs: whatever
-    depends on a parameter, or on another layer's output through one, can be seen to do so by running twice. The numbers
-    lie between -`scale` and `scale`.
-    """
-
-    def __init__(self, names: Mapping[int, str], salt: float, position_rows: Callable[[torch.Tensor, int], None]):
-        super().__init__()
-        self.names = names
-        self.salt = salt
-        self.scale = 1.0
-        self.used: set[str] = set()
-        self.position_rows = position_rows
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        tensors = tensors_in((*args, *kwargs.values()))
-        meta = [tensor for tensor in tensors if tensor.is_meta]
-        if not meta:
-            return func(*args, **kwargs)
-        real = [tensor for tensor in tensors if not tensor.is_meta]
-        if func is nn.functional.embedding:
-            self.position_rows(args[0], args[1].shape[0])
-        meta_args, meta_kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
-        meta_args, meta_kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (meta_args, meta_kwargs))
-        result = func(*meta_args, **meta_kwargs)
-        in_place = _writes_first_argument(func.__name__)
-        if in_place or tensors_in((result,)):
-            self.used.update(self.names[id(tensor)] for tensor in meta if id(tensor) in self.names)
-        if not real:
-            return result
-        digest = self.salt + sum(_digest(tensor) for tensor in real)
-        if in_place and not args[0].is_meta:
-            args[0].copy_(_numbers(args[0], digest, self.scale))
-            return None if result is None else args[0]
-        return tree_map_only(torch.Tensor, lambda tensor: _numbers(tensor, digest, self.scale), result)
-
-
-def _writes_first_argument(name: str) -> bool:
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
-    return name.endswith("_")
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_meta:
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _digest(tensor: torch.Tensor) -> float:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return float(torch.nan_to_num(tensor.double(), posinf=3.0, neginf=-3.0).clamp(-1e3, 1e3).sum())
-
-
-def _numbers(like: torch.Tensor, digest: float, scale: float) -> torch.Tensor:
-    """Real numbers of `like`'s shape and dtype between -`scale` and `scale`, a fixed function of `digest`."""
-    if not like.dtype.is_floating_point:
-        return torch.zeros(like.shape, dtype=like.dtype)
-    ramp = torch.arange(like.numel(), dtype=torch.float64) * 0.37
-    return (scale * torch.sin(ramp + math.sin(digest) * 100)).to(like.dtype).view(like.shape)
+    unused: frozenset[str]  # parameters that it never uses, as those of a part for images
+    shifts_labels: bool  # whether its own loss compares each position with the next token, or takes labels shifted
+    untrained: frozenset[str]  # parameters that the model itself freezes, or of which no gradient is ever asked
 
 
 @dataclass
@@ -139,13 +75,18 @@ class _Trace:
 
 def inspect(module: PreTrainedModel) -> Anatomy:
     """Finds a model's blocks and what runs around them; MismatchError where it cannot be streamed exactly."""
+    with experts_one_by_one(module):
+        return _inspect(module)
+
+
+def _inspect(module: PreTrainedModel) -> Anatomy:
     refuse = Refusal(module)
-    blocks_path = _find_blocks(module, refuse)
+    blocks_path = find_blocks(module, refuse)
     blocks = module.get_submodule(blocks_path)
     assert isinstance(blocks, nn.ModuleList)
     module.train(False)
     generator = torch.Generator().manual_seed(0)
-    table = _embedding(module, refuse)
+    table = embedding_table(module, refuse)
     limit = min(table.shape[0], 1000)
     ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
     other_ids = torch.randint(0, limit, (ROWS, LENGTH), generator=generator)
@@ -172,8 +113,8 @@ def inspect(module: PreTrainedModel) -> Anatomy:
             scale=scale,
         )
 
-    _check_parameters(module, blocks_path, whole, refuse)
-    _check_loss(whole, ids, refuse)
+    unused = _check_parameters(module, blocks_path, whole, refuse)
+    shifts = _check_loss(whole, ids, refuse)
     for padding in (None, mask):
         base = trace(ids, padding, 1.0, 1)
         if padding is None and not (_same(base.calls, whole.calls) and torch.equal(base.logits, whole.logits)):
@@ -230,53 +171,15 @@ def inspect(module: PreTrainedModel) -> Anatomy:
         isolation=apart,
         row_limit=row_limit(module, blocks, apart, known=known, returned=returned, hidden_size=whole.hidden_size),
         reach=found,
+        unused=unused,
+        shifts_labels=shifts,
+        untrained=_untrained(module, blocks, ids, unused, refuse),
     )
 
 
 def _counts_up(index: torch.Tensor) -> bool:
     """Whether an embedding's input is positions: one more in each column."""
     return index.shape[-1] == LENGTH and bool((index.diff(dim=-1) == 1).all())
-
-
-class Refusal:
-    """Raises the one error of a model that cannot be streamed exactly, with its name in front."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.name = type(module).__name__
-
-    def __call__(self, why: str) -> None:
-        raise MismatchError(f"{self.name} cannot be streamed exactly: {why}")
-
-
-def _embedding(module: PreTrainedModel, refuse: Refusal) -> torch.Tensor:
-    """The table of token embeddings."""
-    try:
-        table = getattr(module.get_input_embeddings(), "weight", None)
-    except NotImplementedError:  # how transformers says that it has none
-        table = None
-    if not isinstance(table, torch.Tensor) or table.dim() != 2:
-        refuse("it has no table of token embeddings")
-    assert isinstance(table, torch.Tensor)
-    return table
-
-
-def _find_blocks(module: PreTrainedModel, refuse: Refusal) -> str:
-    """The path of the ModuleList of decoder layers: as many as the configuration's num_hidden_layers."""
-    layers = getattr(module.config.get_text_config(decoder=True), "num_hidden_layers", None)
-    if layers is None:
-        refuse("its configuration tells no number of layers (num_hidden_layers)")
-    paths: list[str] = []
-    for path, child in module.named_modules():
-        if not isinstance(child, nn.ModuleList) or len(child) != layers or any(path.startswith(f"{p}.") for p in paths):
-            continue
-        if layers and all(any(True for _ in entry.parameters()) for entry in child):
-            paths.append(path)
-    if len(paths) > 1:
-        decoder = set(module._no_split_modules or ())
-        paths = [path for path in paths if type(module.get_submodule(path)[0]).__name__ in decoder] or paths  # type: ignore[index]
-    if len(paths) != 1:
-        refuse(f"{len(paths)} lists of {layers} layers ({', '.join(paths) or 'none'}) where one is expected")
-    return paths[0]
 
 
 def _trace(
@@ -292,12 +195,14 @@ def _trace(
     refuse: Refusal,
     seed: int = 0,
     scale: float = 1.0,
+    record: Callable[[torch.Tensor], None] | None = None,
 ) -> _Trace:
     """Runs the model's own forward. Before the blocks parameters act with `salt`, after them always alike but that what
     they yield, and so the logits, is multiplied by `scale`; the layers' hidden states come from `hidden_seed`, but for
     the last one's, which never changes. `real_blocks` runs the layers too, on what the model calls them with, and
     returns what they return beside the hidden state; without, that is None, in a tuple of `returned` entries where the
-    layers return tuples. What the model draws at random comes from `seed`."""
+    layers return tuples. What the model draws at random comes from `seed`. `record` is called with what the embedding
+    yields, and each layer, and with the loss, which autograd has recorded."""
     layers = list(blocks)
     calls: list[LayerCall] = []
     inside: list[set[str]] = []
@@ -310,7 +215,7 @@ def _trace(
         if state["phase"] == "before" and not index.is_meta:
             positions.append((index, table_rows))
 
-    mode = _Meta({id(p): name for name, p in module.named_parameters()}, salt, embedding_call)
+    mode = MadeNumbers({id(p): name for name, p in module.named_parameters()}, salt, embedding_call)
 
     def answer(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         phases[state["phase"]] |= mode.used
@@ -326,6 +231,8 @@ def _trace(
                 refuse(f"its layers take a hidden state of shape {list(hidden.shape)}, not [batch, sequence, hidden]")
             _check_precision("its layers take", hidden, module, refuse)
             state["shape"] = hidden.shape
+            if record:
+                record(hidden)
         elif not _is_same_tensor(hidden, state["hidden"]):
             refuse(f"layer {index} is not called with what layer {index - 1} returns")
         elif not torch.equal(random.get_state(), state["draws"]):
@@ -337,6 +244,8 @@ def _trace(
             result = _run_block(module, layers[index], hidden, call, refuse)
             state["returned"] = len(result) if isinstance(result, tuple) else None
             extras = result[1:] if isinstance(result, tuple) else ()
+            if record:
+                record(result[0] if isinstance(result, tuple) else result)
             inside.append(mode.used)
             mode.used = set()
         last = index == len(layers) - 1
@@ -348,7 +257,8 @@ def _trace(
         state["draws"] = random.get_state()
         return state["hidden"] if state["returned"] is None else (state["hidden"], *extras)
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), stand_ins(blocks, answer), mode:
+    recording = torch.set_grad_enabled(record is not None)
+    with torch.random.fork_rng(devices=[]), recording, stand_ins(blocks, answer), mode:
         random.manual_seed(seed)
         try:
             output = module(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False, return_dict=True)
@@ -356,6 +266,8 @@ def _trace(
             raise
         except Exception as error:
             refuse(f"its own forward cannot be followed ({type(error).__name__}: {_first_line(error)})")
+    if record:
+        record(output.loss)
     _check_numbers(module, calls, output, refuse)
     phases["after"] |= mode.used
     if len(calls) != len(layers):
@@ -432,8 +344,9 @@ def _check_precision(what: str, hidden: torch.Tensor, module: PreTrainedModel, r
     refuse(f"{what} a hidden state in {found}, which would be rounded to {wanted} between the layers; {way_out}")
 
 
-def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, refuse: Refusal) -> None:
-    """Every trained parameter runs in exactly one block, or outside the blocks in the embedding, the head or both."""
+def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, refuse: Refusal) -> frozenset[str]:
+    """Every parameter that is used runs in exactly one block, or outside the blocks in the embedding, the head or both.
+    Returns those that are never used."""
     outside = trace.before | trace.after
     used = outside | trace.between
     for index, inside in enumerate(trace.inside):
@@ -444,22 +357,66 @@ def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, 
         used |= inside
     if trace.between:
         refuse(f"{sorted(trace.between)[0]} is used between two layers")
+    unused = set()
     for name, parameter in module.named_parameters():
         if name not in used:
-            refuse(f"its forward never uses the parameter {name}")
+            if (part := _chosen_among(module, blocks_path, name, used)) is not None:
+                refuse(f"it uses some of {part} and others not, as its input decides; of those no gradient would come")
+            unused.add(name)
+            continue
         if name in outside and name.startswith(f"{blocks_path}."):
             refuse(f"{name} belongs to a layer, but is used outside the layers")
-        if not parameter.requires_grad:
-            refuse(f"the parameter {name} is frozen by the model itself")
         if parameter.dtype != module.dtype:
             refuse(f"the parameter {name} is {parameter.dtype} in a model of {module.dtype}")
+    return frozenset(unused)
 
 
-def _check_loss(trace: _Trace, ids: torch.Tensor, refuse: Refusal) -> None:
-    """The two losses are one function of one tensor, so they may differ by the order of additions only."""
-    expected = ForCausalLMLoss(trace.logits, ids, trace.logits.shape[-1])
-    if trace.loss is None or not torch.allclose(trace.loss.float(), expected, rtol=1e-6):
-        refuse("its own loss is not the cross entropy of the next token")
+def _chosen_among(module: PreTrainedModel, blocks_path: str, name: str, used: set[str]) -> str | None:
+    """The list of parts of which that of the unused parameter `name` is one, where others of the list have used the
+    parameter of that name in them: another input may use this one. The layers' own list has all that each uses."""
+    path = name.split(".")
+    for end in range(1, len(path)):
+        parent = ".".join(path[:end])
+        if parent != blocks_path and path[end].isdecimal() and isinstance(module.get_submodule(parent), nn.ModuleList):
+            rest = ".".join(path[end + 1 :])
+            if any(f"{parent}.{other}.{rest}" in used for other in range(len(module.get_submodule(parent)))):  # type: ignore[arg-type]
+                return parent
+    return None
+
+
+def _untrained(
+    module: PreTrainedModel, blocks: nn.ModuleList, ids: torch.Tensor, unused: frozenset[str], refuse: Refusal
+) -> frozenset[str]:
+    """Parameters that are used and get no gradient, because the model itself freezes them or asks for none."""
+    own = {name: parameter for name, parameter in module.named_parameters() if name not in unused}
+    frozen = {name for name, parameter in own.items() if not parameter.requires_grad}
+    reached: set[int] = set()
+
+    def record(tensor: torch.Tensor) -> None:
+        reached.update(leaves_behind(tensor))
+
+    known = {"salt": 1.0, "hidden_seed": 1, "real_blocks": True, "returned": None}
+    try:
+        _trace(module, blocks, ids, None, **known, refuse=refuse, record=record)  # type: ignore[arg-type]
+    except MismatchError:  # what has no gradient is said by name by the first backward
+        return frozenset(frozen)
+    found = frozen | {name for name, parameter in own.items() if id(parameter) not in reached}
+    if len(found) == len(own):
+        refuse("none of its parameters gets a gradient")
+    return frozenset(found)
+
+
+def _check_loss(trace: _Trace, ids: torch.Tensor, refuse: Refusal) -> bool:
+    """Whether the model's own loss shifts its labels; else whoever calls it shifts them. The two losses are one
+    function of one tensor, so they may differ by the order of additions only."""
+    width = trace.logits.shape[-1]
+    if trace.loss is not None:
+        for shifts, shifted in ((True, None), (False, ids)):
+            expected = ForCausalLMLoss(trace.logits, ids, width, shift_labels=shifted)
+            if torch.allclose(trace.loss.float(), expected, rtol=1e-6):
+                return shifts
+    refuse("its own loss is not the cross entropy of the next token")
+    raise AssertionError
 
 
 def _check_plain(call: LayerCall, refuse: Refusal) -> None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from ...device.tensors import tensors_in
+from .experts import plain_index
 from .standins import split_call, stand_ins
 
 _LARGEST_MADE = 1 << 22
@@ -42,6 +43,7 @@ class _SparseWeights(TorchFunctionMode):
         super().__init__()
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._turned: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._parts: dict[tuple[int, int], torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,9 +62,19 @@ class _SparseWeights(TorchFunctionMode):
         if func is nn.functional.linear and args[1].is_meta and args[1].dim() == 2:
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
             return self._product(args[0], args[1], args[1].shape[0], bias)
-        if func in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__) and id(args[1]) in self._turned:
-            _, weight = self._turned[id(args[1])]
-            return self._product(args[0], weight, weight.shape[0], None)
+        if func is torch.Tensor.__getitem__ and args[0].is_meta and args[0].numel() > _LARGEST_MADE:
+            return self._part(args[0], plain_index(args[1]))
+        if func in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__) and args[1].is_meta:
+            if id(args[1]) in self._turned:
+                _, weight = self._turned[id(args[1])]
+                return self._product(args[0], weight, weight.shape[0], None)
+            if args[1].numel() > _LARGEST_MADE and args[1].dim() == 2:
+                return self._product(args[0], args[1], args[1].shape[1], None)
+        if func in (torch.bmm, torch.Tensor.bmm) and args[1].is_meta and args[1].numel() > _LARGEST_MADE:
+            parts = (self._part(args[1], each) for each in range(args[1].shape[0]))
+            return torch.stack(
+                [self._product(x, part, part.shape[1], None) for x, part in zip(args[0], parts, strict=True)]
+            )
         if func is torch.addmm and args[2].is_meta:
             return self._product(args[1], args[2], args[2].shape[1], args[0])
         if func is nn.functional.embedding and args[1].is_meta:
@@ -74,6 +86,16 @@ class _SparseWeights(TorchFunctionMode):
         if id(parameter) not in self._numbers:
             raise _NotMadeError
         return torch.Generator().manual_seed(100 + self._numbers[id(parameter)])
+
+    def _part(self, parameter: torch.Tensor, index: Any) -> torch.Tensor:
+        """One matrix of several in one parameter: that of an expert. It has numbers of its own."""
+        if id(parameter) not in self._numbers or not isinstance(index, int):
+            raise _NotMadeError
+        place = (self._numbers[id(parameter)], index)
+        if place not in self._parts:
+            self._parts[place] = part = parameter[index]
+            self._numbers[id(part)] = 1_000_003 * (1 + index) + place[0]
+        return self._parts[place]
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, width: int, bias: torch.Tensor | None) -> torch.Tensor:
         generator = self._generator(weight)

@@ -1,0 +1,143 @@
+"""How a model's parameters are laid out: which layers it has, of which states, and where each tensor lies in its state.
+
+Owns that layout, which the store, the planner and the executor share, and which blocks are of one class. It reads no
+weights and decides nothing about a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only, treespec_dumps
+from transformers import PreTrainedModel
+
+from ssdplan.plans.documents.state_layout import GRAIN, TENSOR_ALIGNMENT
+
+from .inspection.inspection import Anatomy
+
+FROZEN = ".frozen"
+"""How the name of a frozen state ends, and that of a class of frozen blocks."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor: `name` as in the model's own state dict, `offset` in elements within its state."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """Tensors that are stored and moved as one flat array of `elements`, as `plans/documents/state_layout.py` has it.
+
+    `frozen`: they are not trained; the name says so too.
+    """
+
+    name: str
+    elements: int
+    tensors: tuple[TensorSpec, ...]
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A unit of streaming; `states` index the model's states, its own first, then the tied one; each is trained whole
+    or frozen whole, so there may be two of a kind."""
+
+    name: str
+    layer_class: str
+    states: tuple[int, ...]
+
+
+def lay_out(
+    module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]
+) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
+    """The layers of a model, and the states of their parameters: one a layer, or two where some of them are `frozen`
+    and some are not. Parameters that the model never uses are in none."""
+    used = ((name, each) for name, each in module.named_parameters() if name not in anatomy.unused)
+    shapes = {name: tuple(parameter.shape) for name, parameter in used}
+    tied = anatomy.before & anatomy.after
+    states: list[StateSpec] = []
+
+    def state(name: str, members: Iterable[str]) -> tuple[int, ...]:
+        mine = set(members)
+        first = len(states)
+        for some, is_frozen in ((mine - frozen, False), (mine & frozen, True)):
+            named = [(member, shapes[member]) for member in shapes if member in some]
+            if named:
+                states.append(_state(f"{name}{FROZEN}" if is_frozen else name, named, is_frozen))
+        return tuple(range(first, len(states)))
+
+    embedding = state("embedding", anatomy.before - tied)
+    blocks = []
+    for index in range(len(anatomy.calls)):
+        prefix = f"{anatomy.blocks_path}.{index}."
+        blocks.append(state(f"block.{index}", [name for name in shapes if name.startswith(prefix)]))
+    head = state("head", anatomy.after - tied)
+    shared = state("tied", tied)
+    classes = _block_classes(module, anatomy, frozen)
+    layers = [LayerSpec("embedding", "embedding", embedding + shared)]
+    layers += [LayerSpec(f"block.{i}", classes[i], own) for i, own in enumerate(blocks)]
+    layers.append(LayerSpec("head", "head", head + shared))
+    return tuple(layers), tuple(states)
+
+
+def _state(name: str, members: list[tuple[str, tuple[int, ...]]], frozen: bool) -> StateSpec:
+    tensors: list[TensorSpec] = []
+    offset = 0
+    for member, shape in members:
+        tensors.append(TensorSpec(member, shape, offset))
+        offset = _round_up(offset + tensors[-1].elements, TENSOR_ALIGNMENT)
+    return StateSpec(name, _round_up(offset, GRAIN), tuple(tensors), frozen)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _block_classes(module: PreTrainedModel, anatomy: Anatomy, frozen: frozenset[str]) -> list[str]:
+    """One name a block; blocks of one class have the same tensors, the same kind and the same kind of arguments, and
+    the same of their tensors are frozen."""
+    config = module.config.get_text_config(decoder=True)
+    blocks: Any = module.get_submodule(anatomy.blocks_path)
+    kinds: list[Any] = [None] * len(blocks)
+    for field in ("layer_types", "attention_layers"):
+        value = getattr(config, field, None)
+        if isinstance(value, (list, tuple)) and len(value) == len(blocks):
+            kinds = list(value)
+            break
+    keys = []
+    for block, kind, call in zip(blocks, kinds, anatomy.calls, strict=True):
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+        leaves, structure = tree_flatten(
+            tree_map_only(torch.Tensor, lambda t: f"{t.dtype}{list(t.shape)}", (call.args, call.kwargs))
+        )
+        keys.append((type(block).__name__, kind, shapes, tuple(map(str, leaves)), treespec_dumps(structure)))
+    distinct = list(dict.fromkeys(keys))
+    names = ["block" if len(distinct) == 1 else f"block.{distinct.index(key)}" for key in keys]
+    prefixes = [f"{anatomy.blocks_path}.{index}." for index in range(len(blocks))]
+    members = [{name for name, _ in block.named_parameters()} for block in blocks]
+    without = [
+        frozenset(name for name in mine if prefix + name in frozen)
+        for prefix, mine in zip(prefixes, members, strict=True)
+    ]
+    partly = list(dict.fromkeys(some for some, mine in zip(without, members, strict=True) if some and some != mine))
+
+    def suffix(some: frozenset[str], mine: set[str]) -> str:
+        if not some or some == mine:
+            return FROZEN if some else ""
+        return ".partly" if len(partly) == 1 else f".partly.{partly.index(some)}"
+
+    return [name + suffix(some, mine) for name, some, mine in zip(names, without, members, strict=True)]
