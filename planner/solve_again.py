@@ -10,8 +10,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ssdplan.plans.documents.plan import Plan, ZerothOrder
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import InfeasibleError
 
 from .program.choices import WEAR_PRICE

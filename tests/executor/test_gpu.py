@@ -18,7 +18,8 @@ from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.snapshots.replay import replay
 from ssdplan.executor.train import train
-from ssdplan.plans.documents.plan import Saved, ZerothOrder
+from ssdplan.plans.documents.plan import Saved
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
 from tests.made.models import FAMILIES, make_model

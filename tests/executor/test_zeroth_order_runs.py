@@ -27,7 +27,7 @@ from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.stepping import ZerothOrder as Stepping
 from ssdplan.executor.train import train
 from ssdplan.plans.documents.metrics import METRICS
-from ssdplan.plans.documents.plan import ZerothOrder
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import MismatchError, NumericalError, StoppedWithSnapshot, UsageError
 from ssdplan.plans.files import LinkError
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare

@@ -20,7 +20,7 @@ from ssdplan.executor.runtime import runner as runner_module
 from ssdplan.executor.runtime.operations import Operations
 from ssdplan.executor.runtime.runner import IN_FLIGHT, MOST_TAKEN, OverlappedRunner
 from ssdplan.executor.train import train
-from ssdplan.plans.documents.plan import ZerothOrder
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.ops import Graph, Region, Resource, Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS

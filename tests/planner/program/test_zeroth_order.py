@@ -19,9 +19,10 @@ from ssdplan.planner.program.variables import value, variables_of
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import piece_elements, solve, solve_and_build
 from ssdplan.planner.solve_again import request_of
-from ssdplan.plans.documents.plan import Decision, ZerothOrder
+from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Model, Profile
 from ssdplan.plans.documents.state_layout import GRAIN
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.graph.ops import Forward, Perturb
 from ssdplan.plans.graph.verify import verify
