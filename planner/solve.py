@@ -104,8 +104,11 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
     parameters to the next that were tried -> seconds of a step. Raises InfeasibleError."""
     candidates = candidates_of(model, request)
     between = request.micro_batches is None and request.global_batch is None and request.schedule != "single"
+    ways, by_rows = _ways(model, fixed), _ways_by_rows(model, machine, fixed)
     leaner: list[tuple[Search, Found]] = []
-    for number, way in enumerate(_ways(model, fixed)):
+    for number, way in enumerate((*ways, *by_rows)):
+        if leaner and number in (1, len(ways)):
+            break
         search = Search(model, machine, Fitter(model, machine, budget, way))
         of_batches = search.recomputing_everything()
         found = of_batches.find(candidates, between=between)
@@ -116,16 +119,25 @@ def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Nee
         if not fixed.zeroth_order:
             found = replace(found, chosen=search.settle(found.chosen, candidates if between else ()))
         leaner.append((search, found))
-        if number == 0:
-            break
     if not leaner:
         raise of_batches.refusal(smallest_of(candidates))
     search, found = max(leaner, key=lambda way: way[1].chosen.tokens_per_second)
     if not fixed.zeroth_order:
         return search, found, ()
-    whole = _written_as_often_as_pays(search, found)
-    by_rows = _by_rows(search, found)
-    return by_rows if by_rows and _gains(by_rows[1], whole[1]) else whole
+    best = _written_as_often_as_pays(search, found)
+    for way in by_rows if not best[1].chosen.by_rows else ():
+        assert way.zeroth_order is not None
+        other = search.estimating(way.zeroth_order)
+        candidate = found.chosen.solved.fitted.candidate
+        chosen = other.simulate(candidate, other.fitter.branches(candidate))
+        if chosen is None:
+            continue
+        tried = _written_as_often_as_pays(other, replace(found, chosen=chosen))
+        if tried[1].chosen.seconds * (1 + WORTH) < best[1].chosen.seconds:
+            best = tried
+        if way is by_rows[0]:
+            break
+    return best
 
 
 def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:
@@ -144,23 +156,16 @@ def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:
     return [fixed, *(replace(fixed, zeroth_order=zeroth_order.model_copy(update=other)) for other in others)]
 
 
-def _by_rows(search: Search, found: Found) -> _Tried | None:
-    """The same batch where the table of token embeddings comes by rows; None where it cannot, or does not fit."""
-    model, fixed = search.model, search.fitter.fixed
-    if model.table is None or fixed.unified_memory or rows_rates(search.machine) is None:
-        return None
+def _ways_by_rows(model: Model, machine: Machine, fixed: FixedChoices) -> list[FixedChoices]:
+    """The same where the table of token embeddings comes by rows; none where it cannot, or the user has said that it
+    lives elsewhere than on host."""
+    if not fixed.zeroth_order or model.table is None or fixed.unified_memory or rows_rates(machine) is None:
+        return []
     own = model.states[model.table].state_class
     if fixed.parameters not in (None, 1.0) or (fixed.kept and fixed.kept.get(own, KEPT_NOTHING).device):
-        return None  # the user has said that it lives elsewhere
-    assert fixed.zeroth_order is not None
-    other = search.estimating(fixed.zeroth_order.model_copy(update={"by_rows": True}))
-    candidate = found.chosen.solved.fitted.candidate
-    chosen = other.simulate(candidate, other.fitter.branches(candidate))
-    return _written_as_often_as_pays(other, replace(found, chosen=chosen)) if chosen else None
-
-
-def _gains(found: Found, beside: Found) -> bool:
-    return found.chosen.seconds * (1 + WORTH) < beside.chosen.seconds
+        return []
+    ways = ((way, way.zeroth_order) for way in _ways(model, fixed))
+    return [replace(way, zeroth_order=of.model_copy(update={"by_rows": True})) for way, of in ways if of]
 
 
 def piece_elements(model: Model) -> int:
