@@ -75,7 +75,7 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
             add(h2d, CONSTANT, each * elements)
             if not use.frozen:
                 perturbed += zeroth_order.rounds * elements
-                add(pending, CONSTANT, elements * lagging)
+                add(pending, CONSTANT, elements * here)
             continue
         comes = zeroth_order.rounds if zeroth_order.piece_elements and not use.frozen else 1
         add(read, fractions.parameters.prompt_ssd, comes * nbytes)
@@ -108,7 +108,7 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
         compute_seconds={CONSTANT: seconds},
         perturbed=perturbed,
         pending=pending,
-        on_host=on_host * zeroth_order.directions / len(model.layers),  # beside all stages
+        on_host=on_host * here / len(model.layers),  # beside all stages
         taken=taken,
     )
 

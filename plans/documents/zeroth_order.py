@@ -38,7 +38,7 @@ class ZerothOrder(Part):
     whole."""
     by_rows: bool = False
     """Of the table of token embeddings (`Table` in profile.py), which lives on host whole, come the rows that a step's
-    tokens name, side by side; host makes the updates of all of it where it lives, in those steps that write."""
+    tokens name, side by side; host makes each step's updates of all of it where it lives."""
 
     @model_validator(mode="after")
     def _whole_pieces(self) -> Self:

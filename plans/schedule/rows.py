@@ -10,7 +10,7 @@ from typing import Literal
 from ..documents.profile import Model
 from ..graph.contents import Content, Role
 from ..graph.ops import Perturb, Region, TakeRows
-from .emission import NOWHERE, Emission, When
+from .emission import NOWHERE, Emission
 from .homes import parameter_spans
 
 
@@ -57,8 +57,9 @@ class Rows:
         )
         emission.move_state("h2d", on_host, self.there, Content.PARAMETERS, self.state)
 
-    def update_home(self, when: When) -> None:
-        """Make the updates that are pending of the whole table, where it lives; unless it is frozen."""
+    def update_home(self) -> None:
+        """Make the updates that are pending of the whole table, where it lives, so that none waits for longer than a
+        step; unless it is frozen."""
         emission, zeroth_order = self._emission, self._emission.decision.zeroth_order
         if self.state is None or emission.model.states[self.state].frozen:
             return
@@ -72,8 +73,8 @@ class Rows:
                 state_name=emission.name(self.state),
                 direction=0,
                 updates=True,
-                lags=True,
-                waiting=float(zeroth_order.directions * zeroth_order.written_every),
+                lags=False,
+                waiting=zeroth_order.waiting(lags=False),
                 start=0,
                 stop=emission.model.states[self.state].elements,
                 parameters=self._home,
@@ -81,8 +82,7 @@ class Rows:
                 minus=None,
                 masters=zeroth_order.masters,
                 on_host=True,
-            ),
-            when,
+            )
         )
 
     @property

@@ -99,7 +99,7 @@ class _ZerothOrder:
             self._fetch(stage)
         self.rows.bring()
         if not self.evaluates:
-            self.rows.update_home(self._when_written)  # behind what takes rows of it: their own updates are made there
+            self.rows.update_home()  # behind what takes rows of it: their own updates are made there
         self._upload(0, range(1), 1)
         self._begin_pieces((0, 0))
         leave: Piece = nothing
@@ -119,7 +119,7 @@ class _ZerothOrder:
         """Each trained state once, at its first use."""
         for stage in (0, 1):
             self._fetch(stage)
-        self.rows.update_home(When.ALWAYS)
+        self.rows.update_home()
         self._upload(0, range(1), 1)
         self._begin_pieces((0, 0))
         for stage in range(self.layers):
@@ -265,8 +265,11 @@ class _ZerothOrder:
         )
 
     def _lags(self, state: int, weights: Region) -> bool:
-        """Whether updated parameters go back to another place, as they do in steps that write, or are updated there."""
-        return self.rows.has(state) or any(True for _ in self.parameters.ways_back(self.emission.stage, state, weights))
+        """Whether updated parameters go back to another place, as they do in steps that write. A table by rows does not:
+        host updates it where it lives."""
+        return not self.rows.has(state) and any(
+            True for _ in self.parameters.ways_back(self.emission.stage, state, weights)
+        )
 
     def _copy(self, stage: int, state: int, direction: int, side: Side) -> Region:
         emission = self.emission
