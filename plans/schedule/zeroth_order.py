@@ -265,8 +265,8 @@ class _ZerothOrder:
         )
 
     def _lags(self, state: int, weights: Region) -> bool:
-        """Whether updated parameters go back to another place, as they do in steps that write. A table by rows does not:
-        host updates it where it lives."""
+        """Whether updated parameters go back to another place, as they do in steps that write. Of a table by rows none
+        do: host updates it where it lives."""
         return not self.rows.has(state) and any(
             True for _ in self.parameters.ways_back(self.emission.stage, state, weights)
         )
