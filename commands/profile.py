@@ -164,6 +164,7 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.layers import Layers, MicroBatch
     from ssdplan.executor.model.model import open_model
     from ssdplan.executor.model.packed import require_kernels
+    from ssdplan.executor.model.table_rows import table_of
     from ssdplan.executor.model.weights import Weights
     from ssdplan.executor.optimizer.adamw_on_device import ready_update
     from ssdplan.executor.optimizer.passes import perturb
@@ -211,6 +212,7 @@ def call(options: Options) -> int:
             make_device_update=ready_update,
             ranks=ranks,
             local_ranks=place.local_size if place else 1,
+            table=table_of(model),
         )
         if ranks.rank:
             return 0
@@ -255,6 +257,7 @@ def _emulate(options: Options, wanted: str) -> int:
     from ssdplan.executor.device.tensors import DTYPES
     from ssdplan.executor.model.directory.random_model import Shape, write_random_model
     from ssdplan.executor.model.model import open_model
+    from ssdplan.executor.model.table_rows import table_of
     from ssdplan.plans.views.profile_text import describe_profile
     from ssdplan.profiler.here import this_machine
 
@@ -280,7 +283,7 @@ def _emulate(options: Options, wanted: str) -> int:
             f"is to have {shape.hidden}, {shape.vocab} and {shape.blocks}; name a directory that is not there"
         )
     here, on = this_machine(volume)
-    profile = emulation.emulated(request, model, on, here)
+    profile = emulation.emulated(request, model, on, here, table_of(model))
     profile.save(options.output)
     of.print_document(profile, describe_profile(profile), options.json)
     part = request.smaller**2

@@ -42,6 +42,7 @@ from .snapshots.resume import Kept
 from .snapshots.run_directory import RunDirectory
 from .snapshots.stores import free_number, new_store, store_beside
 from .store import Store
+from .zeroth_order import table_rows
 
 Describe = Callable[[tuple[bool, ...]], dict[str, Any]]
 """`Store.made` -> the metadata of a snapshot in that store."""
@@ -305,6 +306,7 @@ def _session(
                 key: Keeping(frozenset(rung.values), packed=rung.format == "int8")
                 for key, rung in plan.saving_rungs().items()
             },
+            rows=table_rows(plan, model, device),
         )
         operations = Operations(
             memory,

@@ -1,6 +1,7 @@
 """Zeroth-order runs: what a run without gradients needs before its first step.
 
-Owns the log that a run begins or goes on with, and the refusal of perturbations that the weights' precision loses.
+Owns the log that a run begins or goes on with, the refusal of perturbations that the weights' precision loses, and what
+is asked of a model whose table of token embeddings comes by rows.
 """
 
 import contextlib
@@ -11,8 +12,10 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.files import Folder
 
+from .device.interface import Device
 from .device.tensors import DTYPE_NAMES
 from .model.model import StreamedModel
+from .model.table_rows import TableRows, table_of
 from .model.weights import Weights
 from .optimizer.zeroth_order import MeZO, Move, require_distinct_keys
 from .optimizer.zeroth_order_log import LOG, Header, LogFile, read_log, require_own
@@ -80,3 +83,19 @@ def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:
             f"--eps {optimizer.eps:g}: {lost:.0%} of the weights would not change by it, in "
             f"{DTYPE_NAMES[model.dtype]}; take a larger --eps{finer}"
         )
+
+
+def table_rows(plan: Plan, model: StreamedModel, device: Device) -> TableRows | None:
+    """What is needed of a table that comes by rows; None where none does. Raises MismatchError where the plan says so
+    of a model whose code reads its table otherwise."""
+    if not (plan.decision.zeroth_order and plan.decision.zeroth_order.by_rows):
+        return None
+    found, stated = table_of(model), plan.model.table
+    if found is None or stated != found[0] or plan.model.states[stated].table != found[1]:
+        raise MismatchError(
+            f"{model.name}: the plan moves rows of a table of token embeddings that {model.architecture} does not read "
+            "so; profile it, and solve again"
+        )
+    state, table = found
+    most = table.most_elements(plan.decision.tokens) // table.row_elements
+    return TableRows(state, model.states[state].tensors[0].name, table.row_elements, most, device.torch_device)

@@ -25,6 +25,7 @@ from ssdplan.plans.documents.profile import (
     logits_chunk_tokens,
 )
 from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.documents.table import Table
 from ssdplan.plans.errors import UsageError
 
 from .catalogue import find
@@ -132,9 +133,12 @@ class StandIn(Protocol):
     def layers(self) -> Sequence[Any]: ...
 
 
-def emulated(request: Request, stand_in: StandIn, volume: Volume, here: Machine) -> Profile:
+def emulated(
+    request: Request, stand_in: StandIn, volume: Volume, here: Machine, table: tuple[int, Table] | None = None
+) -> Profile:
     """The profile of `stand_in`, made by `shape_of`, whose states lie on `volume` of the machine `here`; of these two
-    only places, memory and cores count."""
+    only places, memory and cores count. `table`: the state that is a table of token embeddings which may come by
+    rows."""
     what_if = WhatIf(
         model=request.like,
         gpu=request.gpu,
@@ -152,7 +156,7 @@ def emulated(request: Request, stand_in: StandIn, volume: Volume, here: Machine)
         schema="ssdplan.profile/1",
         created="never: emulated",
         machine=_machine(request, its.machine, volume, here),
-        model=_model(request, its.model, stand_in, part),
+        model=_model(request, its.model, stand_in, part, table),
         notes=(
             f"emulated: {stand_in.name} stands for {request.like} on {its.machine.name}; it has a {part:,}th of its "
             f"bytes and of the machine's memory, and each operation lasts {request.slower:g} times as long as there",
@@ -188,6 +192,8 @@ def _machine(request: Request, its: Machine, volume: Volume, here: Machine) -> M
             "pending_rate": rate(its.pending_rate),
             "perturb_rate_masters": rate(its.perturb_rate_masters),
             "pending_rate_masters": rate(its.pending_rate_masters),
+            "pending_rate_host": rate(its.pending_rate_host),
+            "rows_bandwidth": rate(its.rows_bandwidth),
             "volumes": (volume.model_copy(update={"frontier": frontier}),),
             "figures": "emulated",
             "emulation": Emulation(
@@ -201,7 +207,7 @@ def _machine(request: Request, its: Machine, volume: Volume, here: Machine) -> M
     )
 
 
-def _model(request: Request, its: Model, stand_in: StandIn, part: int) -> Model:
+def _model(request: Request, its: Model, stand_in: StandIn, part: int, table: tuple[int, Table] | None) -> Model:
     last = len(stand_in.layers) - 1
     roles = ["embedding", *["block"] * (last - 1), "head"]
     users = [
@@ -221,8 +227,13 @@ def _model(request: Request, its: Model, stand_in: StandIn, part: int) -> Model:
         sequence_length=request.sequence_length // request.smaller,
         context_bytes={size: nbytes // part for size, nbytes in its.context_bytes.items()},
         states=tuple(
-            State(name=state.name, state_class=name, elements=state.elements)
-            for state, name in zip(stand_in.states, classes, strict=True)
+            State(
+                name=state.name,
+                state_class=name,
+                elements=state.elements,
+                table=table[1] if table and table[0] == index else None,
+            )
+            for index, (state, name) in enumerate(zip(stand_in.states, classes, strict=True))
         ),
         layers=tuple(
             Layer(name=layer.name, layer_class=role, states=layer.states)

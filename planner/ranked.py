@@ -50,6 +50,12 @@ class Simulated:
     """Of a step, on average where some write and others do not."""
 
     @property
+    def by_rows(self) -> bool:
+        """Whether a zeroth-order plan's table of token embeddings comes by rows."""
+        zeroth_order = self.solved.fitted.decision.zeroth_order
+        return zeroth_order is not None and zeroth_order.by_rows
+
+    @property
     def writes(self) -> bool:
         """Whether updated parameters leave the place where they are updated."""
         traffic = self.solved.fitted.schedule.traffic("steady")

@@ -14,13 +14,13 @@ from ssdplan.plans.documents.plan import (
     MOST_RANKS,
     Recompute,
     ScheduleName,
-    ZerothOrder,
     most_micro_batches,
     needs_all_gradients,
 )
 from ssdplan.plans.documents.profile import PAPER, Machine, Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.documents.stripe_shares import room
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import format_enough, format_there
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ssdplan.plans.documents.plan import SIDES, Alternative, Least, Recompute
+from ssdplan.plans.documents.plan import Alternative, Least, Recompute
 from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.zeroth_order import SIDES, ZerothOrder
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.units import format_enough, format_there
 
@@ -78,9 +79,9 @@ class Search:
         chosen = self.choose(ranked, smallest_of(candidates))
         return Found(chosen, scanned, ranked) if chosen else None
 
-    def writing_every(self, steps: int) -> "Search":
-        """The search for zeroth-order plans whose parameters go back to where they live every so many steps."""
-        return Search(self.model, self.machine, self.fitter.writing_every(steps))
+    def estimating(self, zeroth_order: ZerothOrder) -> "Search":
+        """The search for zeroth-order plans of that kind."""
+        return Search(self.model, self.machine, self.fitter.estimating(zeroth_order))
 
     def recomputing_everything(self) -> "Search":
         """The search for a batch. Where plans may save activations it is that of plans that do not: a batch fits with

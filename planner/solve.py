@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ssdplan.plans.documents.plan import Asked, Compared, Plan, Prediction
-from ssdplan.plans.documents.profile import Machine, Model, Profile
+from ssdplan.plans.documents.profile import Machine, Model, Profile, rows_rates
 from ssdplan.plans.documents.state_layout import GRAIN
 from ssdplan.plans.errors import InfeasibleError
 from ssdplan.plans.gc_pause import no_collection
@@ -21,7 +21,7 @@ from .explain.sensitivity import sensitivities
 from .fit.budgets import Needs
 from .fit.fit import Fitter
 from .fit.prediction import prediction_of
-from .program.choices import WEAR_PRICE, FixedChoices
+from .program.choices import KEPT_NOTHING, WEAR_PRICE, FixedChoices
 from .program.lexicographic import Watch
 from .program.placement import ProgramResult
 from .program.program import answer
@@ -38,10 +38,12 @@ from .request import (
     require_rates,
     smallest_of,
 )
-from .search import Found, Search
+from .search import WORTH, Found, Search
 
 WRITTEN_EVERY = (1, 2, 4, 8, 16, 32, 64)
 """Steps from one write of a zeroth-order plan's parameters to the next, of which one is chosen."""
+_Tried = tuple[Search, Found, tuple[tuple[int, float], ...]]
+"""A search, what it found, and the steps from one write of parameters to the next -> seconds of a step."""
 PIECES, LEAST_PIECE = 32, 1 << 18
 """Of the largest state, where parameters come in pieces; and the elements that a piece has at least."""
 
@@ -97,15 +99,16 @@ def solve_and_build(
     return plan.model_copy(update={"reasons": explain(plan, evidence)}), chosen.solved.fitted.schedule
 
 
-def _searched(
-    model: Model, machine: Machine, request: SolveRequest, budget: Needs, fixed: FixedChoices
-) -> tuple[Search, Found, tuple[tuple[int, float], ...]]:
+def _searched(model: Model, machine: Machine, request: SolveRequest, budget: Needs, fixed: FixedChoices) -> _Tried:
     """The search that found the plan, what it found, and, of a zeroth-order plan, the steps from one write of
     parameters to the next that were tried -> seconds of a step. Raises InfeasibleError."""
     candidates = candidates_of(model, request)
     between = request.micro_batches is None and request.global_batch is None and request.schedule != "single"
+    ways, by_rows = _ways(model, fixed), _ways_by_rows(model, machine, fixed)
     leaner: list[tuple[Search, Found]] = []
-    for number, way in enumerate(_ways(model, fixed)):
+    for number, way in enumerate((*ways, *by_rows)):
+        if leaner and number in (1, len(ways)):
+            break
         search = Search(model, machine, Fitter(model, machine, budget, way))
         of_batches = search.recomputing_everything()
         found = of_batches.find(candidates, between=between)
@@ -116,14 +119,25 @@ def _searched(
         if not fixed.zeroth_order:
             found = replace(found, chosen=search.settle(found.chosen, candidates if between else ()))
         leaner.append((search, found))
-        if number == 0:
-            break
     if not leaner:
         raise of_batches.refusal(smallest_of(candidates))
     search, found = max(leaner, key=lambda way: way[1].chosen.tokens_per_second)
-    if fixed.zeroth_order:
-        return _written_as_often_as_pays(search, found)
-    return search, found, ()
+    if not fixed.zeroth_order:
+        return search, found, ()
+    best = _written_as_often_as_pays(search, found)
+    for way in by_rows if not best[1].chosen.by_rows else ():
+        assert way.zeroth_order is not None
+        other = search.estimating(way.zeroth_order)
+        candidate = found.chosen.solved.fitted.candidate
+        chosen = other.simulate(candidate, other.fitter.branches(candidate))
+        if chosen is None:
+            continue
+        tried = _written_as_often_as_pays(other, replace(found, chosen=chosen))
+        if tried[1].chosen.seconds * (1 + WORTH) < best[1].chosen.seconds:
+            best = tried
+        if way is by_rows[0]:
+            break
+    return best
 
 
 def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:
@@ -142,19 +156,32 @@ def _ways(model: Model, fixed: FixedChoices) -> list[FixedChoices]:
     return [fixed, *(replace(fixed, zeroth_order=zeroth_order.model_copy(update=other)) for other in others)]
 
 
+def _ways_by_rows(model: Model, machine: Machine, fixed: FixedChoices) -> list[FixedChoices]:
+    """The same where the table of token embeddings comes by rows; none where it cannot, or the user has said that it
+    lives elsewhere than on host."""
+    if not fixed.zeroth_order or model.table is None or fixed.unified_memory or rows_rates(machine) is None:
+        return []
+    own = model.states[model.table].state_class
+    if fixed.parameters not in (None, 1.0) or (fixed.kept and fixed.kept.get(own, KEPT_NOTHING).device):
+        return []
+    ways = ((way, way.zeroth_order) for way in _ways(model, fixed))
+    return [replace(way, zeroth_order=of.model_copy(update={"by_rows": True})) for way, of in ways if of]
+
+
 def piece_elements(model: Model) -> int:
     """Of a piece, where parameters come in pieces."""
     largest = max(state.elements for state in model.states if not state.frozen)
     return max(-(-largest // (PIECES * GRAIN)), LEAST_PIECE // GRAIN) * GRAIN
 
 
-def _written_as_often_as_pays(search: Search, first: Found) -> tuple[Search, Found, tuple[tuple[int, float], ...]]:
+def _written_as_often_as_pays(search: Search, first: Found) -> _Tried:
     """The same batch where parameters go back to where they live every 1, 2, 4 ... steps: the fewest writes of those
     whose steps are about as short as the shortest."""
-    candidate = first.chosen.solved.fitted.candidate
+    candidate, zeroth_order = first.chosen.solved.fitted.candidate, search.fitter.fixed.zeroth_order
+    assert zeroth_order is not None
     found = {1: (search, first.chosen)}
     for every in WRITTEN_EVERY[1:]:
-        other = search.writing_every(every)
+        other = search.estimating(zeroth_order.model_copy(update={"written_every": every}))
         chosen = other.simulate(candidate, other.fitter.branches(candidate))
         if chosen is None or not (chosen.writes or found[1][1].writes):
             break

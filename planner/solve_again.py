@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ssdplan.plans.documents.plan import Plan, ZerothOrder
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import SsdplanError, UsageError
 
 from .program.choices import WEAR_PRICE

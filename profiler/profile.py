@@ -19,6 +19,7 @@ import torch
 from ssdplan.native import Engine, process
 from ssdplan.plans.documents import profile as document
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, GRADIENT_BYTES, training_bytes
+from ssdplan.plans.documents.table import Table
 from ssdplan.plans.errors import UsageError
 
 from .contention import Work, measure_beside_updates, measure_contention
@@ -27,7 +28,7 @@ from .machine import UPDATE_CHUNK, UpdateBench, measure_link, measure_network, m
 from .measure import FEWEST, Limits, Progress, portion
 from .model import measure_model
 from .parts import Blank, Device, MakeDeviceUpdate, MakeLayers, MakeMicroBatch, Model, Perturb, Ranks, Weights
-from .passes import Passes, measure_passes
+from .passes import Passes, measure_passes, measure_rows
 from .processor import cores, cpu_name
 from .products import DEFAULT_PRECISION, FORMATS, product_costs, slow_precision
 from .storage import MOST_WRITTEN, measure_volume
@@ -49,7 +50,8 @@ class ProfileLimits:
     """Of each volume; so is `contention_seconds`."""
     link_seconds: float = 1.0
     update_seconds: float = 3.0
-    passes_seconds: float = 2.0
+    passes_seconds: float = 1.5
+    rows_seconds: float = 0.5
     model_seconds: float = 18.0
     activation_seconds: float = 12.0
     """For times; what rungs take of memory is looked at besides, for about as long."""
@@ -88,6 +90,7 @@ def profile(
     make_device_update: MakeDeviceUpdate | None = None,
     ranks: Ranks | None = None,
     local_ranks: int = 1,
+    table: tuple[int, Table] | None = None,
 ) -> document.Profile:
     """Measure everything; about a minute and a half for a small model.
 
@@ -95,7 +98,8 @@ def profile(
     is then what is measured. `endurance` is what drives are rated to have written in their lives, in bytes, which
     nobody can measure: one for all volumes, one for each, or none. With `int8` it also measures what blocks can keep of
     their activations in int8, and how far off that puts gradients, for which the model is read once.
-    With `perturb` it measures zeroth-order passes, with `make_device_update` updates on a GPU.
+    With `perturb` it measures zeroth-order passes, with `make_device_update` updates on a GPU. `table`: the state that
+    is a table of token embeddings which may come by rows; then what that takes of host is measured too.
 
     With `ranks` all of them measure at once, each what it has beside the others, and then what they exchange; each gets
     a profile, and memory is divided between the `local_ranks` of this machine.
@@ -153,6 +157,13 @@ def profile(
     if perturb:
         passes, over_masters, remarks = measure_passes(
             perturb, device, precision, threads, Limits(limits.passes_seconds), portion(progress, 0.4, 0.41)
+        )
+        notes += remarks
+    host_rate: float | None = None
+    rows_bandwidth: float | None = None
+    if perturb and table:
+        host_rate, rows_bandwidth, remarks = measure_rows(
+            perturb, precision, threads, Limits(limits.rows_seconds), portion(progress, 0.41, 0.41)
         )
         notes += remarks
     together: tuple[float | None, float | None] = (None, None)
@@ -242,6 +253,8 @@ def profile(
             pending_rate=passes.pending if passes else None,
             perturb_rate_masters=over_masters.copies if over_masters else None,
             pending_rate_masters=over_masters.pending if over_masters else None,
+            pending_rate_host=host_rate,
+            rows_bandwidth=rows_bandwidth,
             device_update_rate=device_rate,
             compute_beside_updates=together[0],
             updates_beside_compute=together[1],
@@ -262,8 +275,14 @@ def profile(
             sequence_length=sequence_length,
             context_bytes=costs.context_bytes,
             states=tuple(
-                document.State(name=state.name, state_class=state_class, elements=state.elements, frozen=state.frozen)
-                for state, state_class in zip(model.states, state_classes(model), strict=True)
+                document.State(
+                    name=state.name,
+                    state_class=state_class,
+                    elements=state.elements,
+                    frozen=state.frozen,
+                    table=table[1] if table and table[0] == index else None,
+                )
+                for index, (state, state_class) in enumerate(zip(model.states, state_classes(model), strict=True))
             ),
             layers=tuple(
                 document.Layer(name=layer.name, layer_class=layer.layer_class, states=layer.states)

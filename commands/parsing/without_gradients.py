@@ -6,7 +6,7 @@ Owns which options have no meaning then, and which have one only then.
 from collections.abc import Collection
 from typing import Literal
 
-from ssdplan.plans.documents.plan import MOST_DIRECTIONS, ZerothOrder
+from ssdplan.plans.documents.zeroth_order import MOST_DIRECTIONS, ZerothOrder
 from ssdplan.plans.errors import UsageError
 
 _OF_GRADIENTS = (

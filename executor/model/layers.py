@@ -9,7 +9,7 @@ stateless template (`template.py`). It schedules nothing, moves nothing between 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from ssdplan.native import process
-from ssdplan.plans.errors import MismatchError, first_line, says_no_memory
+from ssdplan.plans.errors import MismatchError, says_no_memory
 from ssdplan.plans.graph.ops import Side
 
 from ..device.device import generators
@@ -30,7 +30,8 @@ from .head import Head
 from .inspection.standins import LayerCall, split_call, stand_ins
 from .model import StreamedModel
 from .saved import Keeping, SavedBlocks, TracedCall, traced_call
-from .template import IGNORED_LABEL, MicroBatch, as_returned, run_model
+from .table_rows import TableRows
+from .template import IGNORED_LABEL, MicroBatch, as_returned, failed, run_model
 
 Along = tuple[int, Side]
 """A direction and a side of a zeroth-order step, or `HERE`: the model as it is."""
@@ -63,16 +64,16 @@ class Layers:
         seed: int = 0,
         head_chunk_tokens: int | None = None,
         rungs: Mapping[tuple[str, str], Keeping] = MappingProxyType({}),
+        rows: TableRows | None = None,
     ) -> None:
-        """`rungs`: (class of blocks, name) -> what a forward by that rung keeps."""
+        """`rungs`: (class of blocks, name) -> what a forward by that rung keeps. `rows`: of the table that forwards
+        `by_rows` have."""
+        self.rows = rows
         self.head = Head(model, device, head_chunk_tokens)
         self.saved_blocks = SavedBlocks(rungs)
-        self._model = model
-        self._device = device
-        self._seed = seed
+        self._model, self._device, self._seed = model, device, seed
         self._generators = generators(device)
-        self._last = len(model.layers) - 1
-        self._lowest = model.first_trained
+        self._last, self._lowest = len(model.layers) - 1, model.first_trained
         self._blocks = model.blocks
         for child in model.module.modules():
             for name, buffer in child._buffers.items():
@@ -124,6 +125,8 @@ class Layers:
             )
             for m in micro_batches
         ]
+        if self.rows:
+            self.rows.begin_step(m.input_ids for m in micro_batches)
         if self._model.module.training != training:
             self._model.module.train(training)
         return tokens
@@ -204,19 +207,23 @@ class Layers:
         out: torch.Tensor,
         rung: str = "",
         saved: torch.Tensor | None = None,
+        by_rows: bool = False,
     ) -> None:
         """The embedding or a block: writes the layer's output for one micro-batch into `out`, and what `rung` keeps for
         its backward into `saved`, bytes.
 
         The embedding (hidden None) also records what the model calls each block with; it runs before the blocks.
+        `by_rows`: of its table `weights` has the rows of the step's tokens, at least as many as there may be.
         """
         assert layer != self._last, "the head runs in backward or loss"
         with torch.no_grad():
-            parameters = self._parameters(layer, weights, training=False)
+            rows = self.rows if by_rows else None
+            parameters = self._parameters(layer, weights, training=False, rows=rows)
             self._begin(layer, micro_batch)
             if layer == 0:
                 assert hidden is None
-                result = self._embed(micro_batch, parameters, record=True)
+                with rows.reading(parameters[rows.name]) if rows else nullcontext():
+                    result = self._embed(micro_batch, parameters, record=True)
             else:
                 assert hidden is not None
                 given = self._view(hidden, micro_batch)
@@ -328,12 +335,17 @@ class Layers:
         assert flat.dtype == self._model.dtype and flat.dim() == 1
         return flat.data[: rows * length * self._model.hidden_size].view(shape)
 
-    def _parameters(self, layer: int, weights: Sequence[torch.Tensor], *, training: bool) -> dict[str, torch.Tensor]:
+    def _parameters(
+        self, layer: int, weights: Sequence[torch.Tensor], *, training: bool, rows: TableRows | None = None
+    ) -> dict[str, torch.Tensor]:
         """A layer's parameters by name: views of its flat weights; in `training` leaves of autograd, but the frozen."""
         states = self._model.layers[layer].states
         assert len(weights) == len(states), f"{self._model.layers[layer].name} has {len(states)} states"
         parameters = {}
         for index, flat in zip(states, weights, strict=True):
+            if rows and index == rows.state:
+                parameters[rows.name] = rows.parameter(flat)
+                continue
             assert flat.dtype == self._model.dtype and flat.numel() >= self._model.states[index].elements
             for tensor in self._model.states[index].tensors:
                 view = flat.data[tensor.offset : tensor.offset + tensor.elements].view(tensor.shape)
@@ -384,7 +396,7 @@ class Layers:
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             if self._device.type != "cpu" or says_no_memory(error):  # the device says what a GPU's errors mean
                 raise
-            raise MismatchError(self._failed(layer, micro_batch, error)) from error
+            raise MismatchError(failed(self._model, layer, self._micro_batches[micro_batch], error)) from error
         return result if isinstance(result, torch.Tensor) else result[0]
 
     def _keeping_block(
@@ -456,18 +468,6 @@ class Layers:
         parameters = self._own(layer, self._parameters(layer, weights, training=True))
         given = self._view(hidden, micro_batch).requires_grad_(layer > self._lowest)
         return traced_call(self._blocks[layer - 1], self._calls[micro_batch][layer - 1], parameters, given)
-
-    def _failed(self, layer: int, micro_batch: int, error: Exception) -> str:
-        """In words, that the model's own code cannot do what is asked of it."""
-        inputs = self._micro_batches[micro_batch]
-        rows, length = inputs.input_ids.shape
-        kind = (
-            "padded" if inputs.attention_mask is not None else "shared" if inputs.position_ids is not None else "full"
-        )
-        return (
-            f"{self._model.name}: the code of {self._model.architecture} fails in {self._model.layers[layer].name} on "
-            f"{rows} x {length} tokens in {kind} rows: {type(error).__name__}: {first_line(error)}"
-        )
 
     def _embed(self, micro_batch: int, parameters: dict[str, torch.Tensor], *, record: bool) -> torch.Tensor:
         """Runs the model's own forward up to its first block; to record what each is called with, up to the last."""

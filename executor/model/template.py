@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch.func import functional_call
 
+from ssdplan.plans.errors import first_line
+
 from .inspection.isolation import arguments_apart
 from .model import StreamedModel
 
@@ -63,3 +65,13 @@ def as_returned(model: StreamedModel, hidden: torch.Tensor) -> Any:
     """A block's result in the form that this model's blocks return it."""
     returned = model.anatomy.returned
     return hidden if returned is None else (hidden, *(None,) * (returned - 1))
+
+
+def failed(model: StreamedModel, layer: int, inputs: Inputs, error: Exception) -> str:
+    """In words, that the model's own code cannot do what is asked of it in a layer."""
+    rows, length = inputs.input_ids.shape
+    kind = "padded" if inputs.attention_mask is not None else "shared" if inputs.position_ids is not None else "full"
+    return (
+        f"{model.name}: the code of {model.architecture} fails in {model.layers[layer].name} on {rows} x {length} "
+        f"tokens in {kind} rows: {type(error).__name__}: {first_line(error)}"
+    )

@@ -7,13 +7,14 @@ pending.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ssdplan import native
 
 from ..device.tensors import DTYPE_NAMES
+from .rows import Rows
 
 Pending = tuple[int, int, float, float]
 """Of one update: its step, the number of its direction, scale and keep: p = keep p - scale z."""
@@ -40,23 +41,41 @@ def perturb(
     pending: Sequence[Pending] = (),
     threads: int = 1,
     first: int = 0,
+    rows: Rows | None = None,
 ) -> None:
     """Make the updates that are pending, one after the other, in `parameters`; then `plus` and `minus`, as far as they
     are wanted, from these: p + eps z and p - eps z along a direction of the step.
 
     All are flat, contiguous, of one dtype (fp32, bf16 or fp16), equally long, and begin at element `first` of the
-    tensor (elsewhere than on host a multiple of 64). Parameters may also be fp32 masters: what is perturbed is each
-    rounded to the dtype of `plus` and `minus`. `seed`: 64 bits, with or without a sign.
-    `tensor`: 32 bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
+    tensor (elsewhere than on host a multiple of 64), or are `rows` of it. Parameters may also be fp32 masters: what is
+    perturbed is each rounded to the dtype of `plus` and `minus`. `seed`: 64 bits, with or without a sign. `tensor`: 32
+    bits that tell it from others. Each update is rounded to the dtype (MeZO; ZO-Offloading section 2.3).
     """
     if parameters.device.type != "cpu":
         seed &= _SEED
         if importlib.util.find_spec("triton") is not None:
             from .passes_triton import perturb as by_triton
 
-            by_triton(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first)
+            by_triton(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first, rows)
             return
-        _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first)
+        _perturb(parameters, plus, minus, seed, tensor, step, direction, eps, pending, first, rows)
+        return
+    if rows is not None:
+        for part, first in _ranges(rows):
+            above, below = (None if side is None else side[part] for side in (plus, minus))
+            perturb(
+                parameters[part],
+                above,
+                below,
+                seed=seed,
+                tensor=tensor,
+                step=step,
+                direction=direction,
+                eps=eps,
+                pending=pending,
+                threads=threads,
+                first=first,
+            )
         return
     form, elements = DTYPE_NAMES[parameters.dtype], parameters.numel()
     made = minus if plus is None else plus
@@ -91,6 +110,16 @@ def perturb(
     )
 
 
+def _ranges(rows: Rows) -> Iterator[tuple[slice, int]]:
+    """Rows that follow each other in the tensor too, as few ranges of what lies side by side; and where each begins in
+    the tensor."""
+    numbers, each, start = rows.numbers.tolist(), rows.elements, 0
+    for stop in range(1, len(numbers) + 1):
+        if stop == len(numbers) or numbers[stop] != numbers[stop - 1] + 1:
+            yield slice(start * each, stop * each), numbers[start] * each
+            start = stop
+
+
 def _perturb(
     parameters: torch.Tensor,
     plus: torch.Tensor | None,
@@ -102,6 +131,7 @@ def _perturb(
     eps: float,
     pending: Sequence[Pending],
     begin: int = 0,
+    rows: Rows | None = None,
 ) -> None:
     """`perturb` by torch alone, on any device, piece by piece."""
     for start in range(0, parameters.numel(), PIECE):
@@ -109,13 +139,13 @@ def _perturb(
         p = parameters[piece]
         count = p.numel()
         for of_step, number, scale, keep in pending:
-            moved = normals(count, first, seed, tensor, of_step, number, p.device).mul_(_fp32(scale))
+            moved = normals(count, first, seed, tensor, of_step, number, p.device, rows).mul_(_fp32(scale))
             p.copy_((p.float() * _fp32(keep)).sub_(moved))
         made = minus if plus is None else plus
         if made is None:
             continue
         rounded = p.to(made.dtype).float()
-        difference = normals(count, first, seed, tensor, step, direction, p.device).mul_(_fp32(eps))
+        difference = normals(count, first, seed, tensor, step, direction, p.device, rows).mul_(_fp32(eps))
         if plus is not None:
             plus[piece].copy_(rounded + difference)
         if minus is not None:
@@ -123,12 +153,23 @@ def _perturb(
 
 
 def normals(
-    count: int, first: int, seed: int, tensor: int, step: int, direction: int, device: torch.device
+    count: int,
+    first: int,
+    seed: int,
+    tensor: int,
+    step: int,
+    direction: int,
+    device: torch.device,
+    rows: Rows | None = None,
 ) -> torch.Tensor:
-    """fp32 [count]: elements `first` (a multiple of 64) and on of a direction, by Philox4x32-10 and Box and Muller."""
+    """fp32 [count]: elements `first` (a multiple of 64) and on of a direction, by Philox4x32-10 and Box and Muller; of
+    `rows` those of them side by side."""
     assert first % GROUP == 0
     groups = -(-count // GROUP)
     counter = torch.arange(groups * LANES, dtype=torch.int64, device=device).add_(first // GROUP * LANES)
+    if rows is not None:
+        of_row = rows.elements // GROUP * LANES
+        counter = rows.numbers[counter // of_row] * of_row + counter % of_row
     words = [
         counter & _WORD,
         (counter >> 32) | (direction << 16),

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .rows import Rows
+
 COUNTERS = 256
 """Of one program; each serves four elements, 16 apart."""
 
@@ -95,14 +97,22 @@ def _perturbed(p, z, eps, plus, minus, places, there, with_plus: tl.constexpr, w
         tl.store(minus + places, (rounded - moved).to(minus.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["elements", "first", "seed_low", "seed_high", "tensor", "step", "direction", "updates"])
+@triton.jit(
+    do_not_specialize=["elements", "first", "groups", "seed_low", "seed_high", "tensor", "step", "direction", "updates"]
+)
 def _pass(  # type: ignore[no-untyped-def]
-    parameters, plus, minus, numbers, factors, elements, first, seed_low, seed_high, tensor, step, direction, eps,
-    updates, with_plus: tl.constexpr, with_minus: tl.constexpr, counters: tl.constexpr,
+    parameters, plus, minus, numbers, factors, rows, elements, first, groups, seed_low, seed_high, tensor, step,
+    direction, eps, updates, with_plus: tl.constexpr, with_minus: tl.constexpr, by_rows: tl.constexpr,
+    counters: tl.constexpr,
 ):  # fmt: skip
     of_range = tl.program_id(0).to(tl.int64) * counters + tl.arange(0, counters)
-    counter = first + of_range
     zero = of_range // 16 * 64 + of_range % 16
+    if by_rows:  # of `groups` groups of 64 elements each, numbered in `rows`
+        group = of_range // 16
+        row = tl.load(rows + group // groups, mask=zero < elements, other=0)
+        counter = (row * groups + group % groups) * 16 + of_range % 16
+    else:
+        counter = first + of_range
     one, two, three = zero + 16, zero + 32, zero + 48
     p0 = tl.load(parameters + zero, mask=zero < elements, other=0.0).to(tl.float32)
     p1 = tl.load(parameters + one, mask=one < elements, other=0.0).to(tl.float32)
@@ -140,6 +150,7 @@ def perturb(
     eps: float,
     pending: Sequence[tuple[int, int, float, float]],
     first: int,
+    rows: Rows | None = None,
 ) -> None:
     """As `passes.perturb`, on one GPU, or in Triton's interpreter on the CPU."""
     made = minus if plus is None else plus
@@ -156,6 +167,7 @@ def perturb(
     grid = (triton.cdiv(triton.cdiv(elements, 64) * 16, COUNTERS),)
     _pass[grid](
         parameters, parameters if plus is None else plus, parameters if minus is None else minus, numbers, factors,
-        elements, first // 4, seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, tensor, step, direction, eps, len(pending),
-        plus is not None, minus is not None, COUNTERS, enable_fp_fusion=False,
+        numbers if rows is None else rows.numbers, elements, first // 4, 1 if rows is None else rows.elements // 64,
+        seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, tensor, step, direction, eps, len(pending),
+        plus is not None, minus is not None, rows is not None, COUNTERS, enable_fp_fusion=False,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from ssdplan.plans.errors import UsageError
 
 from ..model.layout import StateSpec
 from .passes import Pending, perturb
+from .rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,11 @@ class Pass:
         updates: bool,
         lags: bool = False,
         start: int = 0,
+        rows: Rows | None = None,
     ) -> None:
         """Update a state's parameters, if it is to be, and make its copies, if they are wanted: flat tensors on one
-        device, of dtypes as `perturb` takes them. They are the state's elements from `start` on. Tensors of the names
-        `spared` do not decay."""
+        device, of dtypes as `perturb` takes them. They are the state's elements from `start` on, or `rows` of its only
+        tensor. Tensors of the names `spared` do not decay."""
         for tensor in state.tensors:
             first = max(tensor.offset, start)
             last = min(tensor.offset + tensor.elements, start + parameters.numel())
@@ -106,6 +108,7 @@ class Pass:
                 pending=(self._away if lags else self._here)[tensor.name in spared] if updates else (),
                 threads=self._threads,
                 first=first - tensor.offset,
+                rows=rows,
             )
 
 

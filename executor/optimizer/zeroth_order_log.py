@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ssdplan.plans.documents.plan import MOST_DIRECTIONS
+from ssdplan.plans.documents.zeroth_order import MOST_DIRECTIONS
 from ssdplan.plans.errors import MismatchError
 from ssdplan.plans.files import Folder
 

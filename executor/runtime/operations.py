@@ -16,7 +16,18 @@ from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES
 from ssdplan.plans.errors import NumericalError
 from ssdplan.plans.graph.collectives import AddShares, Exchange, Gather
-from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, SumSquares, Transfer, Update
+from ssdplan.plans.graph.ops import (
+    Backward,
+    Forward,
+    Graph,
+    Op,
+    Perturb,
+    Region,
+    SumSquares,
+    TakeRows,
+    Transfer,
+    Update,
+)
 from ssdplan.plans.schedule.shards import Shards
 
 from ..device.interface import Action, Device, Rest
@@ -25,6 +36,7 @@ from ..model.layers import Layers
 from ..model.model import StreamedModel
 from ..optimizer.adamw import AdamW, RangeUpdate
 from ..optimizer.adamw_on_device import DeviceUpdate
+from ..optimizer.rows import Rows
 from ..optimizer.weight_decay import Span, Window, spared_parameters, spared_spans, windows
 from ..optimizer.zeroth_order import Pass
 from ..ranks.ended import Ended
@@ -207,6 +219,10 @@ class Operations:
                 return self._bind_backward(op)
             case Perturb():
                 return self._bind_perturb(op)
+            case TakeRows():
+                assert self._layers.rows is not None
+                table, rows = (self._memory.view(region, self._dtypes[op.state]) for region in (op.table, op.rows))
+                return partial(self._layers.rows.take, table, rows)
             case Gather():
                 return self._bind_gather(op)
             case Exchange():
@@ -369,7 +385,13 @@ class Operations:
             updates=op.updates,
             lags=op.lags,
             start=op.start,
+            rows=self._rows() if op.by_rows else None,
         )
+
+    def _rows(self) -> Rows:
+        rows = self._layers.rows
+        assert rows is not None
+        return Rows(rows.on_device, rows.row_elements)
 
     def _bind_forward(self, op: Forward) -> Action:
         weights = [self._memory.view(region, self._dtype) for region in op.weights]
@@ -380,7 +402,9 @@ class Operations:
             work = partial(self._layers.loss, op.micro_batch, weights, hidden, (op.direction, op.side))
         else:
             saved = None if op.saved is None else self._memory.view(op.saved)
-            work = partial(self._layers.forward, op.layer, op.micro_batch, weights, hidden, out, op.rung, saved)
+            work = partial(
+                self._layers.forward, op.layer, op.micro_batch, weights, hidden, out, op.rung, saved, op.by_rows
+            )
         return partial(self._compute, ("forward", op.layer_class), work)
 
     def _bind_backward(self, op: Backward) -> Action:

@@ -22,6 +22,7 @@ from ssdplan.plans.graph.ops import (
     Region,
     Schedule,
     SumSquares,
+    TakeRows,
     Transfer,
     Update,
 )
@@ -137,6 +138,8 @@ class Words:
                 return f"{op.elements:,} elements of {self._model.states[op.state].name}"
             case Perturb():
                 return f"{op.elements:,} parameters of {self._model.states[op.state].name}"
+            case TakeRows():
+                return f"{format_bytes(op.nbytes)} of {self._model.states[op.state].name}"
             case Gather():
                 return f"{format_bytes(op.nbytes)} of {self._model.states[op.state].name} from {op.ranks - 1} rank(s)"
             case Exchange():

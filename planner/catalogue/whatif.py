@@ -31,6 +31,7 @@ from ssdplan.plans.documents.state_layout import (
     Precision,
 )
 from ssdplan.plans.documents.stripe_shares import CYCLE
+from ssdplan.plans.documents.table import ROW_GRAIN, Table
 from ssdplan.plans.errors import UsageError
 from ssdplan.plans.units import parse_bytes
 
@@ -302,6 +303,8 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         if copy == ELEMENT_BYTES["fp32"]
         else passing / (ELEMENT_BYTES["fp32"] + 2 * copy + DRAWN_BYTES),
         pending_rate_masters=None if copy == ELEMENT_BYTES["fp32"] else passing / DRAWN_BYTES,
+        pending_rate_host=min(cores * DRAWN_A_CORE, moved / (2 * ELEMENT_BYTES["fp32"])),
+        rows_bandwidth=moved / 2,
         device_update_rate=None if emulated else passing / (_updated_bytes("fp32") + copy + GRADIENT_BYTES),
         update_threads=cores,
         compute_threads=cores,
@@ -327,6 +330,8 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
 
 DRAWN_BYTES = 8.0
 """To draw an element of a random direction takes about as long as to move so many bytes of memory."""
+DRAWN_A_CORE = 2e8
+"""What a core of host draws a second; two cores made 0.22 billion together while others used them, and 0.78 alone."""
 
 
 def _updated_bytes(optimizer_states: OptimizerStates) -> float:
@@ -370,13 +375,13 @@ def estimate_model(
     """
     states: list[State] = []
 
-    def state(name: str, state_class: str, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    def state(name: str, state_class: str, tensors: Sequence[Tensor], table: Table | None = None) -> tuple[int, ...]:
         if not tensors:
             return ()
-        states.append(State(name=name, state_class=state_class, elements=_padded(tensors)))
+        states.append(State(name=name, state_class=state_class, elements=_padded(tensors), table=table))
         return (len(states) - 1,)
 
-    embedding = state("embedding", "embedding", shape.embedding())
+    embedding = state("embedding", "embedding", shape.embedding(), _table(shape))
     blocks = [state(f"block.{index}", "block", shape.block()) for index in range(shape.blocks)]
     head = state("head", "head", shape.head())
     tied = state("tied", "tied", shape.shared())
@@ -409,6 +414,13 @@ def estimate_model(
         head_chunk_tokens=head_chunk_tokens,
         workspace_margin=workspace_margin,
     )
+
+
+def _table(shape: Shape) -> Table | None:
+    """The embedding's, which the head does not share, where the embedding has nothing else."""
+    if shape.embedding() != ((shape.vocab, shape.hidden),) or shape.hidden % ROW_GRAIN:
+        return None
+    return Table(rows=shape.vocab, row_elements=shape.hidden)
 
 
 def _padded(tensors: Sequence[Tensor]) -> int:

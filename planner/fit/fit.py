@@ -13,8 +13,9 @@ from functools import partial
 from itertools import product
 from math import inf
 
-from ssdplan.plans.documents.plan import Decision, Recompute, parameter_format
+from ssdplan.plans.documents.plan import Decision, Recompute
 from ssdplan.plans.documents.profile import Machine, Model
+from ssdplan.plans.documents.zeroth_order import ZerothOrder, parameter_format
 from ssdplan.plans.units import PAGE
 
 from ..predict.shortened import ENDS
@@ -83,12 +84,10 @@ class Fitter:
         other.fixed = replace(self.fixed, recompute=recompute)
         return other
 
-    def writing_every(self, steps: int) -> "Fitter":
-        """The same where zeroth-order plans write parameters every so many steps."""
+    def estimating(self, zeroth_order: ZerothOrder) -> "Fitter":
+        """The same for zeroth-order plans of that kind."""
         other = copy(self)
-        assert self.fixed.zeroth_order is not None
-        zeroth_order = self.fixed.zeroth_order.model_copy(update={"written_every": steps})
-        other.fixed = replace(self.fixed, zeroth_order=zeroth_order)
+        other.fixed, other._leanest = replace(self.fixed, zeroth_order=zeroth_order), {}
         return other
 
     # Before solving: what the program may use.

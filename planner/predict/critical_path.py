@@ -23,6 +23,7 @@ from ssdplan.plans.graph.ops import (
     Region,
     Resource,
     SumSquares,
+    TakeRows,
     Transfer,
     Update,
 )
@@ -93,6 +94,8 @@ def work(op: Op) -> str:
         return "delayed updates" if op.delayed else "updates"
     if isinstance(op, Perturb):
         return "passes over parameters"
+    if isinstance(op, TakeRows):
+        return "rows of a table"
     if isinstance(op, SumSquares):
         return "norms of gradients"
     if isinstance(op, Gather):

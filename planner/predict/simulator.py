@@ -17,6 +17,7 @@ from ssdplan.plans.documents.profile import (
     Network,
     device_update_rate,
     perturb_seconds,
+    rows_rates,
     update_rate,
 )
 from ssdplan.plans.graph.collectives import AddShares, Collective, Gather
@@ -30,6 +31,7 @@ from ssdplan.plans.graph.ops import (
     Resource,
     Schedule,
     SumSquares,
+    TakeRows,
     Transfer,
     Update,
 )
@@ -208,6 +210,12 @@ def _network(machine: Machine) -> Network:
     return machine.network
 
 
+def _rows_rates(machine: Machine) -> tuple[float, float]:
+    rates = rows_rates(machine)
+    assert rates is not None, "a table by rows on a machine where nobody measured what host does for it"
+    return rates
+
+
 def _seconds_alone(
     ops: tuple[Op, ...], model: Model, machine: Machine, micro_batch_size: int
 ) -> tuple[list[float], list[float]]:
@@ -231,6 +239,10 @@ def _seconds_alone(
         elif isinstance(op, Backward):
             seconds.append(timings[op.layer_class].by_rung(op.rung).backward_seconds)
             longer[op.index] = timings[op.layer_class].backward_cold_seconds
+        elif isinstance(op, TakeRows):
+            seconds.append(op.nbytes / _rows_rates(machine)[1])
+        elif isinstance(op, Perturb) and op.on_host:
+            seconds.append(op.elements * op.waiting / _rows_rates(machine)[0])
         elif isinstance(op, Perturb):
             seconds.append(
                 perturb_seconds(machine, op.elements, copies=bool(op.copies), pending=op.waiting, masters=op.masters)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName, ZerothOrder
+from ssdplan.plans.documents.plan import Recompute, SavedTier, ScheduleName
 from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 
 WEAR_PRICE = 0.1
 """A percent of tokens/s for ten percent more bytes written a step."""

@@ -9,11 +9,19 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from ssdplan.plans.documents.plan import SavedTier, ScheduleName
-from ssdplan.plans.documents.profile import Machine, Model, Rung, device_update_rate, perturb_seconds, update_rate
+from ssdplan.plans.documents.profile import (
+    Machine,
+    Model,
+    Rung,
+    device_update_rate,
+    perturb_seconds,
+    rows_rates,
+    update_rate,
+)
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
-from . import saved
+from . import saved, zeroth_order
 from .horizontal import HORIZONTAL
 from .stages import LayerGroup, Stage, Work
 from .traffic import VERTICAL, Traffic, device_bytes, layer_groups, total_bytes, without_links
@@ -76,6 +84,8 @@ class Forms:
         self.frozen = frozenset(state.state_class for state in model.states if state.frozen or not updated)
         """Classes whose states have parameters alone."""
         self.classes = tuple(dict.fromkeys(state.state_class for state in model.states))
+        self.by_rows = zeroth_order.class_by_rows(model, work)
+        """The class of the table that comes by rows, and lives on host whole."""
         on_device = {variable for name in self.classes for variable in variables_of(name).on_device}
         self.largest: dict[str, int] = {}
         """State class -> the elements of its largest state."""
@@ -185,6 +195,10 @@ class _Times:
         if machine.checksum_rate is not None:
             passing = {variable: read for variable, read in stage.read_bytes.items() if variable in self.passing}
             updates = _sum(updates, _scaled(passing, 1 / machine.checksum_rate))
+        if stage.on_host or stage.taken:
+            rates = rows_rates(machine)
+            assert rates is not None, "a table by rows on a machine where nobody measured what host does for it"
+            updates = _sum(updates, {CONSTANT: stage.on_host / rates[0] + stage.taken / rates[1]})
         compute = stage.compute_seconds
         if self.on_device and stage.device_updates:
             compute = _sum(compute, _scaled(stage.device_updates, 1 / self.on_device))

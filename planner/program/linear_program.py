@@ -14,7 +14,7 @@ import pulp
 
 from ssdplan.plans.documents.profile import rungs_to_save_by
 
-from .choices import KEPT_NOTHING, FixedChoices, Limits
+from .choices import KEPT_NOTHING, FixedChoices, KeptShares, Limits
 from .forms import Forms, StageRow
 from .variables import (
     CHECKPOINTS_ON_DEVICE,
@@ -104,7 +104,7 @@ class LinearProgram:
         device, turn = (0.0, 1.0), (0.0, 1.0 if turns else 0.0)
         updated = (0.0, 1.0)
         if self.fixed.kept is not None:
-            kept = self.fixed.kept.get(variables.state_class, KEPT_NOTHING)
+            kept = self.kept(variables.state_class)
             device, turn, updated = ((share, share) for share in kept)
         ranges: dict[Variable, tuple[float, float]] = {
             variables.device: device,
@@ -115,6 +115,12 @@ class LinearProgram:
         if self.forms.work.updates_on_device:
             ranges |= {variables.updated: updated, variables.updated_delayed: (0.0, 1.0)}
         return ranges
+
+    def kept(self, state_class: str) -> KeptShares:
+        """What the device keeps of a class where that is fixed: of a table that comes by rows nothing."""
+        assert self.fixed.kept is not None
+        by_rows = state_class == self.forms.by_rows
+        return KEPT_NOTHING if by_rows else self.fixed.kept.get(state_class, KEPT_NOTHING)
 
     def _variable(self, variable: Variable) -> Any:
         """PuLP's variable, or 0 for what this program does not have because its device keeps nothing."""
@@ -143,6 +149,8 @@ class LinearProgram:
         alpha = self.alpha
         for name, x in self.x.items():
             optimizer, parameters = x.optimizer, x.parameters
+            if name == self.forms.by_rows:
+                self._require(parameters.prompt_host == 1, "by_rows", name)
             if name in self.forms.frozen:
                 self._require(parameters.prompt_host + parameters.prompt_ssd + x.device == 1, "frozen", name)
                 continue
@@ -176,7 +184,7 @@ class LinearProgram:
                     prompt, of = x.updated - x.updated_delayed, x.device - x.device_delayed
                     self._require(prompt <= of, "of_device_prompt", name)
                 else:
-                    share = self.fixed.kept.get(name, KEPT_NOTHING).updated
+                    share = self.kept(name).updated
                     self._require(x.updated_delayed == share * self.alpha, "updated_on_device_delayed", name)
             parameters_ssd = x.parameters.prompt_ssd + x.parameters.delayed_ssd
             if self.fixed.kept is None:
@@ -185,7 +193,7 @@ class LinearProgram:
                 self._require(x.turn_ssd <= x.turn, "turn_from_ssd", name)
                 self._require(x.turn_ssd <= parameters_ssd, "turn_of_what_is_on_ssd", name)
             else:
-                whole, across, _ = self.fixed.kept.get(name, KEPT_NOTHING)
+                whole, across, _ = self.kept(name)
                 share = across / (1.0 - whole) if whole < 1.0 else 0.0
                 if name not in self.forms.frozen:
                     self._require(x.device_delayed == whole * self.alpha, "device_delayed", name)
@@ -203,7 +211,7 @@ class LinearProgram:
                 self._require(on_host == 0, "parameters_on_host", name)
                 if fixed.parameters is not None and fixed.kept is None:
                     self._require(x.device == fixed.parameters, "parameters_kept", name)
-            elif fixed.parameters is not None:
+            elif fixed.parameters is not None and name != self.forms.by_rows:
                 self._require(on_host == fixed.parameters * (1 - x.device), "parameters_on_host", name)
 
     def _reclaim_checkpoints(self) -> None:

@@ -10,7 +10,7 @@ from ssdplan.plans.documents.plan import Decision, Placement, Saved
 from ssdplan.plans.documents.profile import Model, Rung
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, checkpoint_bytes
 
-from .choices import KEPT_NOTHING, KeptShares, Question
+from .choices import KeptShares, Question
 from .forms import TRAFFIC
 from .linear_program import LinearProgram
 from .saved import TIERS, rungs_of
@@ -137,7 +137,7 @@ def _placement(program: LinearProgram, state_class: str, at: OfClass[float], alp
     fixed, frozen = program.fixed, state_class in program.forms.frozen
     device, turn, updated = KeptShares(round(at.device, DIGITS), round(at.turn, DIGITS), round(at.updated, DIGITS))
     if fixed.kept is not None:
-        device, turn, updated = fixed.kept.get(state_class, KEPT_NOTHING)
+        device, turn, updated = program.kept(state_class)
     updated = 0.0 if frozen else min(updated, device)
     on_host = Split(1.0 - alpha, 0.0, alpha, 0.0)
     if updated < 1.0:  # a placement's fractions are of what the device does not keep
@@ -146,7 +146,8 @@ def _placement(program: LinearProgram, state_class: str, at: OfClass[float], alp
     outside = Split(1.0 - alpha, 0.0, alpha, 0.0)
     if device < 1.0:
         outside = Split(*(fraction / (1.0 - device) for fraction in at.parameters.all()))
-    parameters = _four(outside, alpha, 0.0 if fixed.unified_memory else fixed.parameters)
+    by_rows = state_class == program.forms.by_rows
+    parameters = _four(outside, alpha, 0.0 if fixed.unified_memory else 1.0 if by_rows else fixed.parameters)
     waiting = 1.0 - updated if updated < 1.0 else 1.0
     reclaimed = min(round(at.gradient_reclaimed / waiting, DIGITS), alpha)
     host = min(max(reclaimed, round((at.gradient_reclaimed + at.gradient_host) / waiting, DIGITS)), alpha)

@@ -5,8 +5,9 @@ Owns these records. `traffic.py`, `horizontal.py` and `saved.py` fill them.
 
 from dataclasses import dataclass, field
 
-from ssdplan.plans.documents.plan import SavedTier, ScheduleName, ZerothOrder, parameter_format
+from ssdplan.plans.documents.plan import SavedTier, ScheduleName
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
+from ssdplan.plans.documents.zeroth_order import ZerothOrder, parameter_format
 
 from .variables import Linear
 
@@ -61,6 +62,10 @@ class Stage:
     """Elements of which perturbed copies are made, once for each direction that is drawn for them."""
     pending: Linear = field(default_factory=dict)
     """Elements times the updates that are pending of them, on average."""
+    on_host: float = 0.0
+    """Elements of a table times the updates that host makes of them, on average over steps."""
+    taken: float = 0.0
+    """Bytes of rows of a table that host packs."""
     gathered: Linear = field(default_factory=dict)
     """Bytes of the other ranks' parameters that come."""
     exchanged: float = 0.0

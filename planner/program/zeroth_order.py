@@ -3,12 +3,14 @@
 Owns ZO-Offloading's step (sections 2.2 and 2.3) in the words of `traffic.py`: one stage a layer, in which every
 micro-batch runs forward twice for each direction. There are no gradients, no optimizer states and no checkpoints, so
 all of their forms are zero. What goes back to where it lives does so in one step of `ZerothOrder.written_every`, so a
-step's share of it is on average.
+step's share of it is on average. Of a table that comes by rows these alone move; what host does to the table itself has
+the whole step, so each stage has its share.
 """
 
-from ssdplan.plans.documents.plan import SIDES
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import checkpoint_bytes
+from ssdplan.plans.documents.zeroth_order import SIDES
+from ssdplan.plans.schedule.rows import rows_elements
 
 from .stages import LayerGroup, Stage, Work
 from .traffic import Traffic, add
@@ -42,6 +44,13 @@ def _parameters(model: Model, groups: tuple[LayerGroup, ...], work: Work, *, on_
     return total
 
 
+def class_by_rows(model: Model, work: Work) -> str | None:
+    """The class of the table that comes by rows, if one does: it has no other state."""
+    if work.zeroth_order is None or not work.zeroth_order.by_rows or model.table is None:
+        return None
+    return model.states[model.table].state_class
+
+
 def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     zeroth_order = work.zeroth_order
     assert zeroth_order is not None
@@ -53,10 +62,21 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
     h2d: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "embedding" else passing}
     d2h: dict[Variable, float] = {CONSTANT: 0.0 if group.role == "head" else passing}
     pending: dict[Variable, float] = {}
-    perturbed = 0.0
+    perturbed = taken = 0.0
+    lagging, here = zeroth_order.waiting(lags=True), zeroth_order.waiting(lags=False)
+    by_rows = class_by_rows(model, work)
+    on_host = sum(state.elements for state in model.states if state.state_class == by_rows and not state.frozen)
     for use in group.uses:
         each = work.parameter_bytes(model.precision, frozen=use.frozen)
         fractions, nbytes = variables_of(use.state_class), float(each * use.elements)
+        if use.state_class == by_rows:
+            elements = rows_elements(model, work.micro_batches * work.micro_batch_size * model.sequence_length)
+            taken += each * elements
+            add(h2d, CONSTANT, each * elements)
+            if not use.frozen:
+                perturbed += zeroth_order.rounds * elements
+                add(pending, CONSTANT, elements * here)
+            continue
         comes = zeroth_order.rounds if zeroth_order.piece_elements and not use.frozen else 1
         add(read, fractions.parameters.prompt_ssd, comes * nbytes)
         add(h2d, CONSTANT, comes * nbytes)
@@ -64,7 +84,6 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
         if use.frozen:
             continue
         perturbed += zeroth_order.rounds * use.elements
-        lagging, here = zeroth_order.waiting(lags=True), zeroth_order.waiting(lags=False)
         again = comes - 1 if use.own else comes
         """Passes over what was updated before in the step, and was written by that in some steps only."""
         if use.own:
@@ -89,6 +108,8 @@ def _stage(model: Model, group: LayerGroup, work: Work) -> Stage:
         compute_seconds={CONSTANT: seconds},
         perturbed=perturbed,
         pending=pending,
+        on_host=on_host * here / len(model.layers),  # beside all stages
+        taken=taken,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from ..documents.plan import Plan
 from ..documents.profile import Machine, MixedBandwidth, Model, Timing, Volume
 from ..graph.collectives import AddShares, Collective
-from ..graph.ops import RESOURCES, Backward, Forward, Graph, Op
+from ..graph.ops import RESOURCES, Backward, Forward, Graph, Op, Perturb, TakeRows
 from ..graph.timeline import Timeline
 
 THRESHOLD = 0.15
@@ -226,6 +226,8 @@ def _figure(op: Op) -> Figure:
         return Figure("forward", op.layer_class)
     if isinstance(op, Backward):
         return Figure("backward", op.layer_class)
+    if isinstance(op, Perturb | TakeRows):
+        return Figure("perturb")
     kinds: dict[str, FigureKind] = {
         "read": "read",
         "write": "write",

@@ -14,7 +14,19 @@ from ..documents.plan import Plan
 from ..documents.profile import Model
 from ..errors import MismatchError
 from ..graph.collectives import AddShares, Collective
-from ..graph.ops import RESOURCES, Backward, Forward, Op, Perturb, Resource, Schedule, SumSquares, Transfer, Update
+from ..graph.ops import (
+    RESOURCES,
+    Backward,
+    Forward,
+    Op,
+    Perturb,
+    Resource,
+    Schedule,
+    SumSquares,
+    TakeRows,
+    Transfer,
+    Update,
+)
 from ..graph.timeline import CLOCK_SECONDS, Timeline, lanes_of
 from .work import RESOURCE_LABELS, work_of
 
@@ -251,7 +263,7 @@ def _class_of(op: Op, model: Model) -> str:
     """The class of the layer that computes, or of the state that moves or is updated; empty for hidden states."""
     if isinstance(op, Forward | Backward):
         return op.layer_class
-    if isinstance(op, Update | Perturb | SumSquares | Collective | AddShares):
+    if isinstance(op, Update | Perturb | TakeRows | SumSquares | Collective | AddShares):
         return model.states[op.state].state_class
     if isinstance(op, Transfer) and op.state is not None:
         return model.states[op.state].state_class

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..documents.profile import Model
 from ..graph.contents import Content
-from ..graph.ops import Backward, Forward, Op, Perturb, Region, Schedule, Tier, Transfer, Update
+from ..graph.ops import Backward, Forward, Op, Perturb, Region, Schedule, TakeRows, Tier, Transfer, Update
 from ..graph.timeline import Timeline
 
 What = Literal["parameters", "optimizer states"]
@@ -149,6 +149,8 @@ def _of(op: Op, model: Model) -> Iterator[tuple[Key, Region]]:
                 yield (op.state, "parameters"), op.parameters
         case Perturb():
             yield (op.state, "parameters"), op.parameters
+        case TakeRows():
+            yield (op.state, "parameters"), op.rows
 
 
 def _between(found: dict[Key, _Found], sizes: dict[Key, int], timeline: Timeline) -> dict[Key, int | None]:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from ..graph.collectives import AddShares, Exchange, Gather
 from ..graph.contents import BETWEEN_LAYERS, CONTENTS, Role
-from ..graph.ops import Backward, Forward, Op, Perturb, SumSquares, Transfer, Update
+from ..graph.ops import Backward, Forward, Op, Perturb, SumSquares, TakeRows, Transfer, Update
 
 RESOURCE_LABELS = {
     "read": "ssd read",
@@ -61,6 +61,8 @@ def work_of(op: Op) -> str:
         return "delayed update" if op.delayed else "update"
     if isinstance(op, Perturb):
         return "perturb" if op.copies or op.rounded else "update"
+    if isinstance(op, TakeRows):
+        return "take rows"
     if isinstance(op, SumSquares):
         return "norm"
     if isinstance(op, Gather):

@@ -11,17 +11,14 @@ from pydantic import Field, model_validator
 from ..errors import MismatchError
 from .base import Bytes, Count, Document, Fraction, Name, Part, Positive, Seconds, Sparing
 from .profile import Machine, Model, Rung, device_update_rate
-from .state_layout import FP32, GRAIN, PARAMETERS, Elements, Format, OptimizerStates, Precision
+from .state_layout import GRAIN, Elements, Format, OptimizerStates, Precision
+from .zeroth_order import ZerothOrder, parameter_format
 
 ScheduleName = Literal["vertical", "horizontal", "zeroth-order"]
 """The orders of operations (`ORDERS` of `schedule/build.py`)."""
 TOLERANCE = 1e-6
-MOST_DIRECTIONS = 256
-"""Of a zeroth-order step."""
 MOST_RANKS = 1024
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
-MOST_STEPS_BETWEEN = 64
-"""Between two writes of a zeroth-order run's parameters."""
 MAX_VISITS, MAX_UPDATES = 1 << 18, 1 << 18
 """The most micro-batches times layers, and the most updates, of a step: each is a few operations, and a million of them
 take a minute to lay out and gigabytes to hold."""
@@ -79,54 +76,6 @@ class Saved(Part):
     tier: SavedTier
     share: Fraction
     """Of the class's pairs of layer and micro-batch, of which a schedule takes a whole number: one more or less."""
-
-
-SIDES = 2
-"""Forwards of a direction: at plus and at minus eps."""
-
-
-class ZerothOrder(Part):
-    """How a zeroth-order step estimates its gradient (MeZO; ZO-Offloading section 2), as far as a schedule knows it."""
-
-    directions: int = Field(default=1, ge=1, le=MOST_DIRECTIONS)
-    """Random directions of a step, along each of which the loss is taken twice."""
-    in_turns: bool = False
-    """The copies at plus and at minus eps take turns in one place, and each direction is drawn twice. Else both are
-    there at once."""
-    written_every: int = Field(default=1, ge=1, le=MOST_STEPS_BETWEEN)
-    """Steps from one in which updated parameters go back to where they live to the next. In between each pass makes
-    anew the updates that are pending, and parameters that the device keeps are updated where they are."""
-    masters: bool = False
-    """Trained parameters are fp32 wherever they live, move and are updated; compute takes copies, of which each number
-    is rounded to the plan's precision before it is perturbed."""
-    piece_elements: int = Field(default=0, ge=0, lt=1 << 40)
-    """Trained parameters come and go in pieces of at most so many elements, through places that the next ones take
-    again; copies are made piece by piece, and the pieces come once for each of `rounds`. 0: a state is on its way
-    whole."""
-
-    @model_validator(mode="after")
-    def _whole_pieces(self) -> Self:
-        if self.piece_elements % GRAIN:
-            raise ValueError(f"piece_elements = {self.piece_elements} is not a multiple of {GRAIN}")
-        return self
-
-    @property
-    def rounds(self) -> int:
-        """How often a layer's copies are made in a step: for each direction, and where they take turns for each side of
-        it."""
-        return self.directions * (SIDES if self.in_turns else 1)
-
-    def waiting(self, *, lags: bool) -> float:
-        """The updates that wait for a pass over a state, on average over steps: of one that goes back to where it lives
-        or (`lags` False) of one that stays where it is."""
-        return self.directions * ((self.written_every + 1) / 2 if lags else 1.0)
-
-
-def parameter_format(precision: Precision, zeroth_order: ZerothOrder | None, *, frozen: bool) -> Format:
-    """Of parameters wherever they live, move and are updated: of masters that have no other copy, or what compute
-    takes."""
-    masters = zeroth_order is not None and zeroth_order.masters and not frozen
-    return FP32 if masters else PARAMETERS[precision]
 
 
 class Decision(Sparing):
@@ -460,6 +409,7 @@ class Plan(Document):
             for each in kept:
                 if each.rung not in known:
                     raise ValueError(f"decision.saved.{name}: {each.rung} is none of its rungs: {', '.join(known)}")
+        self._require_rows()
         if self.decision.micro_batches > (most := most_micro_batches(self.model)):
             raise ValueError(
                 f"decision.micro_batches = {self.decision.micro_batches}: {most} is the most for one step of "
@@ -476,6 +426,20 @@ class Plan(Document):
         if reason and not self.decision.zeroth_order and self.decision.delay_ratio != 1.0:
             raise ValueError(f"decision.delay_ratio must be 1: {reason}")
         return self
+
+    def _require_rows(self) -> None:
+        """Refuse a table by rows where there is none, or where it does not live whole on host beside a device."""
+        if not (self.decision.zeroth_order and self.decision.zeroth_order.by_rows):
+            return
+        where = "decision.zeroth_order.by_rows"
+        if self.model.table is None:
+            raise ValueError(f"{where}: no state of the model has a table; set it to false")
+        if self.decision.unified_memory:
+            raise ValueError(f"{where}: with unified_memory nothing is moved to a device; set it to false")
+        name = self.model.states[self.model.table].state_class
+        placement = self.decision.placement[name]
+        if placement.parameters_device or placement.parameters_prompt_host < 1 - TOLERANCE:
+            raise ValueError(f"{where}: placement.{name} does not keep the table whole on host; set it to false")
 
     def saving_rungs(self) -> dict[tuple[str, str], Rung]:
         """(class of blocks, name) -> each rung that the plan saves activations by."""

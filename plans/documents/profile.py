@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from .base import Bytes, Count, Document, Fraction, Index, Kept, Name, Part, Positive, Seconds, Sparing
 from .rows import row_lengths
 from .state_layout import GRAIN, OptimizerStates, Precision
+from .table import Table
 
 Origin = Literal["measured", "estimated", "emulated"]
 """Emulated: as estimated, for a small stand-in whose operations are made to last so (`Machine.emulation`)."""
@@ -131,6 +132,10 @@ class Machine(Part):
     fp32, where parameters are their own masters, and plans count on `perturb_rate`."""
     pending_rate_masters: Positive | None = None
     """`pending_rate` over fp32 masters."""
+    pending_rate_host: Positive | None = None
+    """`pending_rate` of host, over what lives there. None: nobody measured it, and no table comes by rows."""
+    rows_bandwidth: Positive | None = None
+    """Bytes a second of rows of a table on host that are packed side by side there."""
     device_update_rate: Positive | None = None
     """Elements a second of the optimizer on the device, of states that stay there, the norm of their gradient included.
     None: nobody measured it, and no plan for a GPU has any stay there; the emulated device counts on `update_rate`."""
@@ -186,9 +191,18 @@ def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending:
     return elements * (copies / copying + pending / updating)
 
 
-class State(Part):
+def rows_rates(machine: Machine) -> tuple[float, float] | None:
+    """`pending_rate_host` and `rows_bandwidth` of a machine; None where nobody measured them."""
+    if machine.pending_rate_host and machine.rows_bandwidth:
+        return machine.pending_rate_host, machine.rows_bandwidth
+    return None
+
+
+class State(Sparing):
     """A flat vector of parameters that streams as one (`state_layout.py`): its elements, and the class that shares a
     placement."""
+
+    _SPARED = ("table",)
 
     name: Name
     state_class: Name
@@ -196,11 +210,15 @@ class State(Part):
     """Padded to a multiple of `GRAIN`."""
     frozen: bool = False
     """Its parameters stay what they are: no gradient, no optimizer states, no update. All states of a class agree."""
+    table: Table | None = None
+    """What it is, if it is a table of token embeddings and no more, of which the model reads its tokens' rows alone."""
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
         if self.elements % GRAIN:
             raise ValueError(f"elements = {self.elements} is not a multiple of {GRAIN}")
+        if self.table and not 0 <= self.elements - self.table.elements < GRAIN:
+            raise ValueError(f"table: {self.table.rows} rows of {self.table.row_elements} are not its elements")
         return self
 
 
@@ -413,6 +431,8 @@ class Model(Sparing):
         for state in self.states:
             if not state.frozen and state.state_class in frozen:
                 raise ValueError(f"state {state.name} is not frozen, and others of its class {state.state_class} are")
+        if any(state.table and self.uses(index) != (0,) for index, state in enumerate(self.states)):
+            raise ValueError("a table of token embeddings is of another layer than the embedding")
         for layer in self.layers[1:-1]:
             if any(len(self.uses(index)) != 1 for index in layer.states):
                 raise ValueError(f"block {layer.name} shares a state with another layer")
@@ -426,6 +446,11 @@ class Model(Sparing):
     def uses(self, state: int) -> tuple[int, ...]:
         """The layers that use a state, in order; two for tied embeddings."""
         return tuple(index for index, layer in enumerate(self.layers) if state in layer.states)
+
+    @property
+    def table(self) -> int | None:
+        """The state that is a table of token embeddings and may come by rows."""
+        return next((index for index, state in enumerate(self.states) if state.table), None)
 
     def trained(self, layer: int) -> tuple[int, ...]:
         """The states of a layer that are trained."""

@@ -172,6 +172,8 @@ class Forward(Op):
     saved: Region | None = None
     direction: int = 0
     side: Side = ""
+    by_rows: bool = False
+    """Of its table of token embeddings the weights have the rows of the step's tokens alone."""
 
     @property
     def resource(self) -> Resource:
@@ -242,7 +244,7 @@ class Perturb(Op):
     """How many updates that are on average; 0 without `updates`."""
     start: int
     stop: int
-    """The state's elements that it is over."""
+    """The state's elements that it is over; with `by_rows` those of its rows side by side."""
     parameters: Region
     plus: Region | None
     minus: Region | None
@@ -250,10 +252,14 @@ class Perturb(Op):
     """`parameters` are fp32 masters of what compute takes."""
     rounded: Region | None = None
     """The copy of masters as they are, in the format that compute takes."""
+    by_rows: bool = False
+    """Over the rows of a table that the step's tokens name."""
+    on_host: bool = False
+    """Host makes it, of parameters that live there: updates alone."""
 
     @property
     def resource(self) -> Resource:
-        return "compute"
+        return "cpu" if self.on_host else "compute"
 
     @property
     def elements(self) -> int:
@@ -277,6 +283,36 @@ class Perturb(Op):
         if self.rounded:
             return f"round {self.state_name}"
         return f"{'perturb' if self.plus or self.minus else 'update'} {self.state_name}, direction {self.direction}"
+
+
+@operation
+class TakeRows(Op):
+    """Packs the rows of a table on host that the step's tokens name, in rising order, side by side on host; places
+    behind them get any row again."""
+
+    state: int
+    state_name: str
+    table: Region
+    rows: Region
+
+    @property
+    def resource(self) -> Resource:
+        return "cpu"
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.table,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.rows,)
+
+    def __str__(self) -> str:
+        return f"take rows of {self.state_name}"
 
 
 @operation

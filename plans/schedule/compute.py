@@ -26,9 +26,10 @@ class Compute:
         weights: tuple[Region, ...] | None = None,
         direction: int = 0,
         side: Side = "",
+        by_rows: bool = False,
     ) -> None:
         """The head's, in evaluation, has no `out`; the embedding's has no `hidden`. What `rung` keeps is in `saved`.
-        `weights`: where they are not those of the model itself, but on a `side` of a `direction`."""
+        `weights`: where they are not those of the model itself, but on a `side` of a `direction`, or `by_rows`."""
         emission = self._emission
         emission.emit(
             Forward(
@@ -45,6 +46,7 @@ class Compute:
                 saved=saved,
                 direction=direction,
                 side=side,
+                by_rows=by_rows,
             )
         )
 

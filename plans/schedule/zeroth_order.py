@@ -23,6 +23,7 @@ from .compute import Compute
 from .emission import NOWHERE, Emission, When, cut
 from .order import Order
 from .parameters import Parameters
+from .rows import Rows
 from .streamed import AHEAD, Part, Round, Streamed
 from .updates import Piece
 from .vertical import nothing, transfers
@@ -76,7 +77,10 @@ class _ZerothOrder:
         """Whether compute takes parameters as they live."""
         elements = decision.zeroth_order.piece_elements
         self.streamed = Streamed(emission, elements, moves=transfers) if elements else None
-        self.parameters = Parameters(emission, pieces=transfers, spared=self._streams)
+        self.rows = Rows(emission)
+        self.parameters = Parameters(
+            emission, pieces=transfers, spared=lambda state: self._streams(state) or self.rows.has(state)
+        )
         self.activations = Activations(
             emission,
             kept=len(self.passes),
@@ -93,6 +97,9 @@ class _ZerothOrder:
     def run(self) -> None:
         for stage in (0, 1):
             self._fetch(stage)
+        self.rows.bring()
+        if not self.evaluates:
+            self.rows.update_home()  # behind what takes rows of it: their own updates are made there
         self._upload(0, range(1), 1)
         self._begin_pieces((0, 0))
         leave: Piece = nothing
@@ -112,6 +119,7 @@ class _ZerothOrder:
         """Each trained state once, at its first use."""
         for stage in (0, 1):
             self._fetch(stage)
+        self.rows.update_home()
         self._upload(0, range(1), 1)
         self._begin_pieces((0, 0))
         for stage in range(self.layers):
@@ -140,16 +148,24 @@ class _ZerothOrder:
     # Parameters: updated, perturbed, sent back.
 
     def _whole(self, stage: int) -> Iterator[tuple[int, Region]]:
-        """The states of a layer that are there whole, and where they lie."""
+        """The states of a layer that are there whole, or by rows, and where they lie; a flush brings no rows."""
         for state in self.emission.model.layers[stage].states:
-            if not self._streams(state):
-                yield state, self.parameters.weight(stage, state)
+            if not self._streams(state) and (self.passes or not self.rows.has(state)):
+                yield state, self._there(stage, state)
 
     def _updated(self, stage: int) -> Iterator[tuple[int, Region]]:
         """Those of them that are updated in a stage: trained ones of which it is the first use."""
         for state, weights in self._whole(stage):
             if not self.emission.model.states[state].frozen and self._first_use(state, stage):
                 yield state, weights
+
+    def _there(self, stage: int, state: int) -> Region:
+        """Where compute finds a state's parameters, or the rows of a table, as they are."""
+        return self.rows.there if self.rows.has(state) else self.parameters.weight(stage, state)
+
+    def _elements(self, state: int) -> int:
+        """That compute finds there."""
+        return self.rows.elements if self.rows.has(state) else self.emission.model.states[state].elements
 
     def _first_use(self, state: int, stage: int) -> bool:
         return self.emission.model.uses(state)[0] == stage
@@ -237,23 +253,27 @@ class _ZerothOrder:
                 lags=lags,
                 waiting=self.zeroth_order.waiting(lags=lags) if updates else 0.0,
                 start=part.start if part else 0,
-                stop=part.stop if part else emission.model.states[state].elements,
+                stop=part.stop if part else self._elements(state),
                 parameters=weights,
                 plus=plus,
                 minus=minus,
                 masters=self.zeroth_order.masters,
                 rounded=rounded,
+                by_rows=self.rows.has(state),
             ),
             when,
         )
 
     def _lags(self, state: int, weights: Region) -> bool:
-        """Whether updated parameters go back to another place, as they do in steps that write."""
-        return any(True for _ in self.parameters.ways_back(self.emission.stage, state, weights))
+        """Whether updated parameters go back to another place, as they do in steps that write. Of a table by rows none
+        do: host updates it where it lives."""
+        return not self.rows.has(state) and any(
+            True for _ in self.parameters.ways_back(self.emission.stage, state, weights)
+        )
 
     def _copy(self, stage: int, state: int, direction: int, side: Side) -> Region:
         emission = self.emission
-        nbytes = emission.model.states[state].elements * emission.copy_bytes
+        nbytes = self._elements(state) * emission.copy_bytes
         name, pool = f"{side or 'rounded'}/{stage}/{state}/{direction}", f"perturbed/{nbytes}"
         buffer = emission.passing(name, emission.device, nbytes, Role.PERTURBED_PARAMETERS, pool)
         return Region(buffer, 0, nbytes)
@@ -267,16 +287,14 @@ class _ZerothOrder:
     def _weights(self, stage: int, now: _Pass) -> tuple[Region, ...]:
         """What a pass computes with: its side's copies, and what needs none as it is."""
         return tuple(
-            self._copy(stage, state, now.direction, now.side)
-            if self._copied(state, now)
-            else self.parameters.weight(stage, state)
+            self._copy(stage, state, now.direction, now.side) if self._copied(state, now) else self._there(stage, state)
             for state in self.emission.model.layers[stage].states
         )
 
     # Parameters in pieces.
 
     def _streams(self, state: int) -> bool:
-        return self.streamed is not None and self.streamed.passes(state)
+        return self.streamed is not None and self.streamed.passes(state) and not self.rows.has(state)
 
     def _at(self, turn: Round, part: Part) -> Region:
         assert self.streamed is not None
@@ -331,6 +349,8 @@ class _ZerothOrder:
 
     def _send_back(self, stage: int, state: int, weights: Region) -> None:
         """Move updated parameters to where they live, as far as they were not updated there."""
+        if self.rows.has(state):
+            return
         for source, target, on_host in self.parameters.ways_back(stage, state, weights):
             for part in transfers(source.nbytes):
                 if on_host is None:
@@ -376,6 +396,7 @@ class _ZerothOrder:
             weights=self._weights(stage, now),
             direction=now.direction,
             side=now.side,
+            by_rows=stage == 0 and self.rows.state is not None,
         )
         leave()
         if out is None or position == len(self.passes) - 1:

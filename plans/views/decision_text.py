@@ -83,8 +83,16 @@ def _without_gradients(plan: Plan) -> list[tuple[str, str]]:
         *([("masters", f"fp32; a copy's numbers are rounded to {plan.decision.precision}")] if masters else []),
         ("perturbed copies", copies if zeroth_order.in_turns else "both are there at once, made in one pass"),
         *([("on their way", f"in pieces of {count(pieces)} parameters, not whole states")] if pieces else []),
+        *([("token embeddings", _rows(plan))] if zeroth_order.by_rows else []),
         ("parameters", f"go back to where they live every {every} steps" if every > 1 else "go back in each step"),
     ]
+
+
+def _rows(plan: Plan) -> str:
+    """Of the table that comes by rows."""
+    table = next(state.table for state in plan.model.states if state.table)
+    most = table.most_elements(plan.decision.tokens) // table.row_elements
+    return f"at most {count(most)} of {count(table.rows)} rows come; host updates the table where it lives"
 
 
 def resuming(plan: Plan) -> str:

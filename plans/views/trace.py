@@ -15,7 +15,7 @@ from ..analysis.work import roles_in_order
 from ..errors import MismatchError, UsageError
 from ..files import read_bounded, write_whole
 from ..graph.collectives import Collective
-from ..graph.ops import RESOURCES, Op, Perturb, Resource, Schedule, SumSquares, Tier, Transfer, Update
+from ..graph.ops import RESOURCES, Op, Perturb, Resource, Schedule, SumSquares, TakeRows, Tier, Transfer, Update
 from ..graph.timeline import CLOCK_SECONDS, Timeline, lanes_of
 from ..json_errors import json_reason
 
@@ -96,7 +96,7 @@ def read_trace(path: Path, schedule: Schedule) -> Timeline:
 
 def amount(op: Op) -> tuple[int, str]:
     """How much `op` moves or updates, and of what: bytes, elements, or nothing for compute."""
-    if isinstance(op, Transfer):
+    if isinstance(op, Transfer | TakeRows):
         return op.nbytes, "bytes"
     if isinstance(op, Update):
         return op.elements, "elements"

@@ -18,7 +18,8 @@ from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.recipe import Recipe
 from ssdplan.executor.snapshots.replay import replay
 from ssdplan.executor.train import train
-from ssdplan.plans.documents.plan import Saved, ZerothOrder
+from ssdplan.plans.documents.plan import Saved
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, prepare
 from tests.made.models import FAMILIES, make_model
@@ -262,14 +263,17 @@ def test_a_gradients_copy_says_what_is_in_it():
         assert not copied(gradient[:2048], gradient)[0]
 
 
-def test_a_run_without_gradients_has_the_updates_of_one_on_the_cpu(directory, tmp_path):
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_a_run_without_gradients_has_the_updates_of_one_on_the_cpu(directory, tmp_path, by_rows):
     """Losses round otherwise there; the directions do not, nor what is made of the same numbers."""
     found = {}
+    if by_rows:
+        directory = prepare(tmp_path / "models", tied=False, hidden=64)
     for device, kind in ((CudaDevice(), "cuda"), (EmulatedDevice(), "cpu")):
         model = open_model(directory / "llama", torch.float32)
         plan = make_plan(
             model, sequence_length=LENGTH, precision="fp32", device=kind, parameters=0.5, micro_batches=2,
-            zeroth_order=ZerothOrder(directions=2, written_every=2),
+            zeroth_order=ZerothOrder(directions=2, written_every=2, by_rows=by_rows),
         )  # fmt: skip
         recipe = Recipe(steps=4, optimizer=MeZO(lr=1e-4, eps=1e-2))
         out = tmp_path / kind

@@ -24,8 +24,9 @@ from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.runtime.session import Session
 from ssdplan.executor.sessions import _session
 from ssdplan.executor.store import Store
-from ssdplan.plans.documents.plan import Plan, ZerothOrder
+from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.state_layout import GRAIN
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.schedule.build import build_schedule
 from tests import reference
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
@@ -290,3 +291,52 @@ def test_pieces_change_no_bit(
 
 def test_two_tensors_never_share_a_direction(directory: Path) -> None:
     require_distinct_keys(opened(directory / "llama", torch.float32).states)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whose table of token embeddings has rows of 64, and is not the head's."""
+    return prepare(tmp_path_factory.mktemp("untied"), tied=False, hidden=64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masters", "directions"),
+    [(torch.float32, False, 1), (torch.float32, False, 2), (torch.bfloat16, False, 2), (torch.bfloat16, True, 1)],
+)
+def test_a_table_by_rows_changes_no_bit(
+    untied: Path, tmp_path: Path, dtype: torch.dtype, masters: bool, directions: int
+) -> None:
+    """Losses of steps and of an evaluation, and all weights, wherever the other states live; its rows that no token has
+    named are updated as the others are."""
+    optimizer = MeZO(lr=1e-2, eps=1e-2, weight_decay=0.1, seed=5)
+    recipe = Recipe(steps=STEPS, optimizer=AdamW(lr=1.0, weight_decay=0.1, decay_all=False))
+    seen = []
+    for number, choices in enumerate(
+        [
+            {"parameters": 1.0},
+            {"parameters": 1.0, "by_rows": True},
+            {"parameters": 1.0, "by_rows": True, "written_every": 3},
+            {"parameters": 1.0, "by_rows": True, "written_every": 64, "in_turns": True},
+            {"parameters": 1.0, "by_rows": True, "piece_elements": 3 * GRAIN, "in_turns": directions == 1},
+            {"parameters": 0.0, "by_rows": True, "written_every": 2, "piece_elements": GRAIN},
+            {"parameters": 0.5, "by_rows": True},
+        ]
+    ):
+        zeroth = ZerothOrder(
+            directions=directions,
+            masters=masters,
+            **{name: choices.pop(name) for name in ZerothOrder.model_fields if name in choices},
+        )
+        work = tmp_path / str(number)
+        seen.append(trained(untied, work, optimizer, recipe, dtype=dtype, zeroth_order=zeroth, **choices))
+    for losses, weights in seen[1:]:
+        assert losses == seen[0][0]
+        assert all(torch.equal(weights[name], seen[0][1][name]) for name in weights)
+    if dtype == torch.float32:
+        model = opened(untied / "llama", dtype)
+        oracle = InMemory(untied / "llama", optimizer, directions, spared_parameters(model.module))
+        assert expected_of(oracle, untied) == seen[1][0]
+        for name, parameter in oracle.weights().items():
+            assert torch.equal(seen[1][1][name], parameter.detach().flatten()), name
+        ids = [m.input_ids for step in range(STEPS) for m in micro_batches_of(untied, step, micro_batches=2)]
+        assert 0 < torch.cat([each.flatten() for each in ids]).unique().numel() < 300 < model.vocab_size

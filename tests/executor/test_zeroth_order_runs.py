@@ -27,7 +27,7 @@ from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.stepping import ZerothOrder as Stepping
 from ssdplan.executor.train import train
 from ssdplan.plans.documents.metrics import METRICS
-from ssdplan.plans.documents.plan import ZerothOrder
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import MismatchError, NumericalError, StoppedWithSnapshot, UsageError
 from ssdplan.plans.files import LinkError
 from tests.executor.runs import LENGTH, micro_batches_of, opened, prepare
@@ -56,14 +56,16 @@ def run(
     every: int = 1,
     directions: int = 2,
     masters: bool = False,
+    by_rows: bool = False,
+    freeze: tuple[str, ...] = (),
     anyway: bool = False,
     evaluated: bool = True,
     watch: Watch | None = None,
     **choices: Any,
 ) -> list[float]:
     """The losses of all its steps."""
-    model = opened(directory / "llama", precision)
-    zeroth_order = ZerothOrder(directions=directions, written_every=every, masters=masters)
+    model = opened(directory / "llama", precision, freeze)
+    zeroth_order = ZerothOrder(directions=directions, written_every=every, masters=masters, by_rows=by_rows)
     names = {torch.float32: "fp32", torch.bfloat16: "bf16"}
     plan = make_plan(
         model,
@@ -439,3 +441,47 @@ def test_kept_weights_are_never_links(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(LinkError, match="weights-3: is a symbolic link"):
         run(directory, out, resume=True)
     assert (tmp_path / "elsewhere" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"precision": torch.float32},
+        {"precision": torch.float32, "freeze": ("*embed_tokens*",)},
+        {"precision": torch.bfloat16, "masters": True, "snapshot_every": 2},
+    ],
+)
+@pytest.mark.parametrize("every", [1, 4])
+def test_runs_with_a_table_by_rows_have_the_bits_of_those_with_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, choices: dict[str, Any]
+) -> None:
+    """Evaluated, killed in a step and gone on with, exported and replayed; whatever is frozen."""
+    directory, out = prepare(tmp_path / "models", tied=False, hidden=64), tmp_path / "run"
+    losses = run(directory, tmp_path / "whole", unified=True, parameters=0.0, on_device=0.5, **choices)
+    step = Stepping.step
+
+    def killed(self: Any, session: Any, number: int, batches: Any) -> Any:
+        if number == 3:
+            raise _Killed
+        return step(self, session, number, batches)
+
+    monkeypatch.setattr(Stepping, "step", killed)
+    with pytest.raises(_Killed):
+        run(directory, out, every=every, by_rows=True, eval_every=2, **choices)
+    monkeypatch.setattr(Stepping, "step", step)
+    assert run(directory, out, every=every, by_rows=True, eval_every=2, resume=True, **choices)[-3:] == losses[-3:]
+    found = weights(out / "model")
+    assert same(found, weights(tmp_path / "whole" / "model"))
+    assert replay(out, tmp_path / "replayed") == STEPS and same(weights(tmp_path / "replayed"), found)
+    begun = load_file(directory / "llama" / "model.safetensors")
+    table = "model.embed_tokens.weight"
+    assert torch.equal(found[table], begun[table].to(choices["precision"])) == bool(choices.get("freeze"))
+
+
+def test_a_plan_by_rows_of_a_model_that_reads_its_table_otherwise_is_refused(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untied = prepare(tmp_path / "models", tied=False, hidden=64)
+    monkeypatch.setattr("ssdplan.executor.zeroth_order.table_of", lambda model: None)
+    with pytest.raises(MismatchError, match="moves rows of a table of token embeddings that LlamaForCausalLM does not"):
+        run(untied, tmp_path / "run", by_rows=True)

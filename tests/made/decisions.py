@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from ssdplan.plans.documents.plan import Decision, Placement, Saved, ScheduleName, ZerothOrder
+from ssdplan.plans.documents.plan import Decision, Placement, Saved, ScheduleName
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.state_layout import OptimizerStates
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 
 
 def decide(
@@ -39,7 +40,8 @@ def decide(
     `inputs`: of the blocks, those whose activation checkpoints it keeps.
     `unified`: compute works on host memory, where parameters are
     whole or not at all: `parameters` is for separate memory only. `saved`: of the activations of all blocks.
-    `zeroth_order`: a schedule without gradients. `behind`: ranks exchange gradients beside the next backward.
+    `zeroth_order`: a schedule without gradients; a table that comes by rows lives on host whole. `behind`: ranks
+    exchange gradients beside the next backward.
     """
     assert not (unified and parameters)
     prompt = 1.0 - alpha
@@ -71,6 +73,11 @@ def decide(
     )
     if zeroth_order:
         schedule, placement = "zeroth-order", frozen
+    own = {}
+    if zeroth_order and zeroth_order.by_rows:
+        assert model.table is not None
+        whole = {"parameters_prompt_host": 1.0, "parameters_prompt_ssd": 0.0, "parameters_device": 0.0}
+        own = {model.states[model.table].state_class: frozen.model_copy(update=whole)}
     return Decision(
         schedule=schedule,
         optimizer="mezo" if zeroth_order else "adamw",
@@ -87,7 +94,8 @@ def decide(
                 update={"parameters_turn": 0.0 if state.state_class in without_turn else across_turn}
             )
             for state in model.states
-        },
+        }
+        | own,
         checkpoint_device=inputs,
         checkpoint_host=checkpoints,
         recompute="part" if saved else "all",

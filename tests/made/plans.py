@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from ssdplan.planner.predict.simulator import simulate
-from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity, ZerothOrder
+from ssdplan.plans.documents.plan import Alternative, Decision, Plan, Prediction, Saved, Sensitivity
 from ssdplan.plans.documents.profile import Layer, LayerClass, Machine, Model, Network, Rung, State, Timing
 from ssdplan.plans.documents.state_layout import OptimizerStates, Precision
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.ops import Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from tests.made.decisions import decide
@@ -31,9 +32,11 @@ def describe(
 ) -> Model:
     """The plan's view of a model, with timings that were never measured. `rungs` of its blocks -> what they keep, which
     is taken to be a MiB; in int8 by those whose names say so."""
+    from ssdplan.executor.model.table_rows import table_of
     from ssdplan.profiler.activations import IN_INT8
     from ssdplan.profiler.profile import state_classes
 
+    found = table_of(model)
     timing = Timing(
         micro_batch_size=micro_batch_size,
         forward_seconds=0.001,
@@ -69,8 +72,14 @@ def describe(
         sequence_length=sequence_length,
         context_bytes={micro_batch_size: 0},
         states=tuple(
-            State(name=state.name, state_class=state_class, elements=state.elements, frozen=state.frozen)
-            for state, state_class in zip(model.states, state_classes(model), strict=True)
+            State(
+                name=state.name,
+                state_class=state_class,
+                elements=state.elements,
+                frozen=state.frozen,
+                table=found[1] if found and found[0] == number else None,
+            )
+            for number, (state, state_class) in enumerate(zip(model.states, state_classes(model), strict=True))
         ),
         layers=tuple(
             Layer(name=layer.name, layer_class=layer.layer_class, states=layer.states) for layer in model.layers

@@ -21,6 +21,7 @@ from ssdplan.plans.documents.profile import (
     Volume,
 )
 from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, Precision
+from ssdplan.plans.documents.table import ROW_GRAIN, Table
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
@@ -104,7 +105,8 @@ def made_model(
     """
     element = ELEMENT_BYTES[precision]
     embedding, block, norm = vocab * hidden, 12 * hidden * hidden, hidden
-    states = [State(name="embedding", state_class="embedding", elements=padded(embedding))]
+    table = None if tied or hidden % ROW_GRAIN else Table(rows=vocab, row_elements=hidden)
+    states = [State(name="embedding", state_class="embedding", elements=padded(embedding), table=table)]
     layers = [Layer(name="embedding", layer_class="embedding", states=(0,))]
     for index in range(blocks):
         layers.append(Layer(name=f"block.{index}", layer_class="block", states=(len(states),)))
@@ -202,7 +204,9 @@ def with_frozen(model: Model, shares: Sequence[float]) -> Model:
             if elements:
                 mine.append(len(states))
                 name = f"{state.name}.frozen" if is_frozen else state.name
-                states.append(state.model_copy(update={"name": name, "elements": elements, "frozen": is_frozen}))
+                table = state.table if elements == state.elements else None
+                made = {"name": name, "elements": elements, "frozen": is_frozen, "table": table}
+                states.append(state.model_copy(update=made))
         parts.append(tuple(mine))
     layers = [
         layer.model_copy(update={"states": tuple(part for index in layer.states for part in parts[index])})

@@ -12,9 +12,10 @@ from ssdplan.planner.catalogue.whatif import WhatIf, estimate
 from ssdplan.planner.predict.peaks import predict_peaks
 from ssdplan.planner.predict.simulator import simulate, simulated_seconds
 from ssdplan.planner.solve import piece_elements
-from ssdplan.plans.documents.plan import Decision, ZerothOrder
+from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.schedule.build import build_schedule
 from tests.made.decisions import decide
 

@@ -32,7 +32,7 @@ class _NotMadeError(Exception):
     """A parameter is used in a way that would need memory for it, or that is not known here."""
 
 
-class _SparseWeights(TorchFunctionMode):
+class SparseWeights(TorchFunctionMode):
     """Runs a forward whose parameters are on the meta device with numbers of its own, in fp32.
 
     A matrix that multiplies has two numbers in each row, at places that its own generator draws; an embedding's rows
@@ -125,12 +125,13 @@ def outputs(
     hidden_of: Callable[[int], torch.Tensor],
     returned: int | None,
     only: Collection[int] | None = None,
+    weights: SparseWeights | None = None,
 ) -> list[torch.Tensor]:
     """What the embedding yields, and what each layer (of `only`, if given) makes of a hidden state of its own,
     [b, s, hidden_size] each in fp32.
 
     `arguments` are the model's, `returned` is as in `inspection.Anatomy`; the module is in eval mode, its parameters
-    are on meta. Errors: CannotRunError.
+    are on meta. `weights`: of all of them, made before the call. Errors: CannotRunError.
     """
     layers = list(blocks)
     found: list[torch.Tensor] = []
@@ -150,7 +151,7 @@ def outputs(
             raise _Done
         return hidden if returned is None else (hidden, *(None,) * (returned - 1))
 
-    weights = _SparseWeights(list(module.parameters()))  # before the layers are behind stand-ins
+    weights = weights or SparseWeights(list(module.parameters()))  # before the layers are behind stand-ins
     with torch.no_grad(), suppress(_Done), stand_ins(blocks, answer), weights:
         try:
             module(**arguments, use_cache=False, return_dict=True)

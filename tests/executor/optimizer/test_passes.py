@@ -9,6 +9,7 @@ import torch
 
 from ssdplan.executor.optimizer import passes
 from ssdplan.executor.optimizer.passes import Pending, perturb
+from ssdplan.executor.optimizer.rows import Rows
 
 PENDING: list[Pending] = [(3, 0, 1e-2, 0.99), (4, 7, -3e-3, 1.0), (2**32 - 1, 2**16 - 1, 1e-4, 1.0)]
 
@@ -41,6 +42,7 @@ def test_triton_has_the_bits_of_the_native_kernel() -> None:
     code = """
 import torch
 from ssdplan.executor.optimizer import passes, passes_triton
+from ssdplan.executor.optimizer.rows import Rows
 PENDING = [(3, 0, 1e-2, 0.99), (2**32 - 1, 2**16 - 1, 1e-4, 1.0)]
 seed, tensor, step, direction, eps = 2**63 + 12345, 0xDEADBEEF, 77, 65535, 1e-3
 for dtype, made in ((torch.float32, torch.float32), (torch.float16, torch.float16), (torch.float32, torch.float16)):
@@ -56,6 +58,16 @@ for dtype, made in ((torch.float32, torch.float32), (torch.float16, torch.float1
         passes_triton.perturb(theirs, *made_by_triton, seed, tensor, step, direction, eps, pending, first)
         for one, other in zip((ours, *made_by_us), (theirs, *made_by_triton)):
             assert one is other is None or torch.equal(one, other), (dtype, made, elements, first, sides)
+    for width in (64, 192, 1024):
+        rows = Rows(torch.tensor([0, 1, 2, 5, 9, 10, 4_000_000, 9_000_000, 9_000_000]), width)
+        ours = torch.randn(9 * width, generator=torch.Generator().manual_seed(width)).to(dtype)
+        theirs = ours.clone()
+        made_by_us, made_by_triton = ([torch.zeros(9 * width, dtype=made) for _ in "12"] for _ in "12")
+        passes.perturb(ours, *made_by_us, seed=seed, tensor=tensor, step=step, direction=direction, eps=eps,
+                       pending=PENDING, rows=rows)
+        passes_triton.perturb(theirs, *made_by_triton, seed, tensor, step, direction, eps, PENDING, 0, rows)
+        for one, other in zip((ours, *made_by_us), (theirs, *made_by_triton)):
+            assert torch.equal(one, other), (dtype, made, width)
 print("the same bits")
 """
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -63,6 +75,32 @@ print("the same bits")
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert found.returncode == 0 and "the same bits" in found.stdout, found.stderr
+
+
+@pytest.mark.parametrize("where", ["cpu", "by torch", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 320])
+def test_rows_have_the_bits_that_they_have_in_the_whole_tensor(
+    monkeypatch: pytest.MonkeyPatch, where: str, dtype: torch.dtype, width: int
+) -> None:
+    """Side by side: updates, copies on both sides, and a row that is there twice."""
+    if where == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    monkeypatch.setattr(passes, "PIECE", 128)
+    whole = torch.randn(40, width, generator=torch.Generator().manual_seed(width)).to(dtype)
+    numbers, device = torch.tensor([0, 1, 2, 7, 11, 12, 39, 39]), "cuda" if where == "cuda" else "cpu"
+    side_by_side = whole[numbers].flatten().to(device)
+    how = {"seed": 2**63 + 5, "tensor": 0xDEADBEEF, "step": 77, "direction": 3, "eps": 1e-2, "pending": PENDING}
+    expected = [whole.flatten(), torch.empty(40 * width, dtype=dtype), torch.empty(40 * width, dtype=dtype)]
+    perturb(*expected, **how)
+    found = [side_by_side, *(torch.empty_like(side_by_side) for _ in range(2))]
+    rows = Rows(numbers.to(device), width)
+    if where == "by torch":
+        passes._perturb(*found, *how.values(), 0, rows)
+    else:
+        perturb(*found, **how, rows=rows)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one.view(40, width)[numbers].flatten(), other.cpu())
 
 
 @pytest.mark.gpu

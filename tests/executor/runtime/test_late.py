@@ -20,7 +20,7 @@ from ssdplan.executor.runtime import runner as runner_module
 from ssdplan.executor.runtime.operations import Operations
 from ssdplan.executor.runtime.runner import IN_FLIGHT, MOST_TAKEN, OverlappedRunner
 from ssdplan.executor.train import train
-from ssdplan.plans.documents.plan import ZerothOrder
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.ops import Graph, Region, Resource, Schedule
 from ssdplan.plans.schedule.build import build_schedule
 from tests.bounds import HANG_SECONDS
@@ -54,12 +54,18 @@ PLANS: dict[str, dict[str, Any]] = {
     "clipped": {"alpha": 1.0, "clip_grad_norm": 0.5, "micro_batches": 2},
     "horizontal": {"schedule": "horizontal", "micro_batches": 3, "optimizer": 1.0},
     "zeroth order": {"zeroth_order": ZerothOrder(directions=2, written_every=2), "micro_batches": 2},
+    "a table by rows": {"zeroth_order": ZerothOrder(directions=2, by_rows=True), "parameters": 0.5, "micro_batches": 2},
 }
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("models"), layers=4)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("models"), layers=2, tied=False, hidden=64)
 
 
 def run(directory: Path, out: Path, device: EmulatedDevice, choices: dict[str, Any]) -> list[float]:
@@ -75,9 +81,9 @@ def run(directory: Path, out: Path, device: EmulatedDevice, choices: dict[str, A
 
 @pytest.mark.parametrize("name", PLANS)
 def test_work_that_is_done_late_gives_the_same_bits(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    directory: Path, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    bind = Operations.bind
+    bind, directory = Operations.bind, untied if name == "a table by rows" else directory
     expected = run(directory, tmp_path / "usual", EmulatedDevice(), PLANS[name])
     weights = (tmp_path / "usual" / "model" / "model.safetensors").read_bytes()
     monkeypatch.setattr(Operations, "bind", lambda self, graph: checked(self, graph, bind(self, graph)))

@@ -5,7 +5,8 @@ import pytest
 from ssdplan.planner.explain.on_demand import on_demand_figures, one_by_one
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.cache import Beside, predicted_figures, states_on_ssd
-from ssdplan.plans.documents.plan import Plan, ZerothOrder
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.ops import Transfer
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.views.cache_text import predicted_lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +21,16 @@ from ssdplan.planner.program.variables import value, variables_of
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import piece_elements, solve, solve_and_build
 from ssdplan.planner.solve_again import request_of
-from ssdplan.plans.documents.plan import Decision, ZerothOrder
+from ssdplan.plans.documents.plan import Decision, Plan
 from ssdplan.plans.documents.profile import Model, Profile
 from ssdplan.plans.documents.state_layout import GRAIN
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import InfeasibleError, UsageError
-from ssdplan.plans.graph.ops import Forward, Perturb
+from ssdplan.plans.graph.ops import Forward, Perturb, Schedule, TakeRows, Transfer
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from tests.made.decisions import decide
-from tests.made.profiles import GIB, MIB, made_profile
+from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile
 from tests.planner.machines import models
 from tests.planner.zeroth_order_table import ROWS, ablation, device_mib, host_gib
 
@@ -50,15 +53,30 @@ def profile_of(**choices: Any) -> Profile:
     st.booleans(),
     st.booleans(),
     st.sampled_from([0, 0, 1, 7]),
+    st.booleans(),
 )
 def test_counts_what_the_graph_moves_to_the_byte(
-    model: Model, n: int, directions: int, every: int, on_host: bool, in_turns: bool, masters: bool, grains: int
+    model: Model,
+    n: int,
+    directions: int,
+    every: int,
+    on_host: bool,
+    in_turns: bool,
+    masters: bool,
+    grains: int,
+    by_rows: bool,
 ) -> None:
     """With parameters whole on one side nothing is rounded: bytes of all four resources, on average over steps; in
-    pieces of so many `grains` as well."""
+    pieces of so many `grains` as well, and with a table by rows, which lives on host wherever the others do."""
+    by_rows = by_rows and model.table is not None
     masters = masters and model.precision != "fp32"
     zeroth = ZerothOrder(
-        directions=directions, written_every=every, in_turns=in_turns, masters=masters, piece_elements=grains * GRAIN
+        directions=directions,
+        written_every=every,
+        in_turns=in_turns,
+        masters=masters,
+        piece_elements=grains * GRAIN,
+        by_rows=by_rows,
     )
     decision = decide(model, micro_batches=n, parameters=float(on_host), zeroth_order=zeroth)
     schedule = build_schedule(model, decision)
@@ -68,7 +86,8 @@ def test_counts_what_the_graph_moves_to_the_byte(
     at = {}
     for name in decision.placement:
         names = variables_of(name)
-        at |= {names.parameters.prompt_host: float(on_host), names.parameters.prompt_ssd: float(not on_host)}
+        host = on_host or (by_rows and name == model.states[model.table or 0].state_class)
+        at |= {names.parameters.prompt_host: float(host), names.parameters.prompt_ssd: float(not host)}
         at |= {names.device: 0.0}
     written, unwritten = schedule.traffic("steady"), schedule.traffic("unwritten")
     mean = {kind: (written[kind] + (every - 1) * unwritten[kind]) / every for kind in written}
@@ -79,10 +98,14 @@ def test_counts_what_the_graph_moves_to_the_byte(
     passes = [op for op in schedule.emitted("steady") if isinstance(op, Perturb)]
     drawn = sum(op.elements for op in passes if op.copies)
     assert sum(stage.count * stage.perturbed for stage in stages) == drawn
+    of_host = sum(op.elements * op.waiting for op in passes if op.on_host)
+    assert sum(stage.count * stage.on_host for stage in stages) == pytest.approx(of_host)
+    taken = sum(op.nbytes for op in schedule.emitted("steady") if isinstance(op, TakeRows))
+    assert sum(stage.count * stage.taken for stage in stages) == taken and (taken > 0) == by_rows
     forwards = [op for op in schedule.emitted("steady") if isinstance(op, Forward)]
     assert len(forwards) == 2 * directions * n * len(model.layers)
-    half = 4 if model.precision == "fp32" else 2
-    used = [model.states[index] for layer in model.layers for index in layer.states]
+    table, half = model.table, 4 if model.precision == "fp32" else 2
+    used = [model.states[index] for layer in model.layers for index in layer.states if not by_rows or index != table]
     comes = zeroth.rounds if grains else 1
     whole = sum(state.elements * (half if state.frozen else (4 if masters else half) * comes) for state in used)
     assert written["read"] == (0 if on_host else whole)
@@ -188,6 +211,83 @@ def test_slow_writes_are_made_seldom_and_a_step_is_predicted_on_average() -> Non
     assert plan.prediction.step_seconds == pytest.approx((seconds[0] + (every - 1) * seconds[1]) / every)
     again = request_of(plan)
     assert again.zeroth_order == ZerothOrder() and again.residency == {"parameters": 0.0}
+
+
+OF_HOST = {"pending_rate_host": 1e9, "rows_bandwidth": 1e10}
+
+
+def solved_by_rows(
+    rates: dict[str, float] = OF_HOST, *, tied: bool = False, unified: bool = False, **asked: Any
+) -> tuple[Plan, Schedule]:
+    """Of a model whose table is about half of it, on a machine that keeps nothing on its device between uses."""
+    machine = made_machine(link=1e8, shared=unified)
+    profile = profile_of(machine=machine, model=made_model(blocks=2, vocab=8192, tied=tied))
+    machine = profile.machine.model_copy(update=rates)
+    residency = ({} if unified else {"device": 0.0}) | asked.pop("residency", {})
+    request = SolveRequest(
+        GIB,
+        None if unified else GIB,
+        zeroth_order=ZerothOrder(),
+        micro_batches=2,
+        residency=residency,
+        unified_memory=unified,
+        **asked,
+    )
+    return solve_and_build(profile.model_copy(update={"machine": machine}), request, compared=False)
+
+
+def test_a_table_comes_by_rows_where_a_step_is_shorter_so() -> None:
+    plan, schedule = solved_by_rows()
+    decision, (state,) = plan.decision, [state for state in plan.model.states if state.table]
+    assert decision.zeroth_order and decision.zeroth_order.by_rows and state.table
+    assert decision.placement[state.state_class].parameters_prompt_host == 1.0
+    verify(schedule, {"host": GIB, "device": GIB})
+    row = 64 * 2
+    (upload,) = [op for op in schedule.steady.ops if isinstance(op, Transfer) and op.state_name == state.name]
+    assert upload.kind == "h2d" and upload.nbytes == decision.tokens * row < state.table.rows * row
+    whole, _ = solved_by_rows({})
+    assert whole.decision.zeroth_order and not whole.decision.zeroth_order.by_rows
+    assert whole.prediction.step_seconds > 1.2 * plan.prediction.step_seconds
+    assert whole.prediction.h2d_bytes > plan.prediction.h2d_bytes + (state.table.rows - decision.tokens) * row - 4096
+    assert whole.prediction.peak_device_bytes > plan.prediction.peak_device_bytes
+    timeline = simulate(schedule.steady, plan.model, plan.machine, decision.micro_batch_size)
+    for op, start, end in zip(schedule.steady.ops, timeline.starts, timeline.ends, strict=True):
+        if isinstance(op, TakeRows):
+            assert end - start == pytest.approx(op.nbytes / 1e10)
+        if isinstance(op, Perturb) and op.on_host:
+            assert end - start == pytest.approx(state.elements / 1e9)
+    assert request_of(plan).zeroth_order == ZerothOrder()
+
+
+def test_a_table_comes_whole_where_rows_cannot_come_or_gain_nothing() -> None:
+    cases: list[tuple[dict[str, float], dict[str, Any]]] = [
+        (OF_HOST | {"pending_rate_host": 1e5}, {}),  # host would be at it for longer than a step
+        (OF_HOST, {"tied": True}),
+        (OF_HOST, {"residency": {"parameters": 0.0}}),
+        (OF_HOST, {"residency": {"device": 1.0}}),
+        (OF_HOST, {"unified": True}),
+    ]
+    for rates, asked in cases:
+        plan, _ = solved_by_rows(rates, **asked)
+        assert plan.decision.zeroth_order and not plan.decision.zeroth_order.by_rows, asked
+
+
+def test_a_plan_by_rows_of_what_has_no_rows_is_refused() -> None:
+    plan, _ = solved_by_rows()
+    content = json.loads(plan.text())
+    assert Plan.model_validate(content) == plan
+    for change, words in (
+        (lambda it: it["decision"].update(unified_memory=True), "unified_memory"),
+        (lambda it: it["model"]["states"][0].pop("table"), "no state of the model has a table"),
+        (lambda it: it["decision"]["placement"]["embedding"].update(parameters_device=1.0), "whole on host"),
+        (lambda it: it["model"]["states"][0]["table"].update(rows=3), "rows of 64 are not its elements"),
+        (lambda it: it["model"]["states"][0]["table"].update(row_elements=32), "multiple of 64"),
+        (lambda it: it["model"]["states"][1].update(table={"rows": 768, "row_elements": 64}), "another layer"),
+    ):
+        changed = copy.deepcopy(content)
+        change(changed)
+        with pytest.raises(ValueError, match=words):
+            Plan.model_validate(changed)
 
 
 @pytest.mark.parametrize(

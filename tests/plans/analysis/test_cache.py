@@ -23,8 +23,8 @@ from ssdplan.plans.analysis.cache import (
     states_on_ssd,
 )
 from ssdplan.plans.documents.metrics import CacheFigures, StepMetrics
-from ssdplan.plans.documents.plan import ZerothOrder
 from ssdplan.plans.documents.stripe_shares import room
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.contents import Content
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Perturb, Region, Resource, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline

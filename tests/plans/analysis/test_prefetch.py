@@ -7,8 +7,8 @@ import pytest
 
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.prefetch import Entry, prefetch_table
-from ssdplan.plans.documents.plan import ZerothOrder
 from ssdplan.plans.documents.profile import Model
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.ops import Backward, Forward, Schedule, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule

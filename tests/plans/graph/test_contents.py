@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssdplan.plans.analysis.work import ROLE_COLOURS, WORK_COLOURS
-from ssdplan.plans.documents.plan import ScheduleName, ZerothOrder
+from ssdplan.plans.documents.plan import ScheduleName
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.contents import CONTENTS, ROLES, Content, Role, title_of
 from ssdplan.plans.graph.ops import Backward, Forward, Op, Schedule, Transfer, Update
 from ssdplan.plans.schedule.build import ORDERS, build_schedule

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdplan.plans.documents.plan import Decision, ZerothOrder
+from ssdplan.plans.documents.plan import Decision
 from ssdplan.plans.documents.profile import Model
-from ssdplan.plans.documents.state_layout import GRAIN
+from ssdplan.plans.documents.state_layout import FP32, GRAIN
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.graph.contents import Role
 from ssdplan.plans.graph.ops import Forward, Perturb, Schedule, Transfer
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
 from ssdplan.plans.schedule.streamed import AHEAD
 from tests.made.decisions import decide
-from tests.made.profiles import made_model
+from tests.made.profiles import made_model, with_frozen
 
 fractions = st.sampled_from([0.0, 0.3, 1.0])
 
@@ -33,13 +34,31 @@ fractions = st.sampled_from([0.0, 0.3, 1.0])
     grains=st.sampled_from([0, 0, 1, 5, 64]),
     every=st.integers(1, 2),
     masters=st.booleans(),
+    by_rows=st.booleans(),
+    freezes=st.booleans(),
 )
 def test_every_schedule_verifies(
-    blocks, tied, micro_batches, directions, in_turns, unified, parameters, on_device, grains, every, masters
+    blocks,
+    tied,
+    micro_batches,
+    directions,
+    in_turns,
+    unified,
+    parameters,
+    on_device,
+    grains,
+    every,
+    masters,
+    by_rows,
+    freezes,
 ):
-    """`grains`: of a piece; 0: states are on their way whole."""
+    """`grains`: of a piece; 0: states are on their way whole. `freezes`: the embedding."""
     model = made_model(blocks=blocks, tied=tied)
+    if freezes:
+        model = with_frozen(model, [1.0] + [0.0] * (len(model.states) - 1))
+    by_rows = by_rows and not (tied or unified)
     zeroth = ZerothOrder(
+        by_rows=by_rows,
         written_every=every,
         masters=masters,
         piece_elements=grains * GRAIN,
@@ -59,7 +78,8 @@ def test_every_schedule_verifies(
     assert_forwards_are_twice_each_direction(made, decision)
     assert_each_state_is_updated_once(made)
     assert_each_block_crosses_once_each_way(made, model, decision)
-    assert_pieces_take_few_places(made, decision)
+    if not freezes:  # what is frozen comes whole
+        assert_pieces_take_few_places(made, decision)
 
 
 def assert_forwards_are_twice_each_direction(made: Schedule, decision: Decision) -> None:
@@ -93,12 +113,13 @@ def assert_each_state_is_updated_once(made: Schedule) -> None:
     """In a step, and in the flush, which makes no copy."""
     whole: Counter[int] = Counter()
     for home in made.homes:
-        whole[home.state] += home.elements
+        if home.trained:
+            whole[home.state] += home.elements
     for graph in (made.steady, made.flush):
         updated: Counter[int] = Counter()
         at: Counter[int] = Counter()
         for op in graph.ops:
-            if isinstance(op, Perturb) and op.updates:
+            if isinstance(op, Perturb) and op.updates and not op.by_rows:
                 assert op.start == at[op.state], "pieces come in order"
                 at[op.state] = op.stop
                 updated[op.state] += op.elements
@@ -113,8 +134,9 @@ def assert_pieces_take_few_places(made: Schedule, decision: Decision) -> None:
     if not decision.zeroth_order.piece_elements:
         return
     roles = (Role.PARAMETERS, Role.PARAMETERS_IN_TRANSIT)
-    places = {(b.tier, b.offset) for b in made.buffers if b.role in roles and b.pool}
-    assert all("piece" in b.pool for b in made.buffers if b.role in roles and b.pool)
+    passing = [b for b in made.buffers if b.role in roles and b.pool and not b.pool.startswith("rows/")]
+    places = {(b.tier, b.offset) for b in passing}
+    assert all("piece" in b.pool for b in passing)
     assert Counter(tier for tier, _ in places).total() <= 2 * (2 * AHEAD + 1)
 
 
@@ -132,7 +154,15 @@ def assert_each_block_crosses_once_each_way(made: Schedule, model: Model, decisi
         for home in made.homes:
             if home.state == state:
                 sizes[made.buffers[home.parameters.buffer].tier] += home.parameters.nbytes
-        comes = len(model.uses(state)) * rounds
+        comes = len(model.uses(state)) * (1 if model.states[state].frozen else rounds)
+        if decision.zeroth_order.by_rows and state == model.table:
+            rows = min(512, decision.tokens) * 64 * (4 if decision.parameters_of(model.states[state]) == FP32 else 2)
+            assert moved[state, "h2d"] == rows < sizes["host"]
+            assert not moved[state, "read"] and not moved[state, "write"] and not moved[state, "d2h"]
+            continue
+        if model.states[state].frozen:
+            assert moved[state, "read"] == comes * sizes["ssd"] and not moved[state, "write"]
+            continue
         assert moved[state, "read"] == comes * sizes["ssd"] and moved[state, "write"] == sizes["ssd"]
         if not decision.unified_memory:
             assert moved[state, "h2d"] == comes * (sizes["ssd"] + sizes["host"])
