@@ -270,7 +270,7 @@ def _session(
     """Memory and loaded states; all of it closed again, whatever happens, but the store, which is the caller's. `held`:
     the states are in the store, but for what is frozen, which the model's own files have. `kept`: where they are
     instead of in the model's files."""
-    dtype = DTYPES[plan.decision.precision]
+    dtype, sharing = DTYPES[plan.decision.precision], ranks if plan.decision.shares > 1 else ALONE
     dtypes = [DTYPES[plan.decision.parameters_of(state).name] for state in model.states]
     with contextlib.ExitStack() as stack:
         device.keep_to(plan.decision.device_budget_bytes)
@@ -285,7 +285,7 @@ def _session(
                 f"store of {format_bytes(store_bytes_of(records, recipe))}, engine {store.engine}"
                 + (f" (without registered memory: {refused})" if refused else "")
             )
-        states = States(model, schedule, memory, store, dtypes, ranks)
+        states = States(model, schedule, memory, store, dtypes, sharing)
         if held:
             words = "moving states to where the plan keeps them"
             settle(Holding(schedule, memory, store), records, dtype, lambda share: watch.loading(share, words))
@@ -318,7 +318,7 @@ def _session(
             clip_grad_norm=plan.decision.clip_grad_norm,
             decay_all=recipe.optimizer.decay_all or not recipe.optimizer.weight_decay,
             dtypes=dtypes,
-            ranks=ranks,
+            ranks=sharing,
         )
         zeroth_order = plan.decision.zeroth_order
         written_every = zeroth_order.written_every if zeroth_order else 1

@@ -323,7 +323,7 @@ def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel, ranks: Ran
     their parts."""
     states, destination = loop.session.states, run.path / MODEL
     if ranks.rank:
-        for _ in states.tensors():
+        for _ in states.tensors() if loop.plan.decision.shares > 1 else ():
             pass
         return destination
     run.folder.require_no_link(MODEL)

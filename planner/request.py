@@ -247,8 +247,6 @@ def _require_ranks(request: SolveRequest) -> None:
         return
     if not 1 <= request.ranks <= MOST_RANKS:
         raise UsageError(f"ranks = {request.ranks}: from 1 to {MOST_RANKS}")
-    if request.zeroth_order:
-        raise UsageError(f"ranks = {request.ranks}: optimizer mezo is for one rank; leave one of them out")
     if request.residency.get("updates"):
         raise UsageError(f"residency updates: the devices of {request.ranks} ranks update nothing; leave it out")
 

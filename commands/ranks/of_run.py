@@ -121,7 +121,7 @@ def going_on(options: Asked, said: Collection[str], place: Place | None, run: Pa
     """The ranks of a run that goes on, once each has its share of the states, and they agree on the snapshot. `said`:
     the names of the options that were given now."""
     from ssdplan.executor.ranks.group import ALONE, joined
-    from ssdplan.executor.snapshots.agreement import settle
+    from ssdplan.executor.snapshots.agreement import settle, settle_log
 
     if place is None:
         _shared_out(options, said, ALONE, run, Plan.load(run / PLAN))
@@ -131,7 +131,8 @@ def going_on(options: Asked, said: Collection[str], place: Place | None, run: Pa
     with joined(place, plan.machine.device, patience(options, plan)) as ranks:
         _shared_out(options, said, ranks, run, plan)
         line = ProgressLine("run", io.StringIO() if place.rank else None)
-        settle(directory_of(run, place.rank), ranks, line.note)
+        agree = settle_log if plan.decision.zeroth_order else settle
+        agree(directory_of(run, place.rank), ranks, line.note)
         yield ranks
 
 
@@ -155,6 +156,11 @@ def _shared_out(options: Asked, said: Collection[str], ranks: "Ranks", run: Path
     had = int(ranks.tell(str(plan.decision.ranks).encode())[0])
     if had == ranks.size:
         return
+    if plan.decision.zeroth_order:
+        raise UsageError(
+            f"{run}: has {had} rank(s), and a run without gradients goes on with as many; ssdplan replay writes the "
+            "model of its last step, from which a new run may begin"
+        )
     network = None
     if ranks.size > 1 and options.plan is None:
         network = _measured(ranks, plan)

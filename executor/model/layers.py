@@ -161,18 +161,18 @@ class Layers:
 
     def end_step(self) -> float:
         """The mean loss over the step's valid tokens, summed in micro-batch order in float64; forgets the step."""
-        [(_, loss)] = self.end_zeroth_order_step()
-        return loss
+        [(_, losses)] = self.end_zeroth_order_step()
+        return sum(losses)
 
-    def end_zeroth_order_step(self) -> list[tuple[Along, float]]:
-        """As `end_step`, for each direction and side, in order."""
+    def end_zeroth_order_step(self) -> list[tuple[Along, list[float]]]:
+        """As `end_step`, for each direction and side, in order; of each micro-batch its part."""
         every, numbers = sorted({along for _, along in self._losses}) or [HERE], range(len(self._micro_batches))
         losses = self._losses
         missing = [number for number in numbers if not all((number, along) in losses for along in every)]
         assert not missing, f"the head has not run for micro-batches {missing}"
         self._forget()
         process.keep_large(False)
-        return [(along, sum(float(losses[each, along]) for each in numbers)) for along in every]
+        return [(along, [float(losses[each, along]) for each in numbers]) for along in every]
 
     @property
     def step(self) -> int:

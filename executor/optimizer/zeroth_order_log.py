@@ -124,6 +124,14 @@ def read_log(folder: Folder) -> Logged:
         return _read(file, str(folder.path / LOG))
 
 
+def cut_log(folder: Folder, steps: int) -> None:
+    """Leave of a run's log its first `steps` steps, durably. Raises MismatchError."""
+    ends = read_log(folder).ends
+    with folder.append(LOG) as file:
+        file.truncate(ends[steps])
+        os.fsync(file.fileno())
+
+
 def require_own(folder: Folder, there: Header, header: Header) -> None:
     """Raise MismatchError where a log is not of the run that `header` is of. What else decides the losses, `origin`, is
     compared by whoever knows what of it may change."""

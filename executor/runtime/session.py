@@ -26,7 +26,7 @@ from ..model.layers import Layers, MicroBatch
 from ..optimizer.adamw import AdamW
 from ..optimizer.loss_scale import LossScale
 from ..optimizer.zeroth_order import MeZO, Move, Pass
-from ..ranks.ended import Ended
+from ..ranks.ended import Ended, sums_of_all
 from ..ranks.group import ALONE, Ranks
 from ..store import Store
 from .operations import Operations
@@ -111,12 +111,12 @@ class Session:
     ) -> tuple[list[tuple[float, float]], int, Timeline]:
         """One step (from 0) of a zeroth-order plan: the losses at plus and minus eps along each direction, valid
         tokens, when each op ran. What follows from the losses, `move` is told."""
-        with self.device.lane("compute"):
-            tokens = self.layers.begin_step(step, _on_torch(batches))
+        tokens = self._begin_layers(step, batches)
         self._begin_passes(optimizer, step)
         writes = (step + 1) % self.written_every == 0
         timeline = self.run(self.schedule.steady if writes else self.schedule.unwritten)
-        found = dict(self.layers.end_zeroth_order_step())
+        along, parts = zip(*self.layers.end_zeroth_order_step(), strict=True)
+        found = dict(zip(along, sums_of_all(self.ranks, parts), strict=True))
         losses = [(found[number, "plus"], found[number, "minus"]) for number in range(len(found) // 2)]
         if writes:
             self.pending_away = ()

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from ssdplan.plans.documents.run import RUN, Run
 from ssdplan.plans.errors import StoreError
+from ssdplan.plans.files import Folder
 
+from ..optimizer.zeroth_order_log import cut_log
 from ..ranks.group import Ranks
 from ..store import survey, withdraw
+from .resume import logged_steps
 
 NOTHING = 0
 """The step of a run before its first snapshot."""
@@ -44,6 +47,18 @@ def settle(path: Path, ranks: Ranks, note: Callable[[str], None]) -> None:
     if mine != wanted and last is not None:
         note(f"takes back the snapshot after {mine} steps, which was not complete on all ranks")
         withdraw(last)
+    ranks.tell(b"")
+
+
+def settle_log(path: Path, ranks: Ranks, note: Callable[[str], None]) -> None:
+    """The same without gradients: of this rank's log keep the steps that all ranks' logs have. What it tells more of is
+    made again, to the same bits."""
+    with Folder(path) as folder:
+        mine = logged_steps(folder)
+        wanted = min(int(words) for words in ranks.tell(str(mine).encode()))
+        if mine > wanted:
+            note(f"takes back {mine - wanted} step(s) of its log, which not all ranks have")
+            cut_log(folder, wanted)
     ranks.tell(b"")
 
 

@@ -299,6 +299,11 @@ def _logged_steps(folder: Folder, *, reading: bool) -> tuple[dict[str, Any], lis
     return log.header.origin, log.checksums[: told + 1], told
 
 
+def logged_steps(folder: Folder) -> int:
+    """From how many steps a zeroth-order run goes on, as its log and its metrics have them. Raises MismatchError."""
+    return len(_logged_steps(folder, reading=False)[1]) - 1
+
+
 def _told_steps(folder: Folder) -> int:
     """The last step of which metrics.jsonl has a whole line."""
     told = 0

@@ -239,7 +239,7 @@ class _Comparison:
 
     def _on_device(self) -> Compared:
         size, n = self.candidate.micro_batch_size, self.candidate.micro_batches
-        owned = Shards(self.decision.ranks).owned(self.model)
+        owned = Shards(self.decision.shares).owned(self.model)
         nbytes = device_alone_bytes(owned, size, self.decision.optimizer_states)
         seconds = n * compute_seconds(self.model, size, 1)
         needs = _needs([f"{format_bytes(nbytes)} of device memory"] if nbytes > self.budget.device else [])

@@ -267,7 +267,7 @@ def _ssd(plan: Plan, evidence: Evidence) -> str:
     gradients, gradient_host = _delayed_gradients(plan)
     saved_host = evidence.saved.bytes_on.get("host", 0)
     saved = saved_host + evidence.saved.bytes_on.get("ssd", 0)
-    own = "a rank's share of " if decision.ranks > 1 else ""
+    own = "a rank's share of " if decision.shares > 1 else ""
     what = _listed(
         [
             f"{format_bytes(states)} of {own}parameters and optimizer states",
@@ -449,7 +449,7 @@ def _wear(plan: Plan) -> str:
 
 
 def _owned(plan: Plan) -> Model:
-    return Shards(plan.decision.ranks).owned(plan.model)
+    return Shards(plan.decision.shares).owned(plan.model)
 
 
 def _state_bytes(plan: Plan) -> int:

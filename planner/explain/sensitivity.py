@@ -111,6 +111,8 @@ def sensitivities(fitter: Fitter, solved: Solved) -> tuple[Sensitivity, ...]:
                 (ranks + 1) / ranks,
             ),
         ]
+    if branch.fixed.shares == 1:
+        changes = [change for change in changes if change.resource != "network"]
     if branch.fixed.zeroth_order:
         changes = [change for change in changes if change.resource not in OF_UPDATES]
     if branch.fixed.unified_memory:

@@ -86,10 +86,10 @@ def _unlike_ranks(model: Model, decision: Decision) -> list[int]:
     """One of each kind of ranks that own fewer elements of some state than rank 0 does."""
 
     def owned(rank: int) -> tuple[int, ...]:
-        spans = (Shards(decision.ranks, rank).own(state.elements) for state in model.states)
+        spans = (Shards(decision.shares, rank).own(state.elements) for state in model.states)
         return tuple(stop - start for start, stop in spans)
 
-    kinds = {owned(rank): rank for rank in reversed(range(decision.ranks))}
+    kinds = {owned(rank): rank for rank in reversed(range(decision.shares))}
     return sorted(kinds.values())[1:]
 
 

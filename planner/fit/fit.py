@@ -70,7 +70,7 @@ class Fitter:
 
     def __init__(self, model: Model, machine: Machine, budget: Needs, fixed: FixedChoices) -> None:
         self.model, self.machine, self.budget, self.fixed = model, machine, budget, fixed
-        self.usuals, self.tight, self.others = paces(model, budget, fixed.optimizer_states, fixed.ranks)
+        self.usuals, self.tight, self.others = paces(model, budget, fixed.optimizer_states, fixed.shares)
         self.usual = self.usuals[0]
         self.builder = Builder(model)
         self.pipelines = Pipelines(model, self.builder.short, self._spilled)

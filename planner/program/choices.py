@@ -64,6 +64,11 @@ class FixedChoices:
     """Of a step's seconds: what twice the bytes written to ssd would have to gain, in proportion, before activations go
     there."""
 
+    @property
+    def shares(self) -> int:
+        """So many ranks each state is shared out among."""
+        return 1 if self.zeroth_order else self.ranks
+
     def saved_tiers(self, device_bytes: float | None) -> tuple[SavedTier, ...]:
         """Where activations may be saved; on the device only where there is a limit to what it keeps."""
         if self.recompute == "all":

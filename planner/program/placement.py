@@ -184,7 +184,7 @@ class Footprint:
 
 def footprint(model: Model, decision: Decision) -> Footprint:
     """The program's own forms at a decision."""
-    groups, forms = layer_groups(model, decision.ranks), TRAFFIC[decision.schedule]
+    groups, forms = layer_groups(model, decision.shares), TRAFFIC[decision.schedule]
     size, n = decision.micro_batch_size, decision.micro_batches
     work = Work(
         micro_batch_size=size,
@@ -193,7 +193,7 @@ def footprint(model: Model, decision: Decision) -> Footprint:
         optimizer_states=decision.optimizer_states,
         zeroth_order=decision.zeroth_order,
         updates_wait=decision.updates_wait,
-        ranks=decision.ranks,
+        ranks=decision.shares,
     )
     shares = _checkpoints(decision.checkpoint_host, decision.checkpoint_device)
     at: dict[Variable, float] = {DELAY_RATIO: decision.delay_ratio, **shares}

@@ -100,7 +100,7 @@ def state(model: Model, machine: Machine, question: Question) -> LinearProgram:
         updates_on_device=_updates_on_device(machine, limits, fixed),
         checkpoints_on_device=_checkpoints_on_device(limits, fixed),
         updates_wait=bool(needs_all_gradients(model.precision, fixed.clip_grad_norm)),
-        ranks=fixed.ranks,
+        ranks=fixed.shares,
     )
     return LinearProgram(forms_of(model, machine, work), limits, fixed)
 

@@ -117,8 +117,8 @@ class Decision(Sparing):
     unified_memory: bool = False
     """Compute works on host memory itself: nothing is copied to a device or back, and there is no device memory."""
     ranks: Ranks = 1
-    """Processes that train together: each owns a part of every state, and takes so many `micro_batches` of a step. All
-    else that is said here is of one rank, and the same for each."""
+    """Processes that train together: each owns a part of every state, or with zeroth_order has all of it, and takes so
+    many `micro_batches` of a step. All else that is said here is of one rank, and the same for each."""
     exchange_behind: bool = False
     """Of several ranks: a layer's gradients are exchanged while the next layer runs backward, and not before it."""
 
@@ -197,12 +197,15 @@ class Decision(Sparing):
 
     def _require_rank_by_rank(self) -> None:
         """Refuse what several ranks do not do."""
-        if self.zeroth_order:
-            raise ValueError(f"ranks = {self.ranks}: schedule {self.schedule} is for one rank; set it to vertical")
         for name, p in self.placement.items():
             if there := p.optimizer_device:
                 why = f"the devices of {self.ranks} ranks update nothing; set it to 0"
                 raise ValueError(f"placement.{name}.optimizer_device = {there:g}: {why}")
+
+    @property
+    def shares(self) -> int:
+        """So many ranks each state is shared out among: all, but without gradients each has all of them."""
+        return 1 if self.zeroth_order else self.ranks
 
     @property
     def rows(self) -> int:

@@ -38,7 +38,7 @@ _STEPS: dict[GraphName, tuple[When, ...]] = {
 def build_schedule(model: Model, decision: Decision, rank: int = 0) -> Schedule:
     """Expand a decision into buffers with places and graphs with waits, for one rank of those that train together.
     Depends on nothing else."""
-    buffers, shards = Buffers(), Shards(decision.ranks, rank)
+    buffers, shards = Buffers(), Shards(decision.shares, rank if decision.shares > 1 else 0)
     homes = make_homes(model, decision, buffers, shards)
     order = ORDERS[decision.schedule]
     training = Emission(model, decision, homes, buffers, shards)

@@ -23,10 +23,12 @@ def decided(plan: Plan, schedule: Schedule) -> list[str]:
     reason = needs_all_gradients(decision.precision, decision.clip_grad_norm)
     if not reason and all(each.optimizer_device == 1.0 for each in decision.placement.values() if not each.frozen):
         delayed = f"{decision.delay_ratio:.10g}, of no effect: the device updates each state in its own step"
-    ranks = f"{decision.ranks}; all else here is of each of them, which owns a share of every state"
+    owns = "owns a share of every state" if decision.shares > 1 else "has all of every state"
+    ranks = f"{decision.ranks}; all else here is of each of them, which {owns}"
     beside = "beside the next layer's backward" if decision.exchange_behind else "before the next layer's backward"
     numbers = [
-        *([("ranks", ranks), ("gradients exchanged", beside)] if decision.ranks > 1 else []),
+        *([("ranks", ranks)] if decision.ranks > 1 else []),
+        *([("gradients exchanged", beside)] if decision.shares > 1 else []),
         ("precision", decision.precision),
         ("batch", f"{times(n, 'micro-batch', 'micro-batches')} of {times(size, 'sequence')} of {length:,} tokens"),
         ("", f"{decision.tokens:,} tokens a step{' of all ranks' if decision.ranks > 1 else ''}"),

@@ -25,6 +25,7 @@ PLACEMENTS: list[dict[str, object]] = [
     {"alpha": 0.4, "optimizer": 0.0, "parameters": 0.5},
     {"alpha": 1.0, "optimizer": 1.0, "unified": True},
     {"alpha": 0.0, "optimizer": 0.37, "on_device": 0.5},
+    {"zeroth_order": {"written_every": 2}, "parameters": 0.5},
 ]
 
 

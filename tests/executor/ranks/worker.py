@@ -17,12 +17,14 @@ from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.adamw import AdamW
+from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.ranks.group import joined
 from ssdplan.executor.ranks.place import directory_of, place_of
 from ssdplan.executor.recipe import Recipe
-from ssdplan.executor.snapshots.agreement import settle
+from ssdplan.executor.snapshots.agreement import settle, settle_log
 from ssdplan.executor.snapshots.resume import reopened
 from ssdplan.executor.train import train
+from ssdplan.plans.documents.zeroth_order import ZerothOrder
 from ssdplan.plans.errors import SsdplanError
 from tests.executor.runs import LENGTH
 from tests.made.plans import make_plan
@@ -34,7 +36,11 @@ def main() -> int:
     place = place_of(os.environ)
     directory, out = Path(spec["directory"]), Path(spec["out"])
     rank = place.rank if place else 0
-    recipe = Recipe(optimizer=AdamW(lr=1e-3, weight_decay=0.1), **spec["recipe"] | spec["of_ranks"].get(str(rank), {}))
+    optimizer: AdamW | MeZO = AdamW(lr=1e-3, weight_decay=0.1)
+    if zeroth := spec["plan"].get("zeroth_order"):
+        spec["plan"]["zeroth_order"] = ZerothOrder(**zeroth)
+        optimizer = MeZO(lr=1e-2, eps=1e-2, weight_decay=0.1)
+    recipe = Recipe(optimizer=optimizer, **spec["recipe"] | spec["of_ranks"].get(str(rank), {}))
     try:
         with joined(place, "cpu", spec["patience"]) as ranks:
             model = open_model(directory / spec["name"], DTYPES[spec["plan"].get("precision", "fp32")])
@@ -42,7 +48,7 @@ def main() -> int:
             with contextlib.ExitStack() as stack:
                 kept = None
                 if spec["resumes"]:
-                    settle(mine, ranks, lambda text: None)
+                    (settle_log if zeroth else settle)(mine, ranks, lambda text: None)
                     kept = stack.enter_context(reopened(mine))
                 result = train(
                     make_plan(model, sequence_length=LENGTH, ranks=ranks.size, **spec["plan"]),
