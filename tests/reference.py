@@ -8,7 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel, Trainer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ssdplan.executor.model.layers import MicroBatch
 
@@ -42,7 +43,9 @@ class Scaling:
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A whole model in memory, with sdpa where the family has it."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    takes_images = type(AutoConfig.from_pretrained(path)) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    model = kind.from_pretrained(path, dtype=dtype)
     model.config.use_cache = False
     if dtype == torch.float64 and model._can_set_experts_implementation():  # grouped products know no float64
         model.set_experts_implementation("eager")

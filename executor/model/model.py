@@ -18,8 +18,11 @@ import torch
 from accelerate import init_empty_weights
 from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 from ssdplan.native.process import growing_at_most, host_memory
 from ssdplan.plans.errors import MismatchError, UsageError, first_line
@@ -296,26 +299,36 @@ def _read_config(path: Path) -> PretrainedConfig:
         raise MismatchError(f"{file}: {why}") from error
     if config.is_encoder_decoder:
         raise MismatchError(f"{file}: model_type {model_type!r} is an encoder-decoder, not a causal language model")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not _classes_of(config):
         raise MismatchError(f"{file}: model_type {model_type!r} is not a causal language model")
     return config
+
+
+def _classes_of(config: PretrainedConfig) -> list[Any]:
+    """The library's classes that make text by such a configuration: of text alone, then those that also take images."""
+    found: list[Any] = []
+    mappings: tuple[Any, ...] = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    for mapping in mappings:
+        kinds = mapping.get(type(config), ())
+        found += kinds if isinstance(kinds, tuple) else (kinds,)
+    return list(dict.fromkeys(found))
 
 
 def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, tuple[Zeroed, ...]]:
     """The Hugging Face model with parameters on meta, buffers real, weights tied; and what is zero of its parameters
     whatever is stored."""
     saved_as = config.architectures[0] if config.architectures else None
+    known = {each.__name__: each for each in _classes_of(config)}
+    if saved_as is not None and saved_as not in known:
+        raise MismatchError(f"{path}: holds a {saved_as}, not a causal language model ({' or '.join(known)})")
+    kind = known[saved_as] if saved_as is not None else next(iter(known.values()))
     # Where a model has no sdpa, or sdpa would leave something out (soft-capping), the library itself refuses it.
-    mapped: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    causal = mapped[0] if isinstance(mapped, tuple) else mapped
-    if saved_as is not None and saved_as != causal.__name__:
-        raise MismatchError(f"{path}: holds a {saved_as}, not a causal language model ({causal.__name__})")
-    attention = "sdpa" if causal._supports_sdpa else "eager"
+    attention = "sdpa" if kind._supports_sdpa else "eager"
+    of_text = kind.config_class is config.sub_configs.get("text_config")  # and the whole configuration tells more
     try:
         with init_empty_weights(include_buffers=False):
-            module = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-            )
+            own = config.get_text_config() if of_text else config
+            module = kind._from_config(own, dtype=dtype, attn_implementation=attention)
     except Exception as error:  # any code of any model may be in there
         why = blamed(config.to_dict(), error) or f"describes a model that cannot be built ({first_line(error)})"
         raise MismatchError(f"{path / 'config.json'}: {why}") from error

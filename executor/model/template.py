@@ -58,7 +58,21 @@ def run_model(model: StreamedModel, inputs: Inputs, parameters: dict[str, torch.
         assert how is not None
         arguments |= arguments_apart(how, inputs.position_ids)
     options = {"use_cache": False, "return_dict": True}
-    return functional_call(model.module, parameters, (), arguments | options)
+    return functional_call(model.module, parameters | _never_used(model, inputs), (), arguments | options)
+
+
+def _never_used(model: StreamedModel, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """What stands for parameters outside the blocks that the model never uses, and takes no memory. A model may ask on
+    which device they are. Whatever were made of them would be no number, and so be noticed."""
+    if not model.anatomy.unused:
+        return {}
+    nothing = torch.full((), torch.nan, dtype=model.dtype, device=inputs.input_ids.device)
+    inside = f"{model.anatomy.blocks_path}."
+    return {
+        name: nothing.expand(parameter.shape)
+        for name, parameter in model.module.named_parameters()
+        if name in model.anatomy.unused and not name.startswith(inside)
+    }
 
 
 def as_returned(model: StreamedModel, hidden: torch.Tensor) -> Any:

@@ -36,6 +36,9 @@ _COPIED = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
     *VOCABULARY_FILES,
 )
 _TEMPLATES = "additional_chat_templates/*.jinja"

@@ -407,13 +407,14 @@ def _untrained(
 
 
 def _check_loss(trace: _Trace, ids: torch.Tensor, refuse: Refusal) -> bool:
-    """Whether the model's own loss shifts its labels; else whoever calls it shifts them. The two losses are one
-    function of one tensor, so they may differ by the order of additions only."""
+    """Whether the model's own loss shifts its labels; else whoever calls it shifts them, and it may take logits in the
+    model's dtype. The two losses are one function of one tensor, so they may differ by the order of additions only."""
     width = trace.logits.shape[-1]
+    shifted = ForCausalLMLoss(trace.logits, ids, width)
+    as_it_is = nn.functional.cross_entropy(trace.logits.reshape(-1, width), ids.reshape(-1))
     if trace.loss is not None:
-        for shifts, shifted in ((True, None), (False, ids)):
-            expected = ForCausalLMLoss(trace.logits, ids, width, shift_labels=shifted)
-            if torch.allclose(trace.loss.float(), expected, rtol=1e-6):
+        for shifts, expected in ((True, shifted), (False, as_it_is)):
+            if torch.allclose(trace.loss.float(), expected.float(), rtol=1e-6):
                 return shifts
     refuse("its own loss is not the cross entropy of the next token")
     raise AssertionError
