@@ -36,6 +36,8 @@ a head left holes, and since it does not at most 6 in fp32, 8 to 13 with 1 to 16
 HOLES_DIFFER = 4
 """A run's holes may be more than a profile's by one part in so many. Where they are largest they differ most: a block
 of hidden size 2560 left 118 to 154 MiB in four runs; three rounds together, in six processes each, found 86 to 127."""
+NUMBER_BYTES = 8
+"""Of the number of a row."""
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 """An assumption of what a process takes before a plan's first byte, by device, where nobody measured it."""
 
@@ -88,7 +90,7 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
     for buffer in schedule.buffers:
         if buffer.tier == "host" and not buffer.pool:
             stay[buffer.zone] = max(stay.get(buffer.zone, 0), buffer.offset + buffer.nbytes - buffer.zone)
-    beside = workspace + decision.micro_batches * model.context_bytes[size]
+    beside = workspace + decision.micro_batches * model.context_bytes[size] + _numbers_bytes(model, decision)
     arena = schedule.arenas["device"]
     return Peaks(
         host_arena=schedule.arenas["host"],
@@ -107,6 +109,14 @@ def predict_peaks(schedule: Schedule, model: Model, decision: Decision) -> Peaks
         ),
         residents=sum(map(whole_pages, stay.values())),
     )
+
+
+def _numbers_bytes(model: Model, decision: Decision) -> int:
+    """What the numbers of a table's rows take of the device, where it comes by rows."""
+    if not (decision.zeroth_order and decision.zeroth_order.by_rows):
+        return 0
+    table = next(state.table for state in model.states if state.table)
+    return NUMBER_BYTES * table.most_elements(decision.tokens) // table.row_elements
 
 
 def _passing_bytes(schedule: Schedule) -> int:

@@ -69,7 +69,13 @@ def profile_of(model: str, precision: Precision) -> Profile:
 
 
 def decision_of(
-    profile: Profile, *, in_turns: bool = False, pieces: bool = False, on_host: float = 1.0, written_every: int = 1
+    profile: Profile,
+    *,
+    in_turns: bool = False,
+    pieces: bool = False,
+    by_rows: bool = False,
+    on_host: float = 1.0,
+    written_every: int = 1,
 ) -> Decision:
     """One row, one direction, nothing kept on the device between its uses."""
     piece = piece_elements(profile.model) if pieces else 0
@@ -77,16 +83,18 @@ def decision_of(
         profile.model,
         micro_batches=1,
         parameters=on_host,
-        zeroth_order=ZerothOrder(in_turns=in_turns, written_every=written_every, piece_elements=piece),
+        zeroth_order=ZerothOrder(in_turns=in_turns, written_every=written_every, piece_elements=piece, by_rows=by_rows),
         checkpoints=1.0,
         chunk=HOME_ELEMENTS,
     )
 
 
-def device_mib(model: str, precision: Precision, *, in_turns: bool = False, pieces: bool = False) -> float:
+def device_mib(
+    model: str, precision: Precision, *, in_turns: bool = False, pieces: bool = False, by_rows: bool = False
+) -> float:
     """The peak of the device."""
     profile = profile_of(model, precision)
-    decision = decision_of(profile, in_turns=in_turns, pieces=pieces)
+    decision = decision_of(profile, in_turns=in_turns, pieces=pieces, by_rows=by_rows)
     return predict_peaks(build_schedule(profile.model, decision), profile.model, decision).device / MIB
 
 
@@ -98,12 +106,31 @@ def host_gib(model: str, precision: Precision, *, pieces: bool = False) -> float
     return (peaks.host + peaks.bookkeeping) / (1 << 30)
 
 
-def tokens_per_second(model: str, precision: Precision, *, in_turns: bool = False, pieces: bool = False) -> float:
+def tokens_per_second(
+    model: str, precision: Precision, *, in_turns: bool = False, pieces: bool = False, by_rows: bool = False
+) -> float:
     """Of the simulator, with both copies at once unless told otherwise."""
     profile = profile_of(model, precision)
-    decision = decision_of(profile, in_turns=in_turns, pieces=pieces)
+    decision = decision_of(profile, in_turns=in_turns, pieces=pieces, by_rows=by_rows)
     schedule = build_schedule(profile.model, decision)
     return LENGTH / simulated_seconds(schedule, profile.model, profile.machine, decision)
+
+
+UNTIED = ("llama-3.1-8b", "qwen2.5-7b", "mistral-7b", "llama-3.1-70b")
+"""Whose table of token embeddings may come by rows."""
+
+
+def uploaded_gb(model: str, *, by_rows: bool) -> float:
+    """GB that a step moves to the device, in fp16."""
+    profile = profile_of(model, "fp16")
+    return build_schedule(profile.model, decision_of(profile, by_rows=by_rows)).traffic("steady")["h2d"] / GB
+
+
+def host_seconds(model: str) -> float:
+    """That host works in a step for a table by rows, in fp16."""
+    profile = profile_of(model, "fp16")
+    steady = build_schedule(profile.model, decision_of(profile, by_rows=True)).steady
+    return simulate(steady, profile.model, profile.machine, 1).busy()["cpu"]
 
 
 def ablation(model: str, precision: Precision) -> tuple[float, float]:
@@ -141,6 +168,13 @@ def main() -> None:
     for name, (overlap, update) in ABLATION.items():
         (first, second), (third, fourth) = (ablation(name, precision) for precision in ("fp32", "fp16"))
         print(f"| `{name}` | {overlap} | {first:.2f} | {third:.2f} | {update} | {second:.2f} | {fourth:.2f} |")
+    print("| | uploaded, GB: whole | by rows | device, MiB: whole | by rows | tokens/s: whole | by rows | host, s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for model in UNTIED:
+        cells = [f"{uploaded_gb(model, by_rows=way):.2f}" for way in (False, True)]
+        cells += [f"{device_mib(model, 'fp16', by_rows=way):,.0f}" for way in (False, True)]
+        cells += [f"{tokens_per_second(model, 'fp16', by_rows=way):,.0f}" for way in (False, True)]
+        print(f"| `{model}` | {' | '.join(cells)} | {host_seconds(model):.2f} |")
     print(f"opt-175b in fp16 from ssd: {host_gib('opt-175b', 'fp16'):.1f} GiB of host memory")
 
 

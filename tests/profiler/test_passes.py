@@ -8,7 +8,7 @@ import torch
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.plans.documents.state_layout import Precision
 from ssdplan.profiler.measure import Limits
-from ssdplan.profiler.passes import PERTURBED_ELEMENTS, measure_passes
+from ssdplan.profiler.passes import PENDING, PERTURBED_ELEMENTS, ROW_ELEMENTS, measure_passes, measure_rows
 from ssdplan.profiler.products import FORMATS
 from tests.profiler.made_time import MadeTime
 
@@ -38,3 +38,26 @@ def test_a_pass_and_each_pending_update_have_rates_of_their_own(precision: Preci
         assert over_masters.copies == pytest.approx(1 / COPIES / MASTERS)
         assert over_masters.pending == pytest.approx(1 / UPDATE / MASTERS)
     assert not notes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_host_does_for_a_table_by_rows_has_rates_too(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates alone, over masters too, of which the slower rate counts; and rows in rising order."""
+    clock, packed = MadeTime(), torch.index_select
+
+    def perturb(parameters: torch.Tensor, plus: None, minus: None, **how: Any) -> None:
+        assert plus is minus is None and parameters.device.type == "cpu" and len(how["pending"]) == PENDING
+        slower = MASTERS if parameters.dtype != FORMATS[precision] else 1
+        clock.sleep(parameters.numel() * slower * UPDATE * PENDING)
+
+    def pack(table: torch.Tensor, axis: int, numbers: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        assert table.shape[1] == ROW_ELEMENTS and bool((numbers.diff() > 0).all())
+        clock.sleep(out.nbytes * 1e-10)
+        return packed(table, axis, numbers, out=out)
+
+    monkeypatch.setattr(torch, "index_select", pack)
+    rate, bandwidth, notes = measure_rows(perturb, precision, 2, Limits(2.0), lambda share, what: None, clock=clock)
+    assert rate == pytest.approx(1 / UPDATE / (1 if precision == "fp32" else MASTERS))
+    assert bandwidth == pytest.approx(1e10) and not notes

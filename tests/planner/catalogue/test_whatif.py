@@ -331,6 +331,8 @@ def test_the_machine_is_what_the_catalogue_says() -> None:
     assert machine.device == "cuda" and not machine.compute_shares_cpu
     assert machine.device_memory_bytes == 23 * GIB
     assert machine.update_rate == pytest.approx(204.8e9 * 0.8 / 30)
+    assert machine.pending_rate_host == pytest.approx(min(machine.cores * 2e8, 204.8e9 * 0.8 / 8))
+    assert machine.rows_bandwidth == pytest.approx(204.8e9 * 0.8 / 2)
     assert machine.update_rate_bf16 == pytest.approx(204.8e9 * 0.8 / 22)
     assert [volume.free_bytes for volume in machine.volumes] == [4 * 10**12, 4 * 10**12, 1.6e12]
     assert [volume.frontier[0].read for volume in machine.volumes] == [7.45e9, 7.45e9, 7.2e9]

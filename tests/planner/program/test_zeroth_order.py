@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.executor.runtime.runner import Standing
+from ssdplan.executor.runtime.watchdog import Words
 from ssdplan.planner.predict.peaks import predict_peaks
 from ssdplan.planner.predict.simulator import simulate, simulated_seconds
 from ssdplan.planner.program import zeroth_order
@@ -29,6 +31,8 @@ from ssdplan.plans.errors import InfeasibleError, UsageError
 from ssdplan.plans.graph.ops import Forward, Perturb, Schedule, TakeRows, Transfer
 from ssdplan.plans.graph.verify import verify
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.units import format_bytes
+from ssdplan.plans.views.decision_text import decided
 from tests.made.decisions import decide
 from tests.made.profiles import GIB, MIB, made_machine, made_model, made_profile
 from tests.planner.machines import models
@@ -257,6 +261,11 @@ def test_a_table_comes_by_rows_where_a_step_is_shorter_so() -> None:
         if isinstance(op, Perturb) and op.on_host:
             assert end - start == pytest.approx(state.elements / 1e9)
     assert request_of(plan).zeroth_order == ZerothOrder()
+    shown = "\n".join(decided(plan, schedule))
+    assert f"at most {decision.tokens} of 8,192 rows come; host updates the table where it lives" in shown
+    words = Words(plan, schedule, None)
+    running = Standing(schedule.steady, 0, 0.0, ((0, 0.0),))
+    assert f"take rows of {state.name} ({format_bytes(decision.tokens * row)} of {state.name})" in words(running, 1.0)
 
 
 def test_a_table_comes_whole_where_rows_cannot_come_or_gain_nothing() -> None:

@@ -7,11 +7,13 @@ import pytest
 
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.plans.analysis.prefetch import Entry, prefetch_table
+from ssdplan.plans.analysis.work import work_of
 from ssdplan.plans.documents.profile import Model
 from ssdplan.plans.documents.zeroth_order import ZerothOrder
-from ssdplan.plans.graph.ops import Backward, Forward, Schedule, Transfer, Update
+from ssdplan.plans.graph.ops import Backward, Forward, Schedule, TakeRows, Transfer, Update
 from ssdplan.plans.graph.timeline import Timeline
 from ssdplan.plans.schedule.build import build_schedule
+from ssdplan.plans.views.trace import amount
 from tests.made.decisions import decide
 from tests.made.profiles import made_machine, made_model
 
@@ -19,7 +21,8 @@ from tests.made.profiles import made_machine, made_model
 def table(**choices: Any) -> tuple[Model, Schedule, Timeline, dict[tuple[str, str], Entry]]:
     model = made_model(blocks=3)
     schedule = build_schedule(model, decide(model, **{"micro_batches": 2, **choices}))
-    machine = made_machine().model_copy(update={"perturb_rate": 1e9, "pending_rate": 1e9})
+    rates = dict.fromkeys(("perturb_rate", "pending_rate", "pending_rate_host", "rows_bandwidth"), 1e9)
+    machine = made_machine().model_copy(update=rates)
     timeline = simulate(schedule.steady, model, machine, 1)
     entries = prefetch_table(model, schedule, timeline)
     assert [entry.order for entry in entries] == list(range(1, len(entries) + 1))
@@ -94,3 +97,17 @@ def test_the_reuse_distance_is_what_others_use_in_between() -> None:
 def test_without_gradients_there_are_no_optimizer_states() -> None:
     _, _, _, entries = table(zeroth_order=ZerothOrder())
     assert {what for _, what in entries} == {"parameters"} and all(entry.uses for entry in entries.values())
+
+
+def test_a_table_by_rows_lives_on_host_and_its_rows_pass() -> None:
+    """Each operation on it is a use: rows taken, updated and perturbed, two forwards, and the update on host."""
+    zeroth_order = ZerothOrder(by_rows=True)
+    model, _, timeline, entries = table(parameters=1.0, micro_batches=1, zeroth_order=zeroth_order)
+    entry, rows = entries["embedding", "parameters"], 32 * 64 * 2
+    assert entry.order == 1 and entry.home == {"host": model.states[0].elements * 2}
+    assert entry.uses == 5 and entry.size_class == rows
+    assert {stay.tier for stay in entry.stays} == {"host", "device"}
+    taken = [op for op in timeline.graph.ops if isinstance(op, TakeRows)]
+    assert [(str(op), work_of(op), amount(op)) for op in taken] == [
+        ("take rows of embedding", "take rows", (rows, "bytes"))
+    ]
