@@ -28,10 +28,10 @@ from ssdplan.native.process import growing_at_most, host_memory
 from ssdplan.plans.errors import MismatchError, UsageError, first_line
 
 from ..data.reading.model_config import blamed, read_config, require_regular
+from .directory.freezing import frozen_parameters
 from .directory.loaded import Zeroed, in_fp32, initialise
 from .directory.shards import Checkpoint
 from .directory.weight_files import weight_files
-from .freezing import frozen_parameters
 from .inspection.advice import without_advice
 from .inspection.blocks import Refusal
 from .inspection.inspection import Anatomy, inspect

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ssdplan.plans.errors import UsageError
 
-from .directory.shards import Checkpoint
+from .shards import Checkpoint
 
 _NEAR = 3
 """Names that an error lists."""
