@@ -164,12 +164,12 @@ def call(options: Options) -> int:
     from ssdplan.executor.model.layers import Layers, MicroBatch
     from ssdplan.executor.model.model import open_model
     from ssdplan.executor.model.packed import require_kernels
-    from ssdplan.executor.model.table_rows import table_of
     from ssdplan.executor.model.weights import Weights
     from ssdplan.executor.optimizer.adamw_on_device import ready_update
     from ssdplan.executor.optimizer.passes import perturb
     from ssdplan.executor.ranks.group import joined
     from ssdplan.executor.store.volumes import held_blank
+    from ssdplan.executor.zeroth_order import table_of
     from ssdplan.plans.views.profile_text import describe_profile, suggested_host_memory
     from ssdplan.profiler.profile import ProfileLimits, profile
     from ssdplan.profiler.storage import SMALLEST_VOLUME
@@ -257,7 +257,7 @@ def _emulate(options: Options, wanted: str) -> int:
     from ssdplan.executor.device.tensors import DTYPES
     from ssdplan.executor.model.directory.random_model import Shape, write_random_model
     from ssdplan.executor.model.model import open_model
-    from ssdplan.executor.model.table_rows import table_of
+    from ssdplan.executor.zeroth_order import table_of
     from ssdplan.plans.views.profile_text import describe_profile
     from ssdplan.profiler.here import this_machine
 

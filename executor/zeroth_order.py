@@ -7,15 +7,18 @@ is asked of a model whose table of token embeddings comes by rows.
 import contextlib
 
 import torch
+from torch import nn
 
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.table import ROW_GRAIN, Table
 from ssdplan.plans.errors import MismatchError, UsageError
 from ssdplan.plans.files import Folder
 
 from .device.interface import Device
 from .device.tensors import DTYPE_NAMES
+from .model.inspection.table import reads_rows
 from .model.model import StreamedModel
-from .model.table_rows import TableRows, table_of
+from .model.template import TableRows
 from .model.weights import Weights
 from .optimizer.zeroth_order import MeZO, Move, require_distinct_keys
 from .optimizer.zeroth_order_log import LOG, Header, LogFile, read_log, require_own
@@ -83,6 +86,24 @@ def require_perturbed(model: StreamedModel, recipe: Recipe) -> None:
             f"--eps {optimizer.eps:g}: {lost:.0%} of the weights would not change by it, in "
             f"{DTYPE_NAMES[model.dtype]}; take a larger --eps{finer}"
         )
+
+
+def table_of(model: StreamedModel) -> tuple[int, Table] | None:
+    """The state that is a table of token embeddings and nothing else, of which forwards read their tokens' rows alone,
+    and its form; None where no state is.
+
+    Tied models have none: their head needs the whole table. Nor have models whose rows are not whole groups of 64
+    elements.
+    """
+    weight = getattr(model.module.get_input_embeddings(), "weight", None)
+    name = next((name for name, each in model.module.named_parameters() if each is weight), None)
+    index = next((i for i in model.layers[0].states if [t.name for t in model.states[i].tensors] == [name]), None)
+    if index is None or any(index in layer.states for layer in model.layers[1:]):
+        return None
+    assert isinstance(weight, nn.Parameter)
+    rows, row_elements = model.states[index].tensors[0].shape
+    plain = reads_rows(model.module, model.blocks, weight, returned=model.anatomy.returned)
+    return (index, Table(rows=rows, row_elements=row_elements)) if plain and row_elements % ROW_GRAIN == 0 else None
 
 
 def table_rows(plan: Plan, model: StreamedModel, device: Device) -> TableRows | None:

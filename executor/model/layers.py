@@ -30,8 +30,7 @@ from .head import Head
 from .inspection.standins import LayerCall, split_call, stand_ins
 from .model import StreamedModel
 from .saved import Keeping, SavedBlocks, TracedCall, traced_call
-from .table_rows import TableRows
-from .template import IGNORED_LABEL, MicroBatch, as_returned, failed, run_model
+from .template import IGNORED_LABEL, MicroBatch, TableRows, as_returned, failed, run_model
 
 Along = tuple[int, Side]
 """A direction and a side of a zeroth-order step, or `HERE`: the model as it is."""

@@ -32,7 +32,7 @@ def describe(
 ) -> Model:
     """The plan's view of a model, with timings that were never measured. `rungs` of its blocks -> what they keep, which
     is taken to be a MiB; in int8 by those whose names say so."""
-    from ssdplan.executor.model.table_rows import table_of
+    from ssdplan.executor.zeroth_order import table_of
     from ssdplan.profiler.activations import IN_INT8
     from ssdplan.profiler.profile import state_classes
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import StreamedModel, open_model
-from ssdplan.executor.model.table_rows import TableRows, table_of
+from ssdplan.executor.model.template import TableRows
+from ssdplan.executor.zeroth_order import table_of
 from tests.made.models import FAMILIES, OTHERS, make_model
 
 WITHOUT = {"gpt2", "opt", "bloom", "gpt_neo"}
