@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.loop import Loop
+from ssdplan.executor.model.model import open_model
 from ssdplan.executor.optimizer.zeroth_order import MeZO
 from ssdplan.executor.optimizer.zeroth_order_log import CHECKSUM_BYTES, LOG, MAGIC
 from ssdplan.executor.recipe import Recipe, Watch
@@ -478,10 +479,13 @@ def test_runs_with_a_table_by_rows_have_the_bits_of_those_with_it_whole(
     assert torch.equal(found[table], begun[table].to(choices["precision"])) == bool(choices.get("freeze"))
 
 
-def test_a_plan_by_rows_of_a_model_that_reads_its_table_otherwise_is_refused(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    untied = prepare(tmp_path / "models", tied=False, hidden=64)
-    monkeypatch.setattr("ssdplan.executor.zeroth_order.table_of", lambda model: None)
+def test_a_plan_by_rows_of_a_model_that_reads_its_table_otherwise_is_refused(tmp_path: Path) -> None:
+    directory = prepare(tmp_path / "models", tied=False, hidden=64)
+    model = open_model(directory / "llama", torch.float32)
+    plan = make_plan(model, sequence_length=LENGTH, parameters=1.0, zeroth_order=ZerothOrder(by_rows=True))
+    table = model.module.get_input_embeddings()
+    assert isinstance(table, torch.nn.Embedding)
+    table.forward = lambda ids: table.weight[ids]  # type: ignore[method-assign]
+    recipe, out = Recipe(steps=STEPS, optimizer=OPTIMIZER), tmp_path / "run"
     with pytest.raises(MismatchError, match="moves rows of a table of token embeddings that LlamaForCausalLM does not"):
-        run(untied, tmp_path / "run", by_rows=True)
+        train(plan, model, EmulatedDevice(), data=directory / "text.txt", out=out, recipe=recipe)
