@@ -195,6 +195,7 @@ def _machine(request: Request, its: Machine, volume: Volume, here: Machine) -> M
             "pending_rate_host": rate(its.pending_rate_host),
             "rows_bandwidth": rate(its.rows_bandwidth),
             "volumes": (volume.model_copy(update={"frontier": frontier}),),
+            "dram_bandwidth": None,  # no paced run makes what runs beside another slower by it
             "figures": "emulated",
             "emulation": Emulation(
                 like=request.like,

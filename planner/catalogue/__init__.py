@@ -12,7 +12,7 @@ from ssdplan.plans.errors import UsageError
 
 from .cpus import COMPUTE_EFFICIENCY, CPUS, MEMORY_EFFICIENCY, Cpu
 from .figure import Figure, assumed
-from .gpus import ATTENTION_TOKENS, FRAGMENTATION, GPUS, RESERVE, TRAINING, Gpu
+from .gpus import ATTENTION_TOKENS, FRAGMENTATION, GPUS, LAUNCH, PASSES, RESERVE, TRAINING, Gpu
 from .links import IN_DRAM, LINKS, Link
 from .models import MODELS, Shape
 from .ssds import SSDS, TB, Size, Ssd
@@ -24,9 +24,11 @@ __all__ = [
     "FRAGMENTATION",
     "GPUS",
     "IN_DRAM",
+    "LAUNCH",
     "LINKS",
     "MEMORY_EFFICIENCY",
     "MODELS",
+    "PASSES",
     "RESERVE",
     "SSDS",
     "TB",

@@ -24,18 +24,24 @@ class Compute:
     """What a device reaches, FLOP/s and bytes/s."""
 
     flops: float
-    """In the matrix products of layers, with all that stands between them."""
+    """In the matrix products of layers."""
     memory_bandwidth: float
     attention_flops: float
     """In fused causal attention, in rows without end; less in shorter ones."""
     attention_tokens: float
     """The row length at which attention reaches half of that."""
+    passes: float = 0.0
+    """How often the kernels between two products move what autograd keeps of them, over once written and once read.
+    They take turns with the products. 0: caches hold what one leaves to the next, and the longer of both counts."""
+    launch_seconds: float = 0.0
+    """What a block's forward takes at least, for its kernels are launched one by one; its backward three times that."""
 
     def seconds(self, products: float, attention: float, nbytes: float, length: int) -> float:
-        """What so many FLOP take in matrix products and in attention on rows of `length` tokens, one after the other,
-        or the bytes beside them if those take longer: the roofline."""
+        """What so many FLOP take in matrix products and in attention on rows of `length` tokens, and so many bytes that
+        are moved between them."""
         rate = self.attention_flops * length / (length + self.attention_tokens)
-        return max(products / self.flops + attention / rate, nbytes / self.memory_bandwidth)
+        work, moved = products / self.flops + attention / rate, nbytes / self.memory_bandwidth
+        return work + self.passes * moved if self.passes else max(work, moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,10 @@ class Costs:
         # Causal attention computes half of the scores: 2 of 4 x length^2 x width FLOP a row.
         attention = 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
         saved = self._saved()
-        forward = self._roofline(products, e * elements + 2 * saved, attention)
+        least = self.compute.launch_seconds
+        forward = max(self._roofline(products, e * elements + 2 * saved, attention), least)
         # Recomputes the forward, and computes two gradients for each product; fused attention makes its scores anew.
-        backward = self._roofline(3 * products, 3 * (e * elements + 2 * saved), 3.5 * attention)
+        backward = max(self._roofline(3 * products, 3 * (e * elements + 2 * saved), 3.5 * attention), 3 * least)
         gradients = e * max(prod(t) for t in shape.block())
         h, i = shape.hidden, shape.intermediate
         width = {"gpt2": 3 * h + 4 * i, "opt": h + 2 * i}.get(shape.family, 2 * h + 3 * i)
@@ -91,7 +98,7 @@ class Costs:
         return _worthwhile(found, timing)
 
     def rung(self, choice: Choice, timing: Timing) -> Rung:
-        """What a block takes that keeps so much. Kept values are written once more, into their places, and backward
+        """What a block takes that keeps so much. Kept values are moved once more, into their places, and backward
         computes again what it does not find."""
         shape, e, tokens, bandwidth = self.shape, self.element, self.tokens, self.compute.memory_bandwidth
         elements, matrices = _elements(shape.block()), _elements(t for t in shape.block() if len(t) == 2)
@@ -99,12 +106,13 @@ class Costs:
         attention = 2.5 * 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
         nbytes = 2 * (e * elements + 2 * timing.saved_activation_bytes) + e * choice.matrices
         backward = self._roofline(2.0 * (2 * matrices + choice.matrices) * tokens, nbytes, attention)
+        backward = max(backward, 2 * self.compute.launch_seconds)
         kept = tokens * choice.nbytes
         return Rung(
             name=choice.name,
             values=tuple(choice.values),
             kept_bytes=kept,
-            forward_seconds=timing.forward_seconds + 2 * kept / bandwidth,
+            forward_seconds=timing.forward_seconds + max(self.compute.passes, 1.0) * 2 * kept / bandwidth,
             backward_seconds=backward + tokens * choice.passes / bandwidth + self._accumulation(elements),
             forward_workspace_bytes=self._with_margin(tokens * choice.forward_workspace),
             backward_workspace_bytes=self._with_margin(choice.backward_workspace(tokens)),

@@ -32,13 +32,28 @@ class Gpu:
 
 
 TRAINING = assumed(
-    0.8,
+    0.95,
     "fraction",
-    "the matrix products of real layers with all that stands between them; 29 measured trainings of 7B to 70B, which "
-    "recompute as ours do, reach 0.59 to 0.92 (MosaicML llm-foundry, scripts/train/benchmarking; 0.79 in the median on "
-    "A100, 0.69 on H100) and spend some of it on talking to 7 and more other GPUs",
+    "the products of a transformer's layers are nearly as large as those that were measured; with gpu.passes by a fit "
+    "to five trainings of llm-foundry, which 23 others bear out to 6% in the median (docs/catalogue.md)",
 )
-"""Of `products`, what the layers of a transformer reach in training, attention apart. One factor for all cards."""
+"""Of `products`, what the products of a transformer's layers reach in training. One factor for all cards."""
+
+PASSES = assumed(
+    2.5,
+    "times",
+    "PyTorch's norms, activations, rotations and sums are kernels of their own; with gpu.efficiency by a fit to five "
+    "trainings of llm-foundry (docs/catalogue.md)",
+)
+"""How often these kernels move what autograd keeps of a layer, over once written and once read."""
+
+LAUNCH = assumed(
+    7e-4,
+    "s",
+    "134 kernels of a block's forward, launched by one interpreter in 0.7 to 0.8 ms (a Llama block, on the machine of "
+    "the README)",
+)
+"""What a block's forward takes at least; its backward three times that."""
 
 ATTENTION_TOKENS = assumed(
     400,

@@ -42,9 +42,11 @@ from . import (
     FRAGMENTATION,
     GPUS,
     IN_DRAM,
+    LAUNCH,
     LINKS,
     MEMORY_EFFICIENCY,
     MODELS,
+    PASSES,
     RESERVE,
     SSDS,
     TB,
@@ -237,6 +239,8 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
             "gpu.flops": gpu.products_fp32 if ordinary else gpu.products,
             "gpu.memory-bandwidth": gpu.memory_bandwidth,
             "gpu.efficiency": TRAINING,
+            "gpu.passes": PASSES,
+            "gpu.launch": LAUNCH,
             "gpu.attention-efficiency": gpu.attention,
             "gpu.attention-tokens": ATTENTION_TOKENS,
         }
@@ -305,6 +309,7 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
         pending_rate_masters=None if copy == ELEMENT_BYTES["fp32"] else passing / DRAWN_BYTES,
         pending_rate_host=min(cores * DRAWN_A_CORE, moved / (2 * ELEMENT_BYTES["fp32"])),
         rows_bandwidth=moved / 2,
+        dram_bandwidth=None if emulated else moved,
         device_update_rate=None if emulated else passing / (_updated_bytes("fp32") + copy + GRADIENT_BYTES),
         update_threads=cores,
         compute_threads=cores,
@@ -351,6 +356,8 @@ def _compute(figures: Mapping[str, Figure]) -> Compute:
             value["gpu.memory-bandwidth"],
             value["gpu.flops"] * value["gpu.attention-efficiency"],
             value["gpu.attention-tokens"],
+            value["gpu.passes"],
+            value["gpu.launch"],
         )
     flops = value["cpu.flops"] * value["cpu.efficiency"]
     return Compute(flops, value["cpu.memory-bandwidth"] * value["cpu.memory-efficiency"], flops, 0.0)

@@ -20,6 +20,7 @@ from ssdplan.plans.documents.profile import (
     rows_rates,
     update_rate,
 )
+from ssdplan.plans.documents.state_layout import OptimizerStates
 from ssdplan.plans.graph.collectives import AddShares, Collective, Gather
 from ssdplan.plans.graph.ops import (
     RESOURCES,
@@ -37,6 +38,7 @@ from ssdplan.plans.graph.ops import (
 )
 from ssdplan.plans.graph.timeline import Timeline
 
+from .dram import updated_bytes
 from .drive import bandwidth_kept, combined_frontier, io_cores, shared_fraction, unsummed_io_cores
 
 _LANE: dict[Resource, int] = {resource: number for number, resource in enumerate(RESOURCES)}
@@ -158,17 +160,30 @@ def _speeds(machine: Machine, ops: Sequence[Op]) -> list[tuple[float, ...] | Non
     beside = bandwidth_kept(machine.volumes) if machine.compute_shares_cpu else 1.0
     read_cores, write_cores = _io_cores(machine, ops)
     together = _together(machine)
+    formats = [op.optimizer_states for op in ops if isinstance(op, Update) and not op.on_device]
+    states: OptimizerStates = formats[0] if formats else "fp32"
+    frontier = combined_frontier(machine.volumes)
+    moved = {
+        read: frontier[0][0], write: frontier[-1][1], h2d: machine.h2d_bandwidth, d2h: machine.d2h_bandwidth,
+        cpu: update_rate(machine, states) * updated_bytes(states),
+    }  # fmt: skip
+    """Bytes a second through DRAM of a lane at full speed."""
     speeds: list[tuple[float, ...] | None] = []
     for mask in range(1 << len(RESOURCES)):
         drive = shared if mask & read and mask & write else 1.0
         if mask & (compute | cpu):
             drive *= beside
-        core = 1.0
+        core, dram = 1.0, 1.0
+        if machine.dram_bandwidth and not machine.compute_shares_cpu:
+            moving = [rate * (drive if lane in (read, write) else 1.0) for lane, rate in moved.items() if mask & lane]
+            dram = min(1.0, machine.dram_bandwidth / max(sum(moving), 1.0))
         if machine.compute_shares_cpu:
             wanted = bool(mask & h2d) + bool(mask & d2h) + (machine.cores if mask & (compute | cpu) else 0)
             taken = drive * (bool(mask & read) * read_cores + bool(mask & write) * write_cores)
             core = min(1.0, max(machine.cores - taken, LEAST_CORES) / wanted) if wanted else 1.0
-        of = dict.fromkeys(RESOURCES, core) | {"read": drive, "write": drive}
+        of = dict.fromkeys(RESOURCES, core) | {"read": drive * dram, "write": drive * dram}
+        if dram < 1.0:
+            of |= {"h2d": dram, "d2h": dram, "cpu": dram}
         if machine.compute_shares_cpu and mask & compute and mask & cpu:
             of["compute"], of["cpu"] = (core * kept for kept in together)
         each = tuple(of[resource] for resource in RESOURCES)

@@ -20,6 +20,7 @@ from ssdplan.plans.documents.profile import (
 )
 from ssdplan.plans.documents.state_layout import GRADIENT_BYTES, OptimizerStates, checkpoint_bytes
 
+from ..predict.dram import updated_bytes
 from ..predict.drive import combined_frontier, hull_edges, io_cores, unsummed_io_cores
 from . import saved, zeroth_order
 from .horizontal import HORIZONTAL
@@ -172,6 +173,7 @@ class _Times:
         self.machine, self.rate, self.on_device = machine, update_rate(machine, optimizer_states), on_device
         self.masters = masters
         """Zeroth-order passes are over masters."""
+        self.updated_bytes = updated_bytes(optimizer_states)
         frontier = combined_frontier(machine.volumes)
         self.edges = hull_edges(frontier)
         full = (frontier[0][0], frontier[-1][1])
@@ -233,6 +235,10 @@ class _Times:
             times.append(("cores", _sum(compute, updates, *copies, *drives)))
         elif updates:
             times.append(("cpu", updates))
+        if machine.dram_bandwidth:
+            moved = _sum(stage.read_bytes, stage.write_bytes, stage.h2d_bytes, stage.d2h_bytes)
+            moved = _sum(moved, _scaled(stage.updates, self.updated_bytes))
+            times.append(("dram", _scaled(moved, 1 / machine.dram_bandwidth)))
         for a, b in self.edges:
             form = _sum(_scaled(stage.read_bytes, a), _scaled(stage.write_bytes, b))
             if form:

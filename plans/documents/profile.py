@@ -123,13 +123,12 @@ class Machine(Part):
     """Bytes a second of optimizer states of which an update takes the checksums, before and after, in passing. None:
     nobody measured it, and plans count on nothing for it."""
     perturb_rate: Positive | None = None
-    """Elements a second of a pass that draws a random direction and writes both perturbed copies, in the profile's
-    precision (ZO-Offloading section 2.3). None: nobody measured it, and there are no zeroth-order plans."""
+    """Elements a second of a pass that draws a direction and writes both perturbed copies, in the profile's precision
+    (ZO-Offloading section 2.3). None: nobody measured it, and there are no zeroth-order plans."""
     pending_rate: Positive | None = None
     """Elements a second by which a pass takes longer for each update that is pending: it draws one direction more."""
     perturb_rate_masters: Positive | None = None
-    """`perturb_rate` over fp32 masters, which a pass rounds before it perturbs them. None: nobody measured it, as in
-    fp32, where parameters are their own masters, and plans count on `perturb_rate`."""
+    """`perturb_rate` over fp32 masters, which a pass rounds first. None: as in fp32; plans count on `perturb_rate`."""
     pending_rate_masters: Positive | None = None
     """`pending_rate` over fp32 masters."""
     pending_rate_host: Positive | None = None
@@ -139,6 +138,8 @@ class Machine(Part):
     device_update_rate: Positive | None = None
     """Elements a second of the optimizer on the device, of states that stay there, the norm of their gradient included.
     None: nobody measured it, and no plan for a GPU has any stay there; the emulated device counts on `update_rate`."""
+    dram_bandwidth: Positive | None = None
+    """Bytes a second that drives, links and updates move through DRAM together. None: each has what it has alone."""
     compute_beside_updates: Kept | None = None
     """The fraction of its pace that compute keeps while updates run one after the other on the same cores."""
     updates_beside_compute: Kept | None = None
@@ -193,9 +194,8 @@ def perturb_seconds(machine: Machine, elements: float, *, copies: bool, pending:
 
 def rows_rates(machine: Machine) -> tuple[float, float] | None:
     """`pending_rate_host` and `rows_bandwidth` of a machine; None where nobody measured them."""
-    if machine.pending_rate_host and machine.rows_bandwidth:
-        return machine.pending_rate_host, machine.rows_bandwidth
-    return None
+    rate, bandwidth = machine.pending_rate_host, machine.rows_bandwidth
+    return (rate, bandwidth) if rate and bandwidth else None
 
 
 class State(Sparing):

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,10 @@ from ssdplan.executor.model.layers import Layers, MicroBatch
 from ssdplan.executor.model.model import open_model
 from ssdplan.executor.model.weights import Weights
 from ssdplan.planner.catalogue import GPUS, find
+from ssdplan.planner.catalogue.choices import Choice
 from ssdplan.planner.catalogue.costs import Compute
 from ssdplan.planner.catalogue.models import MODELS, Shape
-from ssdplan.planner.catalogue.whatif import WhatIf, estimate, estimate_model, parse_figure
+from ssdplan.planner.catalogue.whatif import WhatIf, costs_of, estimate, estimate_model, parse_figure
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve
 from ssdplan.planner.sweep import parse_range, sweep
@@ -162,40 +164,87 @@ def test_seconds_are_work_over_rate() -> None:
     block, head = (model.timing(name, 2) for name in ("block", "head"))
     tokens, hidden, length, ceiling, bandwidth = 2 * 2048, 4096, 2048, 178.5e12, 1008e9
     elements = 2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * 14336
-    products = 2 * tokens * elements / (0.8 * ceiling)
+    products = 2 * tokens * elements / (0.95 * ceiling)
+    kept = 2.5 * 2 * (elements + 2 * hidden + block.saved_activation_bytes) / bandwidth  # between the products
     scores = 2 * 2 * (2 * length * length * hidden) / 2  # two products of a row's queries, half of them masked
     attention = scores / (0.85 * ceiling * 2048 / (2048 + 400))
-    assert block.forward_seconds == pytest.approx(products + attention, rel=1e-6)
+    assert block.forward_seconds == pytest.approx(products + attention + kept, rel=1e-6)
     accumulation = 12 * (elements + 2 * hidden) / bandwidth
-    backward = 3 * products + 3.5 * attention  # scores once more, and four products of the size of two
+    backward = 3 * (products + kept) + 3.5 * attention  # scores once more, and four products of the size of two
     assert block.backward_seconds == pytest.approx(backward + accumulation, rel=1e-6)
     vocab, chunks = 128256, 4  # of 1024 tokens: each adds the gradient of all of the head's parameters
-    products, loss = 2 * tokens * hidden * vocab / (0.8 * ceiling), tokens * vocab * 16 / bandwidth
-    assert head.forward_seconds == pytest.approx(products + loss, rel=1e-6)
+    products, loss = 2 * tokens * hidden * vocab / (0.95 * ceiling), 2.5 * tokens * vocab * 16 / bandwidth
+    weights = 2.5 * chunks * 2 * (hidden * vocab + hidden) / bandwidth
+    assert head.forward_seconds == pytest.approx(products + loss + weights, rel=1e-6)
     accumulation = chunks * 12 * (hidden * vocab + hidden) / bandwidth
-    assert head.backward_seconds == pytest.approx(3 * products + 2 * loss + accumulation, rel=1e-6)
+    backward = 3 * (products + weights) + 2 * loss
+    assert head.backward_seconds == pytest.approx(backward + accumulation, rel=1e-6)
 
 
-# Measured by others, tokens a second and GPU with recomputation: MosaicML llm-foundry, scripts/train/benchmarking, MPT
-# of 30B and 70B parameters, which have these shapes. Each shards a model over 8 to 64 GPUs.
+# Measured by others, tokens a second and GPU: MosaicML llm-foundry, scripts/train/benchmarking, MPT of these shapes in
+# rows of at most 4096 tokens (its attention computes both halves of the scores, which counts in longer ones), over 8 to
+# 64 GPUs, with recomputation or in micro-batches of 6 rows at least; torchtitan, docs/performance.md, over 64 GPUs.
+# True: recomputes. `gpu.efficiency` and `gpu.passes` are a fit to the first five.
+CHOSEN_BY = 5
 TRAININGS = [
-    ("a100-80gb", "opt-30b", 2048, 3, 916),
-    ("a100-80gb", "opt-30b", 1024, 6, 946),
-    ("a100-80gb", "gpt-65b", 2048, 8, 410),
-    ("a100-40gb", "opt-30b", 2048, 4, 857),
-    ("h100-80gb", "opt-30b", 2048, 14, 2308),
-    ("h100-80gb", "gpt-65b", 2048, 8, 1039),
+    ("a100-80gb", "opt-30b", 2048, 3, True, 916),
+    ("a100-80gb", "opt-13b", 1024, 40, True, 2330),
+    ("a100-80gb", "opt-1.3b", 2048, 14, False, 20513),
+    ("h100-80gb", "opt-30b", 2048, 14, True, 2308),
+    ("h100-80gb", "opt-6.7b", 1024, 64, True, 10203),
+    ("a100-80gb", "gpt-65b", 2048, 8, True, 410),
+    ("a100-80gb", "opt-30b", 4096, 1, True, 814),
+    ("a100-80gb", "opt-30b", 1024, 6, True, 946),
+    ("a100-80gb", "opt-30b", 512, 12, True, 967),
+    ("a100-80gb", "opt-13b", 4096, 10, True, 2060),
+    ("a100-80gb", "opt-6.7b", 4096, 16, True, 3684),
+    ("a100-80gb", "opt-6.7b", 2048, 6, False, 4641),
+    ("a100-80gb", "opt-6.7b", 1024, 64, True, 4357),
+    ("a100-80gb", "opt-2.7b", 2048, 10, False, 10811),
+    ("a100-80gb", "opt-2.7b", 512, 40, False, 12127),
+    ("a100-80gb", "opt-125m", 2048, 32, False, 141737),
+    ("a100-40gb", "opt-30b", 2048, 4, True, 857),
+    ("a100-40gb", "opt-13b", 2048, 14, True, 1998),
+    ("a100-40gb", "opt-6.7b", 2048, 12, True, 3679),
+    ("h100-80gb", "gpt-65b", 2048, 8, True, 1039),
+    ("h100-80gb", "opt-30b", 1024, 6, True, 2084),
+    ("h100-80gb", "opt-13b", 1024, 40, True, 5502),
+    ("h100-80gb", "opt-13b", 4096, 10, True, 4717),
+    ("h100-80gb", "opt-6.7b", 2048, 6, False, 10643),
+    ("h100-80gb", "opt-2.7b", 2048, 10, False, 24142),
+    ("h100-80gb", "opt-1.3b", 2048, 20, False, 46037),
+    ("a100-80gb", "llama-3.1-70b", 8192, 1, True, 331),
+    ("a100-80gb", "llama-2-13b", 4096, 2, False, 2162),
 ]
 
 
-@pytest.mark.parametrize(("gpu", "shape", "length", "rows", "measured"), TRAININGS)
-def test_compute_is_as_fast_as_measured_trainings(gpu: str, shape: str, length: int, rows: int, measured: int) -> None:
-    """Within a fifth, and on the whole to neither side by much."""
-    assert rows * length / seconds_of_compute(shape, gpu, length, rows) == pytest.approx(measured, rel=0.2)
+def seconds_of_training(gpu: str, shape: str, length: int, rows: int, *, recomputes: bool) -> float:
+    """All forwards and backwards of one micro-batch. The head has no forward of its own: its backward is all of it."""
+    what = what_if(model=shape, gpu=gpu, sequence_length=length, micro_batch_sizes=(rows,))
+    costs = costs_of(what, rows)
+    embedding, block, head = costs.embedding(), costs.block(), costs.head()
+    if recomputes:
+        of_block = block.forward_seconds + block.backward_seconds
+    else:
+        keeps = costs.rung(Choice("all", {"all": 1}, 0, 0, 0, 0, 0), block)
+        of_block = keeps.forward_seconds + keeps.backward_seconds
+    ends = embedding.forward_seconds + embedding.backward_seconds + head.backward_seconds
+    return costs.shape.blocks * of_block + ends
+
+
+def test_compute_is_as_fast_as_measured_trainings() -> None:
+    """In the median within 10% of those that chose nothing, and none is faster by more than 10%."""
+    told = [
+        length * rows / seconds_of_training(gpu, shape, length, rows, recomputes=recomputes) / measured
+        for gpu, shape, length, rows, recomputes, measured in TRAININGS
+    ]
+    others = told[CHOSEN_BY:]
+    assert len(others) >= 15 and statistics.median(abs(each - 1) for each in others) < 0.1
+    assert min(told) > 0.9 and max(told) < 1.25
 
 
 def seconds_of_compute(shape: str, gpu: str, length: int, rows: int) -> float:
-    """All forwards and backwards of one micro-batch. The head has no forward of its own: its backward is all of it."""
+    """The same as a plan counts it, whose head makes its logits in chunks."""
     model = estimate(what_if(model=shape, gpu=gpu, sequence_length=length, micro_batch_sizes=(rows,))).model
     *layers, head = [model.timing(layer.layer_class, rows) for layer in model.layers]
     return sum(timing.forward_seconds + timing.backward_seconds for timing in layers) + head.backward_seconds
@@ -206,16 +255,16 @@ def test_the_document_has_today_s_estimates_and_the_command_says_them() -> None:
     table = text.split("| `--model` | `--gpu` |")[1].split("\n\n")[0].splitlines()[2:]
     shown = []
     for line in table:
-        _, shape, gpu, length, rows, measured, told = (cell.strip(" `") for cell in line.strip("|").split("|"))
-        seconds = seconds_of_compute(shape, gpu, int(length), int(rows))
-        tokens, of = int(length) * int(rows) / seconds, float(measured.replace(",", "").removesuffix(" s"))
-        ours, words = (seconds, f"{seconds:.1f} s") if measured.endswith("s") else (tokens, f"{tokens:,.0f}")
-        assert told == f"{words} ({ours / of - 1:+.0%})", line
-        shown.append((gpu, shape, int(length), int(rows), of))
-    assert shown[:-1] == TRAININGS
+        shape, gpu, length, rows, recomputes, measured, told = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        case = gpu, shape, int(length), int(rows), recomputes == "yes", int(measured.replace(",", ""))
+        tokens = case[2] * case[3] / seconds_of_training(*case[:4], recomputes=case[4])
+        assert told == f"{tokens:,.0f} ({tokens / case[5] - 1:+.0%})", line
+        shown.append(case)
+    assert shown == TRAININGS
     said = text.split('`solve` says\nit under "batch":\n\n    ssdplan ')[1].split("\n\n")[0].replace("\\\n", "")
     done = CliRunner().invoke(cli.make_command_line(), shlex.split(said), catch_exceptions=False)
-    assert "Compute alone would allow 848 tokens/s here, all else 97." in " ".join(done.stdout.split())
+    tokens = 2048 * 3 / seconds_of_compute("opt-30b", "a100-80gb", 2048, 3)
+    assert f"Compute alone would allow {tokens:,.0f} tokens/s here" in " ".join(done.stdout.split())
 
 
 # FlashAttention-2, forward and backward without a mask, TFLOP/s by row length (the issues that gpus.py names).
@@ -323,7 +372,13 @@ def test_the_workspace_of_attention_is_within_that_of_the_mlp(shape: Shape, prec
 def test_a_slow_memory_bounds_small_work() -> None:
     slow = estimate(what_if(figures={"gpu.memory-bandwidth": 1e9}, micro_batch_sizes=(1,))).model
     block = slow.timing("block", 1)
-    assert block.forward_seconds == pytest.approx((2 * 218112000 + 2 * block.saved_activation_bytes) / 1e9, rel=0.001)
+    moved = 2 * 218112000 + 2 * block.saved_activation_bytes
+    assert block.forward_seconds == pytest.approx(2.5 * moved / 1e9, rel=0.01)
+
+
+def test_a_small_block_takes_as_long_as_its_kernels_are_launched() -> None:
+    small = estimate(what_if(model="opt-125m", sequence_length=128, micro_batch_sizes=(1,))).model.timing("block", 1)
+    assert small.forward_seconds == 7e-4 and small.backward_seconds == pytest.approx(3 * 7e-4, rel=0.1)
 
 
 def test_the_machine_is_what_the_catalogue_says() -> None:

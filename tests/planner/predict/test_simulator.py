@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.predict.dram import updated_bytes
 from ssdplan.planner.predict.simulator import simulate
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve_and_build
 from ssdplan.plans.documents.profile import Machine
 from ssdplan.plans.graph.ops import Backward, Forward, Graph, Op, Region, Transfer, Update
 from tests.extent import examples
-from tests.made.profiles import made_machine, made_model, made_profile, made_volume
+from tests.made.profiles import GIB, made_machine, made_model, made_profile, made_volume
 from tests.plans.hand_made import made_backward, made_forward, made_transfer, made_update
 
 MODEL = made_model(flops=1e9)
@@ -307,3 +309,32 @@ def test_a_hundred_thousand_ops_take_about_a_second() -> None:
     begin = time.process_time()
     simulate(graph, MODEL, made_machine(shared=True, cores=2), 1)
     assert time.process_time() - begin < 4.0
+
+
+def test_what_passes_dram_shares_its_bandwidth() -> None:
+    """A read, a copy to the device and an update ask for 2 + 3 + 5 MB/s of 5 MB/s: each goes half as fast. What asks
+    for no more than there is goes as fast as alone, and so does all on a machine whose DRAM nobody knows."""
+    rate = 5e6 / updated_bytes("fp32")
+    volumes = (made_volume(read=2e6, write=2e6),)
+    machine = made_machine(link=3e6, update_rate=rate, volumes=volumes)
+    shared = machine.model_copy(update={"dram_bandwidth": 5e6})
+    together = transfer(0, "read", 2_000_000), transfer(1, "h2d", 3_000_000), update(2, round(rate))
+    assert seconds(machine, *together) == pytest.approx(1.0, rel=1e-4)
+    assert seconds(shared, *together) == pytest.approx(2.0, rel=1e-4)
+    assert seconds(shared, *together[:2]) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_no_plan_moves_more_through_dram_than_it_can() -> None:
+    """The program has a row for it, and the simulated step of a what-if keeps it too."""
+    profile = estimate(WhatIf("llama-3.2-3b", "rtx-4090", ["samsung-990-pro*4"], 24 * GIB, sequence_length=256))
+    machine = profile.machine
+    assert machine.dram_bandwidth == pytest.approx(83.2e9 * 0.8)
+    plan, schedule = solve_and_build(profile, SolveRequest(24 * GIB, micro_batch_size=4, micro_batches=2))
+    ops, p = schedule.steady.ops, plan.prediction
+    moved = sum(op.nbytes for op in ops if isinstance(op, Transfer))
+    moved += sum(op.elements * updated_bytes("fp32") for op in ops if isinstance(op, Update))
+    assert moved <= machine.dram_bandwidth * p.step_seconds * (1 + 1e-6)
+    assert moved <= machine.dram_bandwidth * p.program_seconds * (1 + 1e-2)
+    unknown = profile.model_copy(update={"machine": machine.model_copy(update={"dram_bandwidth": None})})
+    free = solve_and_build(unknown, SolveRequest(24 * GIB, micro_batch_size=4, micro_batches=2))[0]
+    assert free.prediction.step_seconds < p.step_seconds
