@@ -99,7 +99,7 @@ def call(options: Options) -> int:
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
     steady = _predicted(document, schedule.steady)
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
-    each = _of_ranks(path, document) if report and document.decision.ranks > 1 else None
+    each = _of_ranks(path, document) if report and document.decision.shares > 1 else None
     curves = _curves(path, document, every=options.csv is not None) if path.is_dir() else None
     if options.csv and not curves:
         raise UsageError(f"{path}: no step is done yet, so --csv has no table to write")

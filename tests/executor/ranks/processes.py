@@ -80,13 +80,14 @@ def started(
     patience: float = HANG_SECONDS,
     resumes: bool = False,
     faults: dict[int, list[Any]] | None = None,
+    eps: float = 1e-8,
     **plan: Any,
 ) -> Iterator[list[Rank]]:
     """A process for each rank; what of them still runs at the end is killed. `of_ranks`: what the recipe of one rank
     has otherwise. `faults`: rank -> the number of one transfer of its store, and how it fails."""
     spec = {
         "directory": str(directory), "out": str(out), "name": name, "data": data, "plan": plan, "patience": patience,
-        "resumes": resumes, "faults": {str(rank): each for rank, each in (faults or {}).items()},
+        "resumes": resumes, "eps": eps, "faults": {str(rank): each for rank, each in (faults or {}).items()},
         "recipe": {"steps": 3} | (recipe or {}),
         "of_ranks": {str(rank): each for rank, each in (of_ranks or {}).items()},
     }  # fmt: skip

@@ -27,6 +27,8 @@ from tests.made.models import FAMILIES, OTHERS
 from tests.made.plans import make_plan
 
 ROWS, STEPS = 4, 6
+EPS = 1e-4
+"""With this epsilon a gradient that is rounding alone (of the bias of OPT's keys) moves nothing."""
 
 
 @pytest.mark.parametrize(("family", "ranks"), short_or_full(
@@ -35,7 +37,7 @@ ROWS, STEPS = 4, 6
 def test_every_family_trains_as_on_one_rank(tmp_path: Path, family: str, ranks: tuple[int, ...]) -> None:
     """Losses in fp32 to 5e-6, and each tensor to a thousandth of its norm."""
     prepare(tmp_path, family, tied=False)
-    choices: dict[str, Any] = {"name": family, "recipe": {"steps": 4}, "micro_batch_size": 1, "alpha": 0.3}
+    choices: dict[str, Any] = {"name": family, "recipe": {"steps": 4}, "micro_batch_size": 1, "alpha": 0.3, "eps": EPS}
     one = run(tmp_path, tmp_path / "one", 1, micro_batches=ROWS, **choices)
     for size in ranks:
         several = run(tmp_path, tmp_path / f"of-{size}", size, micro_batches=ROWS // size, **choices)
@@ -123,5 +125,7 @@ def test_any_two_choices_train_as_one_rank_does(directory: Path, tmp_path: Path,
         found = run(directory, out, size, recipe=recipe | {"steps": STEPS}, resumes=True, **shared(size))
     expected = json.loads((directory / "one.json").read_text())
     assert found["losses"] == pytest.approx(expected["losses"], rel=ALIKE)
-    assert list(found["eval"].values()) == pytest.approx(list(expected["eval"].values()), rel=ALIKE)
+    both = [step for step in expected["eval"] if step in found["eval"]]  # a run that ended before evaluates there too
+    assert len(both) >= 4, (found["eval"], expected["eval"])
+    assert [found["eval"][step] for step in both] == pytest.approx([expected["eval"][step] for step in both], rel=ALIKE)
     assert_alike(out, directory / "one")

@@ -39,7 +39,7 @@ def main(spec: dict[str, Any]) -> int:
     if fault := spec["faults"].get(str(rank)):
         real = native.Engine
         native.Engine = lambda *arguments, **options: real(*arguments, faults=[tuple(fault)], **options)
-    optimizer: AdamW | MeZO = AdamW(lr=1e-3, weight_decay=0.1)
+    optimizer: AdamW | MeZO = AdamW(lr=1e-3, weight_decay=0.1, eps=spec["eps"])
     if zeroth := spec["plan"].get("zeroth_order"):
         spec["plan"]["zeroth_order"] = ZerothOrder(**zeroth)
         optimizer = MeZO(lr=1e-2, eps=1e-2, weight_decay=0.1)
