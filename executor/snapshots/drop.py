@@ -47,11 +47,11 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
         shares = [(lying, other) for other in _others(directory, stack) for lying in _shares(other)]
         if not found.stores and not directory.run.snapshots:
             raise UsageError(f"{run}: kept no snapshots, so its store went when it ended; there is nothing to drop")
-        if not found.stores and directory.run.dropped is not None:
+        if not (found.stores or shares) and directory.run.dropped is not None:
             raise UsageError(
                 f"{run}: its store was dropped already, with the states after step {directory.run.dropped}"
             )
-        if not found.stores:
+        if not found.stores and directory.run.dropped is None:
             raise UsageError(
                 f"{run}: no store of this run is on {' '.join(map(str, found.places))}; name where it is with --volume"
             )
@@ -60,7 +60,7 @@ def drop_store(run: Path, *, sure: bool, without_model: bool, volumes: Sequence[
                 f"{run}: was begun elsewhere or by somebody else, and {' '.join(foreign)} may be another run's; to "
                 "lose what lies there, ssdplan volume init --force"
             )
-        step = max((int(lying.metadata.get("step", 0)) for lying in stores), default=0)
+        step = max((int(lying.metadata.get("step", 0)) for lying in stores), default=directory.run.dropped or 0)
         removed, blank = _parts([*((lying, directory) for lying in stores), *shares])
         nbytes = sum(info.capacity_bytes for info in inspect(removed)) if removed else 0
         where = " ".join(map(str, (*removed, *blank)))

@@ -74,3 +74,15 @@ def test_a_drop_removes_the_stores_of_all_ranks(directory: Path, tmp_path: Path)
     assert len(list(out.rglob("*.ssdplan"))) == 2
     dropped = drop_store(out, sure=True, without_model=False)
     assert dropped.step == 2 and len(dropped.removed) == 2 and not list(out.rglob("*.ssdplan"))
+    with pytest.raises(UsageError, match="was dropped already"):
+        drop_store(out, sure=True, without_model=False)
+
+
+def test_a_drop_that_was_cut_off_ends_with_the_other_ranks_stores(directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(directory / "run-2", out)
+    share = next((out / "rank-1").glob("*.ssdplan"))
+    kept = share.read_bytes()
+    drop_store(out, sure=True, without_model=False)
+    share.write_bytes(kept)
+    assert drop_store(out, sure=True, without_model=False).removed == (share,) and not share.exists()
