@@ -73,7 +73,6 @@ def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> Non
     solve = ("solve", "profile.json", "--host-memory", "16MiB")
     assert "2 ranks cannot share it evenly" in refused(*solve, "--global-batch", 3, cwd=home, code=2)
     assert "the profile is of 2 ranks" in refused(*solve, "--ranks", 4, cwd=home, code=2)
-    assert "is for one rank" in refused(*solve, "--optimizer", "mezo", cwd=home, code=2)
     assert not (tmp_path / "run").exists()
 
 
