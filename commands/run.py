@@ -25,7 +25,7 @@ from ssdplan.plans.views.progress_line import ProgressLine
 
 from .parsing import options as of
 from .parsing.command import Command
-from .ranks.of_run import asked_ranks, going_on, launched, patience, require_alone, require_ranks
+from .ranks.of_run import asked_ranks, going_on, launched, once, patience, require_alone, require_ranks
 from .resolved import as_kept, as_written, over, restored
 from .run_options import EXCLUSIVE, Options, plan_argument, sections
 
@@ -56,13 +56,14 @@ def call(options: Options) -> int:
             raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
         if options.adopt:
             raise UsageError("--adopt: there is nothing to go on with; give --resume RUN")
-        return _run(options, None, said, said, place)
+        with once(place):
+            return _run(options, None, said, said, place)
     if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
     from ssdplan.executor.snapshots.run_directory import require_run
 
-    with named_rank(place.rank if place else None), contextlib.ExitStack() as stack:
+    with named_rank(place.rank if place else None), once(place), contextlib.ExitStack() as stack:
         if not (place and place.rank):
             require_run(options.resume)  # before torch is loaded, which takes seconds
         joined_ranks = stack.enter_context(going_on(options, said, place, options.resume))

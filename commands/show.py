@@ -46,7 +46,12 @@ def command() -> Command:
     drawn = (
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="plots (PNG) of the plan, run or profile [none]"),
         click.Option(["--html"], type=PATH, metavar="FILE", help="one page to look at in a browser [none]"),
-        click.Option(["--trace"], type=PATH, metavar="FILE", help="the plan's step as a Chrome trace [none]"),
+        click.Option(
+            ["--trace"],
+            type=PATH,
+            metavar="FILE",
+            help="the plan's step as a Chrome trace; of a run of several ranks its last, as each measured it [none]",
+        ),
         of.csv_option("the run's steps, the profile's sub-layers or the prefetch table, as a table"),
     )
     output = (
@@ -94,6 +99,7 @@ def call(options: Options) -> int:
     report = path / "report.json" if path.is_dir() and (path / "report.json").exists() else None
     steady = _predicted(document, schedule.steady)
     overlay = _laid_over(path / "trace.json", document, schedule) if report else None
+    each = _of_ranks(path, document) if report and document.decision.shares > 1 else None
     curves = _curves(path, document, every=options.csv is not None) if path.is_dir() else None
     if options.csv and not curves:
         raise UsageError(f"{path}: no step is done yet, so --csv has no table to write")
@@ -103,12 +109,13 @@ def call(options: Options) -> int:
     else:
         text = describe_plan(document, schedule, cache)
         text += f"\n{describe_report(report)}\n" if report else ""
+        text += f"\n{_slowest(each)}" if each else ""
         text += f"\n{describe_overlay(overlay)}" if overlay else ""
         text += f"\n{_of_training(path, curves, document)}" if curves else ""
         text += f"\n{describe_cache(cache)}" if cache.measured and not report else ""
         of.print_document(document, text, options.json)
     if options.plots or options.html or options.trace:
-        _draw(options, document, schedule, steady, overlay, curves, cache)
+        _draw(options, document, schedule, steady, overlay, curves, cache, each)
     if options.csv and curves:
         of.write_table(curves.table(), options.csv)
     return 0
@@ -235,6 +242,37 @@ def _laid_over(trace: Path, plan: Plan, schedule: "Schedule") -> "Overlay | None
     return lay_over(plan, schedule, _predicted(plan, measured.graph), measured)
 
 
+def _of_ranks(run: Path, plan: Plan) -> "list[tuple[Timeline, Schedule]] | None":
+    """The last step as each rank measured it; None, and a word of it, where one left no trace here."""
+    from ssdplan.executor.ranks.place import directory_of
+    from ssdplan.plans.documents.metrics import TRACE
+    from ssdplan.plans.schedule.build import build_schedule
+    from ssdplan.plans.views.trace import read_trace
+
+    traces = [directory_of(run, rank) / TRACE for rank in range(plan.decision.ranks)]
+    if lacking := [str(trace) for trace in traces if not trace.is_file()]:
+        print(f"{' '.join(lacking)}: not there, so ranks are not laid side by side", file=sys.stderr)
+        return None
+    each = []
+    for rank, trace in enumerate(traces):
+        with Folder(trace.parent) as folder:
+            folder.require_no_link(TRACE)
+        schedule = build_schedule(plan.model, plan.decision, rank)
+        each.append((read_trace(trace, schedule), schedule))
+    if any(timeline.met is None for timeline, _ in each):
+        print(f"{run}: its traces are of an earlier version, which kept no common moment of ranks", file=sys.stderr)
+        return None
+    return each
+
+
+def _slowest(each: "list[tuple[Timeline, Schedule]]") -> str:
+    from ssdplan.plans.analysis.ranks import held_up
+    from ssdplan.plans.views.report_text import describe_held
+
+    timelines = [timeline for timeline, _ in each]
+    return describe_held(held_up(timelines), max(timeline.seconds for timeline in timelines))
+
+
 def _found_in_time(plan: Plan, schedule: "Schedule", steady: "Timeline", curves: "Curves | None") -> "Beside":
     """The cache's figures: of the `steady` step as predicted, and of all steps of a run as measured."""
     from ssdplan.planner.explain.on_demand import on_demand_figures
@@ -261,8 +299,10 @@ def _draw(
     overlay: "Overlay | None",
     curves: "Curves | None",
     cache: "Beside",
+    each: "list[tuple[Timeline, Schedule]] | None",
 ) -> None:
-    """The files that `show` writes besides what it prints. `timeline`: the steady step as predicted."""
+    """The files that `show` writes besides what it prints. `timeline`: the steady step as predicted; `each`: the last
+    step as each of several ranks measured it."""
     if options.plots:
         from ssdplan.plans.views.plots.plan_plots import write_plots
 
@@ -279,10 +319,13 @@ def _draw(
         write_page(plan, schedule, timeline, options.html, overlay=overlay, curves=curves, cache=cache)
         print(f"written to {options.html}; open it in a browser", file=sys.stderr)
     if options.trace:
-        from ssdplan.plans.views.trace import write_trace
+        from ssdplan.plans.views.trace import write_trace, write_trace_of_ranks
 
-        name = f"ssdplan plan for {plan.model.name}, a step as predicted"
-        write_trace(timeline, schedule, options.trace, name=name)
+        if each:
+            write_trace_of_ranks(each, options.trace, name="the last step as measured")
+        else:
+            name = f"ssdplan plan for {plan.model.name}, a step as predicted"
+            write_trace(timeline, schedule, options.trace, name=name)
         print(f"written to {options.trace}; open it in Perfetto", file=sys.stderr)
 
 

@@ -97,7 +97,7 @@ class Sessions:
         """The first session of a run, its states from the model's files, or from `weights` that it kept. `again`: a
         crash may have left files."""
         store = None
-        if records.records:
+        if records.records or self._recipe.durable_store:  # a rank may own nothing of a small model
             store = new_store(
                 self._directory,
                 self._volumes,

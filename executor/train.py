@@ -308,8 +308,9 @@ def _finish(
     loop: Loop, run: RunDirectory, model: StreamedModel, loading_peak: int, advisor: Advisor | None, ranks: Ranks
 ) -> Result:
     """Trace, report and model of a run whose steps are done. The model is written even where the others cannot be."""
+    each = [json.loads(told) for told in ranks.tell(json.dumps(_moved(loop)).encode())]
     try:
-        compared = _write_records(loop, run, loading_peak, advisor)
+        compared = _write_records(loop, run, loading_peak, advisor, each)
     except (SsdplanError, OSError) as error:
         loop.watch.note(f"writes the model nevertheless, and then ends with this error: {error}")
         _write_model(loop, run, model, ranks)
@@ -333,8 +334,22 @@ def _write_model(loop: Loop, run: RunDirectory, model: StreamedModel, ranks: Ran
     return destination
 
 
-def _write_records(loop: Loop, run: RunDirectory, loading_peak: int, advisor: Advisor | None) -> list[Compared]:
-    """Write trace and report of a run whose steps are done. Returns the predictions beside what was measured."""
+def _moved(loop: Loop) -> dict[str, float | None]:
+    """What this rank took and moved, for the report of all: of a steady step in the median, and by the whole run."""
+    measured, (_, written) = loop.measured, loop.session.traffic()
+    return {
+        "step_seconds": _median(m.step_seconds for m in measured),
+        "ssd_read_bytes": _median(m.ssd_read_bytes for m in measured),
+        "ssd_write_bytes": _median(m.ssd_write_bytes for m in measured),
+        "ssd_written_bytes": loop.written_before + written,
+    }
+
+
+def _write_records(
+    loop: Loop, run: RunDirectory, loading_peak: int, advisor: Advisor | None, ranks: Sequence[Mapping[str, object]]
+) -> list[Compared]:
+    """Write trace and report of a run whose steps are done. `ranks`: what each of them moved. Returns the predictions
+    beside what was measured."""
     session, measured, history = loop.session, loop.measured, loop.history
     touched = {tier: session.memory.touched[tier] for tier in ("host", "device")}
     compared = compare(loop.plan, measured, touched, full_rows=loop.texts.full_rows)
@@ -359,6 +374,7 @@ def _write_records(loop: Loop, run: RunDirectory, loading_peak: int, advisor: Ad
             "median_step_seconds": _median(m.step_seconds for m in measured),
             "cache": _cache(loop, advisor),
             **({} if loop.plan.exact else {"activations": "int8"}),
+            **({"ranks": list(ranks)} if len(ranks) > 1 else {}),
         },
     )
     return compared

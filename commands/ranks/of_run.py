@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PATIENT_STEPS = 5.0
 """Predicted steps for which a rank waits for the others, and at least `PATIENCE_SECONDS`."""
+STILL_LONGER = 1.25
 _NETWORK_SECONDS = 2.0
 """For which what ranks exchange is measured, where a run goes on with another number of them."""
 _STILL_AT_IT_SECONDS = 1.0
@@ -57,8 +58,11 @@ class Asked(Protocol):
 
 
 def patience(options: Asked, plan: Plan) -> float:
-    """Seconds for which a rank waits for the others."""
-    return options.stall_abort or max(PATIENCE_SECONDS, PATIENT_STEPS * plan.prediction.step_seconds)
+    """Seconds for which a rank waits for the others: a little longer than one of them may stand still itself, so that
+    it has said why before the others end."""
+    if options.stall_abort:
+        return STILL_LONGER * options.stall_abort
+    return max(PATIENCE_SECONDS, PATIENT_STEPS * plan.prediction.step_seconds)
 
 
 def asked_ranks(options: Asked) -> int:
@@ -84,12 +88,16 @@ def launched(options: Asked, ranks: int) -> int:
 
         require_run(options.resume)
         require_whole(options.resume, ranks_of(options.resume))
+    plan = None
     if options.plan is not None:
-        require_ranks(Plan.load(options.plan), ranks)
+        require_ranks(plan := Plan.load(options.plan), ranks)
+    elif options.resume is not None:
+        plan = Plan.load(options.resume / PLAN)
     of.settle_process()
-    from ssdplan.executor.ranks.launcher import launch
+    from ssdplan.executor.ranks.launcher import ENDING_SECONDS, launch
 
-    return launch(ranks, of.said_words())
+    step = PATIENT_STEPS * plan.prediction.step_seconds if plan else 0.0
+    return launch(ranks, of.said_words(), max(ENDING_SECONDS, step))
 
 
 def require_ranks(plan: Plan, ranks: int) -> None:
@@ -114,6 +122,20 @@ def require_alone(options: Asked) -> None:
     for name, given in named.items():
         if given:
             raise UsageError(f"{name}: is for runs of one rank; leave it out")
+
+
+@contextlib.contextmanager
+def once(place: Place | None) -> Iterator[None]:
+    """`told_once` of the executor, which loads torch, where there are several ranks and one fails."""
+    try:
+        yield
+    except SsdplanError:
+        if place is None:
+            raise
+        from ssdplan.executor.ranks.group import told_once
+
+        with told_once(place):
+            raise
 
 
 @contextlib.contextmanager

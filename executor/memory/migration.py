@@ -115,7 +115,7 @@ def settle(target: Holding, records: Records, dtype: torch.dtype, progress: Call
     host memory."""
     places = records.places(target.schedule)
     homes = [home for home in target.schedule.homes if home.optimizer]
-    scratch = _scratch(max(optimizer_bytes_of(home) + home.parameters.nbytes for home in homes))
+    scratch = _scratch(max((optimizer_bytes_of(home) + home.parameters.nbytes for home in homes), default=PAGE))
     total, done = sum(home.elements for home in homes), 0
     for home in homes:
         assert target.store is not None and home.optimizer is not None

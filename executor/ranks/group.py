@@ -6,6 +6,7 @@ Nothing that is sent is pickled: tensors, and bytes of a length that all know.
 """
 
 import contextlib
+import hashlib
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ssdplan.plans.errors import RankError, first_line
+from ssdplan.plans.errors import RankError, SsdplanError, UsageError, first_line
 
 from .place import PATIENCE_SECONDS, Place
 
@@ -33,11 +34,11 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def gather(self, whole: torch.Tensor) -> None:
+    def gather(self, whole: torch.Tensor, what: str = "gather") -> None:
         """Every rank's share of `whole`, uint8, to every rank: equal parts in rank order, of which this rank's is
-        there."""
+        there. `what`: the operation, for errors."""
 
-    def exchange(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+    def exchange(self, received: torch.Tensor, sent: torch.Tensor, what: str = "exchange") -> None:
         """uint8, equally long: part j of `sent` to rank j, whose part for this rank becomes part j of `received`."""
 
     def tell(self, words: bytes) -> list[bytes]:
@@ -53,10 +54,10 @@ class Alone:
 
     rank, size = 0, 1
 
-    def gather(self, whole: torch.Tensor) -> None:
+    def gather(self, whole: torch.Tensor, what: str = "gather") -> None:
         raise AssertionError("a collective of one rank")
 
-    def exchange(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+    def exchange(self, received: torch.Tensor, sent: torch.Tensor, what: str = "exchange") -> None:
         raise AssertionError("a collective of one rank")
 
     def tell(self, words: bytes) -> list[bytes]:
@@ -83,39 +84,42 @@ class Group:
         self._data: Any = dist.new_group(backend=backend, timeout=limit)
         self._words: Any = dist.new_group(backend="gloo", timeout=limit)
 
-    def gather(self, whole: torch.Tensor) -> None:
+    def gather(self, whole: torch.Tensor, what: str = "gather") -> None:
         parts = whole.view(self.size, -1)
-        with self._naming("gathering parameters"):
-            if self._pairwise:
-                self._swap(lambda to: parts[self.rank], lambda source: parts[source])
-            else:
+        if self._pairwise:
+            self._swap(what, self._data, lambda to: parts[self.rank], lambda source: parts[source])
+        else:
+            with self._naming(what):
                 dist.all_gather_into_tensor(whole, parts[self.rank], group=self._data)
 
-    def exchange(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+    def exchange(self, received: torch.Tensor, sent: torch.Tensor, what: str = "exchange") -> None:
         mine, theirs = received.view(self.size, -1), sent.view(self.size, -1)
-        with self._naming("exchanging gradients"):
-            if self._pairwise:
-                mine[self.rank].copy_(theirs[self.rank])
-                self._swap(lambda to: theirs[to], lambda source: mine[source])
-            else:
+        if self._pairwise:
+            mine[self.rank].copy_(theirs[self.rank])
+            self._swap(what, self._data, lambda to: theirs[to], lambda source: mine[source])
+        else:
+            with self._naming(what):
                 dist.all_to_all_single(received, sent, group=self._data)
 
-    def _swap(self, part_for: Any, place_of: Any) -> None:
-        works: list[Any] = []
+    def _swap(self, what: str, group: Any, part_for: Any, place_of: Any) -> None:
+        """Send each other rank its part, and receive its own; an error names the rank that it waited for."""
+        works: list[tuple[int, Any]] = []
         for to, source in self._peers:
-            works.append(dist.isend(part_for(to), to, group=self._data))
-            works.append(dist.irecv(place_of(source), source, group=self._data))
-        for work in works:
-            work.wait()
+            with self._naming(what, to):
+                works.append((to, dist.isend(part_for(to), to, group=group)))
+            with self._naming(what, source):
+                works.append((source, dist.irecv(place_of(source), source, group=group)))
+        for other, work in works:
+            with self._naming(what, other):
+                work.wait()
 
     def tell(self, words: bytes) -> list[bytes]:
         assert len(words) <= WORDS_BYTES - 8
-        mine = torch.zeros(WORDS_BYTES, dtype=torch.uint8)
+        every = torch.zeros(self.size, WORDS_BYTES, dtype=torch.uint8)
         framed = struct.pack("<Q", len(words)) + words
-        mine[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._naming("telling the others how a step ended"):
-            dist.all_gather(every, mine, group=self._words)
+        every[self.rank, : len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
+        what = "telling the others how a step ended"
+        self._swap(what, self._words, lambda to: every[self.rank], lambda source: every[source])
         return [_unframed(each.numpy().tobytes()) for each in every]
 
     def from_each(self, pieces: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -125,7 +129,7 @@ class Group:
             while True:
                 piece = next(mine, None) if mine is not None else None
                 length[0] = 0 if piece is None else piece.numel()
-                with self._naming(f"taking the states of rank {source}"):
+                with self._naming(f"taking the states of rank {source}", source):
                     dist.broadcast(length, source, group=self._words)
                     if not (nbytes := int(length)):
                         break
@@ -135,14 +139,24 @@ class Group:
                 yield piece
 
     @contextlib.contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
+    def _naming(self, what: str, other: int | None = None) -> Iterator[None]:
+        """`other`: the rank that is waited for, where one is."""
         try:
             yield
         except RuntimeError as error:  # torch has no narrower one
+            who, which = ("another rank", "the other ranks say")
+            if other not in (None, self.rank):
+                who, which = f"rank {other}", f"rank {other} says"
             raise RankError(
-                f"rank {self.rank}, {what}: another rank has ended, or has not answered for {self._patience:g} s "
-                f"({first_line(error)}); see what the other ranks say"
+                f"rank {self.rank}, {what}: {who} has ended, or has not answered for {self._patience:g} s "
+                f"({_short(error)}); see what {which}"
             ) from error
+
+
+def _short(error: BaseException) -> str:
+    """What gloo says, without the line of its own that it came from and without its advice."""
+    said = first_line(error).partition("] ")
+    return (said[2] or said[0]).partition(". This is")[0]
 
 
 def _believed(nbytes: int) -> int:
@@ -172,7 +186,11 @@ def joined(place: Place | None, device: str, patience: float = PATIENCE_SECONDS)
         dist.init_process_group(
             "gloo", rank=place.rank, world_size=place.size, timeout=timedelta(seconds=patience), init_method="env://"
         )
-    except (RuntimeError, ValueError) as error:
+    except ValueError as error:  # what should be in the environment is not
+        raise UsageError(
+            f"rank {place.rank} of {place.size}: {_short(error)}; start all of them by torchrun"
+        ) from error
+    except RuntimeError as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RankError(
             f"rank {place.rank} of {place.size} does not find the others at {where}: {first_line(error)}; start all of "
@@ -196,3 +214,38 @@ def agreed(ranks: Ranks, what: Mapping[str, str]) -> None:
                     f"{name} of rank {rank} is {other.decode(errors='replace')}, and that of rank 0 is "
                     f"{told[0].decode(errors='replace')}; all ranks need the same"
                 )
+
+
+_TOGETHER_SECONDS = 2.0
+"""For which a rank that fails waits to hear whether all fail alike."""
+
+
+@contextlib.contextmanager
+def told_once(place: Place | None) -> Iterator[None]:
+    """An error of ours that all ranks meet, as of a file that is not there, is told by rank 0 alone. They learn of it
+    by the store of torchrun's agent, which outlives each of them; where there is none each tells its own."""
+    try:
+        yield
+    except RankError:
+        raise
+    except SsdplanError as error:
+        if place and _all_say(place, str(error).removeprefix(f"rank {place.rank}: ")) and place.rank:
+            error.said = True
+        raise
+
+
+def _all_say(place: Place, text: str) -> bool:
+    """Whether all ranks end with the same words, within a moment."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    keys = [f"ssdplan/{again}/{rank}" for rank in range(place.size)]
+    moment = timedelta(seconds=_TOGETHER_SECONDS)
+    try:
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(*where, is_master=False, timeout=moment)
+        store.set(keys[place.rank], hashlib.sha256(text.encode()).hexdigest())
+        store.wait(keys, moment)
+        return len({store.get(key) for key in keys}) == 1
+    except (RuntimeError, ValueError, KeyError):  # others do not fail, or fail otherwise
+        return False

@@ -4,6 +4,7 @@ Owns their environment, and that all others end with the first that fails.
 """
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -16,14 +17,20 @@ from ssdplan.plans.errors import InfeasibleError, MismatchError, UsageError, err
 
 from .place import OURS
 
+ENDING_SECONDS = 30.0
+_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""By which torchrun's agent is told; one of a version without it takes 30 seconds."""
 
-def launch(ranks: int, arguments: Sequence[str]) -> int:
+
+def launch(ranks: int, arguments: Sequence[str], ending_seconds: float = ENDING_SECONDS) -> int:
     """Run `ssdplan` with these arguments in so many processes of this machine, on loopback. Returns 0, or raises the
-    error that the first of them to fail ended with; the others are ended then."""
+    error that the first of them to fail ended with; the others are ended then. `ending_seconds`: how long ranks that
+    are asked to end may take until they are killed."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks say what is wrong
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // ranks, 1)))
-    os.environ[OURS] = "1"
+    os.environ[OURS] = str(os.getpid())
+    os.environ.setdefault(_SHUTDOWN_TIMEOUT, str(math.ceil(ending_seconds)))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     config = LaunchConfig(
         min_nodes=1,

@@ -227,7 +227,7 @@ class Operations:
                 return self._bind_gather(op)
             case Exchange():
                 received, sent = self._memory.view(op.received), self._memory.view(op.sent)
-                return partial(self._ranks.exchange, received, sent)
+                return partial(self._ranks.exchange, received, sent, str(op))
             case AddShares():
                 return partial(_add_shares, self._memory.view(op.received, torch.float32).view(op.ranks, -1))
             case SumSquares():
@@ -252,7 +252,7 @@ class Operations:
         def gather() -> None:
             for there, here in parts:
                 there.copy_(here)
-            self._ranks.gather(whole)
+            self._ranks.gather(whole, str(op))
 
         return gather
 

@@ -85,7 +85,9 @@ class SerialRunner:
                 times.append(time.perf_counter())
         finally:
             self._graph = None
-        return Timeline(graph, tuple(t - times[0] for t in times[:-1]), tuple(t - times[0] for t in times[1:]))
+        return Timeline(
+            graph, tuple(t - times[0] for t in times[:-1]), tuple(t - times[0] for t in times[1:]), times[0]
+        )
 
     def standing(self) -> Standing | None:
         graph, times = self._graph, self._times
@@ -168,7 +170,7 @@ class OverlappedRunner:
         if run.error:
             raise run.error
         began = run.began
-        return Timeline(graph, tuple([t - began for t in run.starts]), tuple([t - began for t in run.ends]))
+        return Timeline(graph, tuple([t - began for t in run.starts]), tuple([t - began for t in run.ends]), began)
 
     def _serve(self, run: "_Run", interruptions: Sequence[BaseException]) -> None:
         """The caller's part of a run: it begins, works for the lane of compute, and returns when all has ended."""

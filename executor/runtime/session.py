@@ -6,7 +6,7 @@ closes it.
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,8 @@ class Session:
         self.operations.begin(optimizer, step + 1 - skipped, scale)
         timeline = self.run(self.schedule.steady if self.pending else self.schedule.first)
         loss = self._end_layers()
+        if self.ranks.size > 1:  # all have ended the step, and a moment later each knows
+            timeline = replace(timeline, met=time.perf_counter() - timeline.began)
         self.pending = bool(self.schedule.flush.ops) and not self.operations.overflow
         return loss, tokens, timeline
 

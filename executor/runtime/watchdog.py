@@ -12,7 +12,7 @@ from typing import Self
 
 from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.errors import StallError
-from ssdplan.plans.graph.collectives import AddShares, Exchange, Gather
+from ssdplan.plans.graph.collectives import AddShares, Collective, Exchange, Gather
 from ssdplan.plans.graph.ops import (
     Backward,
     Forward,
@@ -101,13 +101,20 @@ class Watchdog:
             self._stalled_at, self._after = standing.last_end, self._patience.tell_after_seconds
         still = now - standing.last_end
         abort_after = self._patience.abort_after_seconds
-        if abort_after is not None and still >= abort_after and not self._aborted:
+        if abort_after is not None and still >= abort_after and not (self._aborted or _waits_for_ranks(standing)):
             self._abort(StallError(self._words(standing, now)))
             self._aborted = True  # what cannot be left, compute, is told again
         if still >= self._after:
             self._note(self._words(standing, now))
             while self._after <= still:
                 self._after *= 2
+
+
+def _waits_for_ranks(standing: Standing) -> bool:
+    """Whether all that runs waits for other ranks, which ends by itself, with an error that names one of them
+    (`ranks/group.py`)."""
+    ops = standing.graph.ops
+    return bool(standing.running) and all(isinstance(ops[index], Collective) for index, _ in standing.running)
 
 
 class Words:

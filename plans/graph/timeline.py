@@ -4,7 +4,7 @@ Predicted and measured timelines are one type, so that they lie over each other 
 timeline is here: how long each resource works, and which wait of an operation ended last.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .ops import RESOURCES, Graph, Resource
 
@@ -25,6 +25,10 @@ class Timeline:
     graph: Graph
     starts: tuple[float, ...]
     ends: tuple[float, ...]
+    began: float = field(default=0.0, compare=False)
+    """When the step began, of the clock of who measured it (time.perf_counter)."""
+    met: float | None = None
+    """When all of several ranks had ended the step, in seconds from its start."""
 
     @property
     def seconds(self) -> float:

@@ -1,12 +1,15 @@
 """A run's report, for people and for programs: each prediction beside what was measured."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from ..analysis.cache import Beside, OnSsd
 from ..analysis.overlay import Overlay
+from ..analysis.ranks import Held
+from ..analysis.work import RESOURCE_LABELS
 from ..documents.base import MAX_DOCUMENT_BYTES
 from ..errors import UsageError
 from ..files import read_bounded
@@ -16,6 +19,8 @@ from .cache_text import cache_lines, read_figures
 from .quantities import percent
 
 WORTH_TELLING = 0.01
+MOST_CAUSES = 3
+"""Of what held others up that are named."""
 MOST_HELD_OUT = 4
 """Evaluations that fit on a line."""
 
@@ -35,6 +40,8 @@ def describe_report(path: Path) -> str:
             lines += ["", f"  {'':20} {'predicted':>12} {'measured':>12} {'error':>8}"]
             lines += [_row(row) for row in report["predictions"]]
             lines += ["", *_counted(report["steady_steps"], report.get("learnt_share"))]
+        if ranks := report.get("ranks"):
+            lines += ["", *_ranks(ranks)]
         if cache := report.get("cache"):
             lines += [
                 "",
@@ -61,6 +68,35 @@ def describe_report(path: Path) -> str:
         return "\n".join(lines)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not a run's report: {error}") from error
+
+
+def describe_held(held: Sequence[Held], seconds: float) -> str:
+    """For whom the others waited in a step that took so long, in lines of at most 100 columns."""
+    first = held[0]
+    told = f"rank {first.rank} was the slowest: in the mean the others waited {format_seconds(first.seconds)} for it"
+    if first.causes:
+        parts = [
+            f"{RESOURCE_LABELS.get(resource, resource)} ({work}), {format_seconds(took)}"
+            for resource, work, took in first.causes[:MOST_CAUSES]
+        ]
+        told += f", while it was at {'; '.join(parts)}"
+    rest = [f"{format_seconds(each.seconds)} for rank {each.rank}" for each in held[1:]]
+    told += f". They waited {', '.join(rest)}" if rest else ""
+    lines = wrap(f"The last step of all ranks took {format_seconds(seconds)}: {told}.", 100)
+    return "\n".join(lines) + "\n"
+
+
+def _ranks(ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """A row for each rank, and one for all together."""
+    heads = ("step", "ssd read", "ssd written", "by the whole run")
+    names = ("step_seconds", "ssd_read_bytes", "ssd_write_bytes", "ssd_written_bytes")
+    lines = [f"  {'a steady step of':20} " + " ".join(f"{head:>16}" for head in heads)]
+    for number, rank in enumerate(ranks):
+        cells = ["-" if rank[n] is None else _value(rank[n], "s" if n == names[0] else "B") for n in names]
+        lines.append(f"  {f'rank {number}':20} " + " ".join(f"{cell:>16}" for cell in cells))
+    whole = [max((rank[names[0]] or 0.0) for rank in ranks), *(sum(rank[n] or 0 for rank in ranks) for n in names[1:])]
+    cells = [_value(value, "B" if number else "s") for number, value in enumerate(whole)]
+    return [*lines, f"  {'all ranks':20} " + " ".join(f"{cell:>16}" for cell in cells)]
 
 
 def _cache(told: dict[str, Any]) -> Beside:

@@ -6,11 +6,13 @@ trace says which graph ran, so that it can be read again.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from ..analysis.memory_usage import Usage, label, memory_usage
+from ..analysis.ranks import shifts
 from ..analysis.work import roles_in_order
 from ..errors import MismatchError, UsageError
 from ..files import read_bounded, write_whole
@@ -21,13 +23,16 @@ from ..json_errors import json_reason
 
 FORMAT = "ssdplan.trace/1"
 GRAPHS = ("first", "steady", "unwritten", "flush", "evaluate")
+FORMAT_OF_RANKS = "ssdplan.trace.ranks/1"
 _OPERATIONS, _MEMORY = 1, 2
 """Processes of the trace: one with a thread a resource, one with the counters."""
+_PROCESSES = 2
+"""Of each rank, where there are several."""
 ALWAYS: tuple[Resource, ...] = tuple(resource for resource in RESOURCES if resource != "network")
 """The tracks that a trace has though nothing runs there."""
 _TIERS: tuple[Tier, ...] = ("host", "device")
 
-Event = dict[str, object]
+Event = dict[str, Any]
 MOST_BYTES = 1 << 30
 _SPARE_BYTES, _OPERATION_BYTES = 4 << 20, 4096
 """Of a trace that is read: an operation takes some 500 bytes, with its share of the counters."""
@@ -39,19 +44,47 @@ def write_trace(timeline: Timeline, schedule: Schedule, path: Path, *, name: str
     write_whole(path, trace_of(timeline, schedule, name=name))
 
 
-def trace_of(timeline: Timeline, schedule: Schedule, *, name: str) -> str:
-    """`timeline`, of one of `schedule`'s graphs, as a Chrome trace in microseconds."""
-    tracks = _tracks(timeline)
-    events = [*_names(name, tracks), *_operations(timeline, tracks)]
-    usage = memory_usage(schedule, timeline)
-    for tier in _TIERS:
-        events += _counters(usage[tier])
+def write_trace_of_ranks(ranks: Sequence[tuple[Timeline, Schedule]], path: Path, *, name: str) -> None:
+    """Write one trace of a step as each rank measured it, on one clock: two processes for each, one with a thread a
+    resource, one with the counters. Raises OSError when it cannot be written, and as `ranks.shifts`."""
+    events: list[Event] = []
+    late = shifts([timeline for timeline, _ in ranks])
+    for rank, (timeline, schedule) in enumerate(ranks):
+        for event in _events(timeline, schedule, f"rank {rank}: {name}", f"rank {rank}: memory in use, by role"):
+            event["pid"] = event["pid"] + _PROCESSES * rank
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + _us(late[rank]), 3)
+            if "id" in event:
+                event["id"] = f"{rank}/{event['id']}"
+            events.append(event)
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"format": FORMAT, "graph": timeline.graph.name, "operations": len(timeline.graph.ops)},
+        "otherData": {"format": FORMAT_OF_RANKS, "graph": ranks[0][0].graph.name, "ranks": len(ranks)},
+    }
+    write_whole(path, json.dumps(document, separators=(",", ":")))
+
+
+def trace_of(timeline: Timeline, schedule: Schedule, *, name: str) -> str:
+    """`timeline`, of one of `schedule`'s graphs, as a Chrome trace in microseconds."""
+    other: Event = {"format": FORMAT, "graph": timeline.graph.name, "operations": len(timeline.graph.ops)}
+    if timeline.met is not None:
+        other["met"] = timeline.met
+    document = {
+        "traceEvents": list(_events(timeline, schedule, name, "memory in use, by role")),
+        "displayTimeUnit": "ms",
+        "otherData": other,
     }
     return json.dumps(document, separators=(",", ":"))
+
+
+def _events(timeline: Timeline, schedule: Schedule, name: str, memory: str) -> Iterator[Event]:
+    tracks = _tracks(timeline)
+    yield from _names(name, memory, tracks)
+    yield from _operations(timeline, tracks)
+    usage = memory_usage(schedule, timeline)
+    for tier in _TIERS:
+        yield from _counters(usage[tier])
 
 
 def read_trace(path: Path, schedule: Schedule) -> Timeline:
@@ -72,6 +105,9 @@ def read_trace(path: Path, schedule: Schedule) -> Timeline:
         }
         if not all(0 <= start < inf and 0 <= length < inf for _, start, length in spans.values()):
             raise ValueError("a time that is negative or not finite")
+        met = None if other.get("met") is None else float(other["met"])
+        if met is not None and not 0 <= met < inf:
+            raise ValueError("a moment that is negative or not finite")
     except OSError as error:
         raise UsageError(f"{path}: cannot read: {error.strerror}") from error
     except ValueError as error:
@@ -91,7 +127,7 @@ def read_trace(path: Path, schedule: Schedule) -> Timeline:
             raise MismatchError(f"{path}: operation {op.index} is {spans[op.index][0]!r}, the plan's is {str(op)!r}")
     starts = tuple(spans[index][1] * 1e-6 for index in range(len(graph.ops)))
     ends = tuple((spans[index][1] + spans[index][2]) * 1e-6 for index in range(len(graph.ops)))
-    return Timeline(graph, starts, ends)
+    return Timeline(graph, starts, ends, met=met)
 
 
 def amount(op: Op) -> tuple[int, str]:
@@ -123,9 +159,9 @@ def _tracks(timeline: Timeline) -> list[tuple[Resource, int]]:
     return tracks
 
 
-def _names(name: str, tracks: list[tuple[Resource, int]]) -> Iterator[Event]:
+def _names(name: str, memory: str, tracks: list[tuple[Resource, int]]) -> Iterator[Event]:
     yield {"ph": "M", "pid": _OPERATIONS, "name": "process_name", "args": {"name": name}}
-    yield {"ph": "M", "pid": _MEMORY, "name": "process_name", "args": {"name": "memory in use, by role"}}
+    yield {"ph": "M", "pid": _MEMORY, "name": "process_name", "args": {"name": memory}}
     for track in sorted({*tracks, *((resource, 0) for resource in ALWAYS)}, key=_thread):
         resource, number = track
         tid, place = _thread(track), {"ph": "M", "pid": _OPERATIONS, "tid": _thread(track)}

@@ -1,11 +1,15 @@
 """Several ranks as a user runs them, on a tiny model: profiled together, planned, shown, trained; what is refused."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ssdplan.executor.store import survey, withdraw
+from tests.bounds import HANG_SECONDS
 from tests.e2e.test_commands import QUICK, refused, ssdplan
 from tests.made.models import make_model, make_tokenizer
 
@@ -42,7 +46,19 @@ def test_ranks_are_planned_shown_and_trained(home: Path, tmp_path: Path) -> None
         assert 0.9 * predicted < read < predicted if place != out else predicted == read
         assert len(report["losses"]) == 3 and len(report["eval_losses"]) >= 1
     assert (out / "model" / "model.safetensors").exists() and not (out / "rank-1" / "model").exists()
-    ssdplan("show", out, cwd=home)
+    shown = ssdplan("show", out, "--trace", tmp_path / "ranks.trace", cwd=home).stdout
+    assert "all ranks" in shown and "was the slowest" in shown
+    events = json.loads((tmp_path / "ranks.trace").read_text())["traceEvents"]
+    processes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {name.partition(":")[0] for name in processes} == {"rank 0", "rank 1"}
+    ends = {rank: [] for rank in (0, 1)}
+    for event in events:
+        if event["ph"] == "X" and event["name"].startswith(("gather", "exchange")):
+            ends[event["pid"] // 3].append((event["ts"], event["ts"] + event["dur"]))
+    pairs = list(zip(*(sorted(each) for each in ends.values()), strict=True))
+    assert len(pairs) > 4 and all(mine[0] < other[1] and other[0] < mine[1] for mine, other in pairs), "on one clock"
+    report = json.loads((out / "report.json").read_text())
+    assert len(report["ranks"]) == 2 and all(rank["ssd_written_bytes"] > 0 for rank in report["ranks"])
 
 
 def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> None:
@@ -52,10 +68,11 @@ def test_what_does_not_go_together_is_refused(home: Path, tmp_path: Path) -> Non
     for option in (("--snapshot-every", 1, "--keep", 1), ("--replan",)):
         said = refused(*run, "--ranks", 2, *option, cwd=home, code=2)
         assert f"{' '.join(map(str, option[-2:]))}: is for runs of one rank" in said
+    nowhere = ("run", "plan.json", "--data", "nowhere.txt", "--steps", 3, "--out", tmp_path / "run")
+    assert "nowhere.txt" in refused(*nowhere, "--ranks", 2, cwd=home, code=2), "rank 0 speaks for all"
     solve = ("solve", "profile.json", "--host-memory", "16MiB")
     assert "2 ranks cannot share it evenly" in refused(*solve, "--global-batch", 3, cwd=home, code=2)
     assert "the profile is of 2 ranks" in refused(*solve, "--ranks", 4, cwd=home, code=2)
-    assert "is for one rank" in refused(*solve, "--optimizer", "mezo", cwd=home, code=2)
     assert not (tmp_path / "run").exists()
 
 
@@ -119,3 +136,24 @@ def test_a_run_goes_on_with_another_number_of_ranks(home: Path, tmp_path: Path) 
     assert losses["eval_losses"] == pytest.approx(expected["eval_losses"], rel=5e-6)
     assert "evenly" in refused("run", "--resume", out, "--ranks", 3, "--steps", 5, cwd=home, code=2)
     ssdplan("show", out, cwd=home)
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(home: Path, tmp_path: Path) -> None:
+    """With a snapshot, from which they go on."""
+    out = tmp_path / "run"
+    words = ("run", "plan.json", "--data", "text.txt", "--ranks", 2, "--steps", 100000, "--snapshot-every", 100000)
+    command = [sys.executable, "-m", "ssdplan", *map(str, words), "--out", str(out)]
+    said = tmp_path / "said.txt"
+    with said.open("w") as log, subprocess.Popen(command, cwd=home, stdout=log, stderr=log) as launcher:
+        deadline, metrics = time.monotonic() + HANG_SECONDS, out / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_text().count("loss")):
+            assert launcher.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        assert len(children) >= 2
+        launcher.kill()
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    steps = {each.metadata["step"] for place in (out, out / "rank-1") for each in survey([place])}
+    assert len(steps) == 1 and min(steps) >= 1, said.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from ssdplan.executor.ranks.ended import Ended
 from ssdplan.executor.ranks.group import ALONE, agreed
 from ssdplan.executor.ranks.place import Place, place_of
-from ssdplan.plans.errors import RankError, UsageError
-from tests.executor.ranks.processes import ended, started
+from ssdplan.executor.snapshots.export_run import export_run
+from ssdplan.plans.errors import DiskFullError, RankError, UsageError
+from tests.bounds import HANG_SECONDS
+from tests.executor.ranks.processes import ended, run, started
 from tests.executor.runs import prepare
 
 RANK_ERROR = RankError.exit_code
@@ -37,18 +40,32 @@ def test_data_that_differ_are_named(directory: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_end_with_a_rank_that_dies_or_hangs(directory: Path, tmp_path: Path, asked: signal.Signals) -> None:
-    """In the middle of a step, with an error that says who waited at what; a hang is met within the patience."""
-    with started(
-        directory, tmp_path / "run", 2, recipe={"steps": 100000}, patience=3.0 if asked == signal.SIGSTOP else 60.0
-    ) as processes:
+    """In the middle of a step, with an error that says who waited for whom at what; a hang is met within the patience.
+    The last snapshot that all have is there."""
+    recipe = {"steps": 100000, "snapshot_every": 1}
+    patience = 3.0 if asked == signal.SIGSTOP else HANG_SECONDS
+    with started(directory, tmp_path / "run", 2, recipe=recipe, patience=patience) as processes:
         metrics = tmp_path / "run" / "metrics.jsonl"
-        while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        while not (metrics.exists() and "snapshot_seconds" in metrics.read_text()):
             assert all(process.poll() is None for process in processes), ended(processes)
             os.sched_yield()
         processes[1].send_signal(asked)
         ((code, words),) = ended(processes[:1])
         assert code == RANK_ERROR, words
-        assert "rank 0" in words and ("gathering" in words or "exchanging" in words or "telling" in words)
+        assert re.search(r"rank 0, (gather \w+|exchange gradient|telling).*: rank 1 has ended, or has not ans", words)
+    assert export_run(tmp_path / "run", tmp_path / "model") >= 1
+
+
+def test_a_full_disk_on_one_rank_ends_all_and_loses_nothing(directory: Path, tmp_path: Path) -> None:
+    """It says so itself (5), and the others say which rank it was (9). Both go on together."""
+    recipe, plan = {"steps": 4, "snapshot_every": 1}, {"alpha": 0.4, "optimizer": 0.37, "parameters": 0.5}
+    whole = run(directory, tmp_path / "whole", 2, recipe=recipe, **plan)
+    with started(directory, tmp_path / "run", 2, recipe=recipe, faults={1: [150, "ENOSPC"]}, **plan) as processes:
+        (other, named), (full, said) = ended(processes)
+    assert full == DiskFullError.exit_code and "No space left" in said, said
+    assert other == RANK_ERROR and "rank 1 has ended" in named, named
+    assert export_run(tmp_path / "run", tmp_path / "model") in (1, 2, 3)
+    assert run(directory, tmp_path / "run", 2, recipe=recipe, resumes=True, **plan) == whole
 
 
 @pytest.mark.parametrize(
@@ -72,6 +89,8 @@ def test_torchruns_environment_is_read(environment: dict[str, str], found: Place
         {"RANK": "-1", "WORLD_SIZE": "2"},
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
         {"RANK": "1" * 7, "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "abc"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "65536"},
     ],
 )
 def test_an_environment_of_no_launcher_is_refused(environment: dict[str, str]) -> None:

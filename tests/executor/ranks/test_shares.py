@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ssdplan.executor.snapshots.drop import drop_store
 from ssdplan.executor.snapshots.export_run import export_run
 from ssdplan.executor.store import survey, withdraw
 from ssdplan.plans.errors import StoreError, UsageError
@@ -63,3 +64,25 @@ def test_an_export_names_what_is_missing(directory: Path, tmp_path: Path) -> Non
     with pytest.raises(StoreError, match="its store is on none of"):
         export_run(out, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_a_drop_removes_the_stores_of_all_ranks(directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(directory / "run-2", out)
+    with pytest.raises(UsageError, match=r"rank-1/volume-0.*give --yes"):
+        drop_store(out, sure=False, without_model=False)
+    assert len(list(out.rglob("*.ssdplan"))) == 2
+    dropped = drop_store(out, sure=True, without_model=False)
+    assert dropped.step == 2 and len(dropped.removed) == 2 and not list(out.rglob("*.ssdplan"))
+    with pytest.raises(UsageError, match="was dropped already"):
+        drop_store(out, sure=True, without_model=False)
+
+
+def test_a_drop_that_was_cut_off_ends_with_the_other_ranks_stores(directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(directory / "run-2", out)
+    share = next((out / "rank-1").glob("*.ssdplan"))
+    kept = share.read_bytes()
+    drop_store(out, sure=True, without_model=False)
+    share.write_bytes(kept)
+    assert drop_store(out, sure=True, without_model=False).removed == (share,) and not share.exists()

@@ -1,8 +1,7 @@
-"""One rank of a test's run, in a process of its own: `python -m tests.executor.ranks.worker SPEC`, in an environment as
-torchrun makes it.
+"""One rank of a test's run, in a process of its own, whose environment is as torchrun makes it.
 
-The specification is JSON: a directory as `tests.executor.runs.prepare` makes it, the run's directory, and the choices
-of plan and recipe. What rank 0 found is written beside the run as `found.json`.
+The specification is a JSON object: a directory as `tests.executor.runs.prepare` makes it, the run's directory, and the
+choices of plan and recipe. What rank 0 found is written beside the run as `found.json`.
 """
 
 import contextlib
@@ -10,9 +9,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ssdplan import native
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.device.tensors import DTYPES
 from ssdplan.executor.model.model import open_model
@@ -30,13 +31,15 @@ from tests.executor.runs import LENGTH
 from tests.made.plans import make_plan
 
 
-def main() -> int:
-    spec = json.loads(sys.argv[1])
+def main(spec: dict[str, Any]) -> int:
     torch.set_num_threads(1)
     place = place_of(os.environ)
     directory, out = Path(spec["directory"]), Path(spec["out"])
     rank = place.rank if place else 0
-    optimizer: AdamW | MeZO = AdamW(lr=1e-3, weight_decay=0.1)
+    if fault := spec["faults"].get(str(rank)):
+        real = native.Engine
+        native.Engine = lambda *arguments, **options: real(*arguments, faults=[tuple(fault)], **options)
+    optimizer: AdamW | MeZO = AdamW(lr=1e-3, weight_decay=0.1, eps=spec["eps"])
     if zeroth := spec["plan"].get("zeroth_order"):
         spec["plan"]["zeroth_order"] = ZerothOrder(**zeroth)
         optimizer = MeZO(lr=1e-2, eps=1e-2, weight_decay=0.1)
@@ -68,7 +71,3 @@ def main() -> int:
         found = {"losses": result.losses, "eval": result.eval_losses}
         out.with_name(f"{out.name}.json").write_text(json.dumps(found))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
