@@ -296,7 +296,7 @@ class Layers:
                     handed_on = self._view(in_gradient, micro_batch).copy_(leaf.grad)
                     self._finiteness.look("backward", layer, micro_batch, handed_on)
         if pending:
-            raise MismatchError(f"{self._model.architecture} cannot be trained exactly: {min(pending)} has no gradient")
+            raise MismatchError(f"{self._model.architecture} gives {min(pending)} no gradient; --freeze it")
 
     def learn(self, layer_class: str, rung: str, values: Collection[str], packed: bool = False) -> None:
         """Let blocks of a class run by one more rung, which keeps these values, with `packed` in int8."""

@@ -339,7 +339,9 @@ def _build(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[Pr
     kept = sorted(in_fp32(module, (name for name, _ in module.named_parameters()), dtype))
     if kept:
         more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
-        Refusal(module)(f"it keeps {kept[0]}{more} in fp32, so its parameters are not all {dtype}")
+        Refusal(module)(
+            f"it keeps {kept[0]}{more} in fp32, and other parameters in {str(dtype)[6:]}; use --precision fp32"
+        )
     return module, zeroed
 
 

@@ -9,6 +9,7 @@ layer's own). Nothing here knows where kept values lie.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -293,7 +294,7 @@ def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) ->
         found = iter(torch.autograd.grad(output, wanted, tangent, allow_unused=True))
         return [output, *(next(found) if value.requires_grad else None for value in values)]
 
-    with torch.enable_grad(), fake:
+    with torch.enable_grad(), fake, _untold():
         gradient = torch.empty_strided(hidden.shape, hidden.stride(), dtype=hidden.dtype, device=hidden.device)
         try:
             graph = make_fx(joint)(*given, gradient)
@@ -301,6 +302,17 @@ def trace(block: Block, hidden: torch.Tensor, others: Sequence[torch.Tensor]) ->
             raise UntraceableError(f"{type(error).__name__}: {error}") from error
     _write_nowhere(graph)
     return Traced(graph, len(given))
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """Leaves out what torch logs where an operation knows no fakes (grouped products in fp32): the error tells it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _write_nowhere(graph: fx.GraphModule) -> None:

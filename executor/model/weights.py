@@ -87,6 +87,13 @@ class Weights:
             for part in parts:
                 self._check(part.stored, part.shape, checkpoint.stored[part.stored])
             return tuple(Stored(part.start, part.stop, tuple(checkpoint.stored[part.stored])) for part in parts)
+        for entry in entries:
+            if entry.name in checkpoint.split:
+                raise MismatchError(
+                    f"{entry.file}: transformers makes several tensors of {entry.name} "
+                    f"({checkpoint.split[entry.name]}), which is not streamed; load the model by "
+                    "from_pretrained, and save it by save_pretrained with save_original_format=False"
+                )
         self._check(tensor.name, tensor.shape, entries)
         return (Stored(0, tensor.elements, tuple(entries)),)
 

@@ -29,7 +29,7 @@ MOST_WIDE = 1 << 18
 """Of all other sizes: hidden states, projections, heads, experts."""
 _VOCABULARY = re.compile("vocab")
 _LAYERS = re.compile(r"(^|_)(n_)?layers?$|^depth$")
-_POSITIONS = re.compile(r"position|^n_ctx$|seq|window|context|distance")
+_POSITIONS = re.compile(r"position|^n_ctx$|seq|window|context|distance|^audio_")
 _WIDE = re.compile(r"(size|dims?|width|heads?|embd|inner|model|rank|groups|kernel|experts?)$|hidden|intermediate|ffn")
 _NEEDED = frozenset(
     {

@@ -56,6 +56,8 @@ class Conversions:
         self._renamings = [each for each in described if isinstance(each, WeightRenaming)]
         self._converters = [each for each in described if isinstance(each, WeightConverter)]
         self._merged: dict[str, _Merged] = {}
+        self.split: dict[str, str] = {}
+        """Stored tensors that are several of the model's, and what these are called. `renamed` tells the first."""
 
     def renamed(self, stored: str) -> str | None:
         """The name that the model has for a stored tensor; None where it is a part of another, which `parts` tells."""
@@ -67,8 +69,11 @@ class Conversions:
             if pattern is None:
                 continue
             own = self._spellings.get(whole)
-            if own is None or len(converter.target_patterns) > 1:
-                break  # whoever looks for what it becomes does not find it
+            if own is None:
+                break
+            if len(converter.target_patterns) > 1:
+                self.split[stored] = ", ".join(converter.target_patterns)
+                return whole
             merged = self._merged.setdefault(own, _Merged(converter))
             merged.names.setdefault(converter.source_patterns.index(pattern), []).append(stored)
             return None

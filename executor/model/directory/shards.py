@@ -76,6 +76,8 @@ class Checkpoint:
         for stored in sorted(self.stored, key=dot_natural_key):  # the order in which from_pretrained renames
             if (name := conversions.renamed(stored)) is not None:
                 self.entries.setdefault(name, []).extend(self.stored[stored])
+        self.split = conversions.split
+        """Stored tensors that are several of the model's, and what these are called."""
         try:
             self._parts = conversions.parts()
         except MismatchError as error:

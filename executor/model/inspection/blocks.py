@@ -13,13 +13,15 @@ from ssdplan.plans.errors import MismatchError
 
 
 class Refusal:
-    """Raises the one error of a model that cannot be streamed exactly, with its name in front."""
+    """Raises the one error of a model that cannot be streamed exactly, with its name in front, and the way out behind
+    it, if only that there is none here."""
 
     def __init__(self, module: nn.Module) -> None:
         self.name = type(module).__name__
 
     def __call__(self, why: str) -> None:
-        raise MismatchError(f"{self.name} cannot be streamed exactly: {why}")
+        way_out = "" if ";" in why else "; no option changes that: train another model, or this one elsewhere"
+        raise MismatchError(f"{self.name} cannot be streamed exactly: {why}{way_out}")
 
 
 def embedding_table(module: PreTrainedModel, refuse: Refusal) -> torch.Tensor:

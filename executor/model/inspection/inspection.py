@@ -242,10 +242,11 @@ def _trace(
         extras: tuple[Any, ...] = (None,) * ((state["returned"] or 1) - 1)
         if real_blocks:
             result = _run_block(module, layers[index], hidden, call, refuse)
-            state["returned"] = len(result) if isinstance(result, tuple) else None
-            extras = result[1:] if isinstance(result, tuple) else ()
+            several = isinstance(result, (tuple, list))
+            state["returned"] = len(result) if several else None
+            extras = tuple(result[1:]) if several else ()
             if record:
-                record(result[0] if isinstance(result, tuple) else result)
+                record(result[0] if several else result)
             inside.append(mode.used)
             mode.used = set()
         last = index == len(layers) - 1
@@ -315,7 +316,7 @@ def _has_nan(value: Any) -> bool:
 def _run_block(
     module: PreTrainedModel, layer: nn.Module, hidden: torch.Tensor, call: LayerCall, refuse: Refusal
 ) -> Any:
-    """Runs one real block; returns what it returns, which is a hidden state or a tuple that begins with one."""
+    """Runs one real block; returns what it returns: a hidden state, or a tuple or list that begins with one."""
     name = type(layer).__name__
     leaves, structure = tree_flatten((call.args, call.kwargs))
     versions = [leaf._version for leaf in (*leaves, hidden) if isinstance(leaf, torch.Tensor)]
@@ -326,7 +327,7 @@ def _run_block(
     filled = any(isinstance(leaf, Mapping) and leaf for leaf in after)
     if changed or filled or structure_after != structure:
         refuse(f"{name} changes its arguments, through which one layer could reach another")
-    output = result[0] if isinstance(result, tuple) and result else result
+    output = result[0] if isinstance(result, (tuple, list)) and result else result
     if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
         refuse(f"{name} does not return a hidden state of the shape that it takes")
     _check_precision(f"{name} returns", output, module, refuse)
@@ -367,7 +368,7 @@ def _check_parameters(module: PreTrainedModel, blocks_path: str, trace: _Trace, 
         if name in outside and name.startswith(f"{blocks_path}."):
             refuse(f"{name} belongs to a layer, but is used outside the layers")
         if parameter.dtype != module.dtype:
-            refuse(f"the parameter {name} is {parameter.dtype} in a model of {module.dtype}")
+            refuse(f"the parameter {name} is {parameter.dtype} in a model of {module.dtype}; use --precision fp32")
     return frozenset(unused)
 
 

@@ -24,7 +24,8 @@ class MadeNumbers(TorchFunctionMode):
     A function that sees only parameters (or what came from them alone) stays on meta. One that mixes them with real
     tensors runs on meta for its shapes, and yields real numbers that depend on `salt` and on the real inputs: whatever
     depends on a parameter, or on another layer's output through one, can be seen to do so by running twice. The numbers
-    lie between -`scale` and `scale`. Where autograd records, so does it across what is real and what is not.
+    lie between -`scale` and `scale`. What parameters yield that the model itself freezes does not depend on `salt`.
+    Where autograd records, so does it across what is real and what is not.
     """
 
     def __init__(self, names: Mapping[int, str], salt: float, position_rows: Callable[[torch.Tensor, int], None]):
@@ -57,7 +58,8 @@ class MadeNumbers(TorchFunctionMode):
             self.used.update(self.names[id(tensor)] for tensor in meta if id(tensor) in self.names)
         if not real:
             return result
-        digest = self.salt + sum(_digest(tensor) for tensor in real)
+        still = all(id(tensor) in self.names and not tensor.requires_grad for tensor in meta)
+        digest = (0.0 if still else self.salt) + sum(_digest(tensor) for tensor in real)
         if in_place and not args[0].is_meta:
             args[0].copy_(self._real(meta_args[0], args[0], digest))
             return None if result is None else args[0]
