@@ -98,7 +98,7 @@ def tried(model_type: str, work: Path, *, commands: bool) -> Row:
 def _short(error: Exception) -> str:
     """What a table has room for of an error, without the place of the model."""
     told = first_line(error).replace("|", "/").split("cannot be streamed exactly: ")[-1]
-    return re.sub(r"^/\S+: ", "", told)[:200]
+    return re.sub(r"^/\S+: ", "", told.split("; no option changes that")[0])[:200]
 
 
 def _far(one: Sequence[float], other: Sequence[float]) -> float:

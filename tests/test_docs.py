@@ -39,6 +39,7 @@ MODELS = {
     if isinstance(found, type) and issubclass(found, Part) and found not in (Part, Document, Sparing)
 }
 OTHER_OPTIONS = {
+    "--commands",
     "--directory",
     "--only-assets",
     "--hidden",

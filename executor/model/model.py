@@ -284,7 +284,11 @@ def _read_config(path: Path) -> PretrainedConfig:
     raw = read_config(file)
     model_type = raw.get("model_type")
     if raw.get("quantization_config"):
-        raise MismatchError(f"{file}: the checkpoint is quantised; full training needs unquantised weights")
+        raise MismatchError(
+            f"{file}: the checkpoint is quantised; full training needs unquantised weights: load it by from_pretrained "
+            "with a quantization_config that dequantises, as Mxfp4Config(dequantize=True) does, and save it by "
+            "save_pretrained with save_original_format=False"
+        )
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except StrictDataclassError as error:  # its first line names a field or a check, the next one what is wrong

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from ssdplan.executor.memory.states import saved_entries
 from ssdplan.executor.model.directory.export import export_model
@@ -20,7 +20,7 @@ from ssdplan.executor.model.model import StreamedModel, open_model
 from ssdplan.executor.model.saved_form import SavedForm
 from ssdplan.executor.model.weights import Weights
 from ssdplan.plans.errors import MismatchError, UsageError
-from tests.executor.test_architectures import LATENT, make
+from tests.executor.test_architectures import LATENT, make, refused
 from tests.executor.test_families import compare, make_steps
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -175,3 +175,30 @@ def test_a_large_mixture_is_looked_into_without_memory_for_an_expert(tmp_path: P
     model = open_model(path, torch.float32)
     apart = model.anatomy.isolation
     assert apart.causal and apart.keeps_apart == "positions" and apart.looks_ahead is False
+
+
+def test_gpt_oss_from_mxfp4_is_refused_until_it_is_converted_as_documented(tmp_path: Path) -> None:
+    path = make("gpt_oss", tmp_path / "quantised", **(MIXTURES["gpt_oss"] | {"intermediate_size": 32}))
+    tensors = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith("_proj") and "experts" in name]:
+        experts, size, out = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(
+            256, (experts, out, size // 32, 16), generator=generator, dtype=torch.uint8
+        )
+        tensors[f"{name}_scales"] = torch.full((experts, out, size // 32), 120, dtype=torch.uint8)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    spared = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": spared}
+    (path / "config.json").write_text(json.dumps(config))
+    assert "Mxfp4Config(dequantize=True)" in refused(path, torch.bfloat16)
+    way_out = {"dtype": torch.bfloat16, "quantization_config": Mxfp4Config(dequantize=True)}
+    plain = AutoModelForCausalLM.from_pretrained(path, **way_out)
+    plain.save_pretrained(tmp_path / "plain", save_original_format=False)
+    model = open_model(tmp_path / "plain", torch.bfloat16)
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, piece in rounded(model, Weights(model)):
+        found.setdefault(name, []).append(piece.reshape(-1).clone())
+    expected = plain.state_dict()
+    assert all(torch.equal(torch.cat(found[name]), expected[name].reshape(-1)) for name in expected)

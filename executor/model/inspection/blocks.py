@@ -1,9 +1,12 @@
 """Which part of a model is its decoder layers, and which its table of tokens.
 
-Owns finding both, without running anything, and the one error of a model that cannot be streamed exactly.
+Owns finding both, and layers that are alike, without running anything; and the one error of a model that cannot be
+streamed exactly.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -66,3 +69,47 @@ def _config_of(module: PreTrainedModel, path: str) -> PretrainedConfig:
     steps = path.split(".")
     around = (module.get_submodule(".".join(steps[:end])) for end in range(len(steps), -1, -1))
     return next(each.config for each in around if isinstance(each, PreTrainedModel))
+
+
+def firsts_of_kinds(module: PreTrainedModel, blocks: nn.ModuleList) -> list[int]:
+    """For each layer the first that is of its kind: by class, by what the configuration lists for it, by the shapes of
+    its parameters, and by the plain values that its parts hold, but for its own index."""
+    fields = vars(module.config.get_text_config(decoder=True)).values()
+    lists = [value for value in fields if isinstance(value, (list, tuple)) and len(value) == len(blocks)]
+    kinds: dict[Any, int] = {}
+    firsts = []
+    for index, block in enumerate(blocks):
+        plain = tuple(
+            (name, key, value)
+            for name, part in block.named_modules()
+            for key, value in vars(part).items()
+            if isinstance(value, (bool, int, float, str)) and not (key.startswith("layer") and value == index)
+        )
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+        listed = tuple(str(values[index]) for values in lists)
+        firsts.append(kinds.setdefault((type(block).__name__, listed, shapes, plain), index))
+    return firsts
+
+
+def one_of_each_kind(module: PreTrainedModel, blocks: nn.ModuleList) -> list[int]:
+    """The first layer of each kind."""
+    return list(dict.fromkeys(firsts_of_kinds(module, blocks)))
+
+
+def has_experts(blocks: nn.ModuleList) -> bool:
+    """Whether layers have parameters of several matrices in one, which their code takes apart at a price."""
+    return any(parameter.dim() > 2 and min(parameter.shape) > 1 for parameter in blocks.parameters())
+
+
+def alike(module: PreTrainedModel, blocks: nn.ModuleList, path: str) -> dict[int, int]:
+    """Of a mixture of experts, whose layers take long to run where they are looked into: each layer of a kind of which
+    an earlier one is, which owns parameters of the same names, and that one. Empty for other models."""
+    if not has_experts(blocks):
+        return {}
+    owned: dict[int, set[str]] = {index: set() for index in range(len(blocks))}
+    for name, _ in module.named_parameters():
+        if name.startswith(f"{path}."):
+            index, _, own = name.removeprefix(f"{path}.").partition(".")
+            owned[int(index)].add(own)
+    firsts = firsts_of_kinds(module, blocks)
+    return {index: first for index, first in enumerate(firsts) if index != first and owned[index] == owned[first]}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ssdplan.plans.errors import MismatchError
 
-from .blocks import Refusal, embedding_table, find_blocks
+from .blocks import Refusal, alike, embedding_table, find_blocks
 from .experts import experts_one_by_one
 from .isolation import Isolation, isolation
 from .made_numbers import MadeNumbers, leaves_behind
@@ -93,7 +94,9 @@ def _inspect(module: PreTrainedModel) -> Anatomy:
     mask = torch.ones_like(ids)
     mask[0, LENGTH - 3 :] = 0
 
-    whole = _trace(module, blocks, ids, None, salt=1.0, hidden_seed=1, real_blocks=True, returned=None, refuse=refuse)
+    like = alike(module, blocks, blocks_path)
+    given = {"salt": 1.0, "hidden_seed": 1, "real_blocks": True, "returned": None, "refuse": refuse, "like": like}
+    whole = _trace(module, blocks, ids, None, **given)  # type: ignore[arg-type]
     returned = whole.returned
 
     def trace(
@@ -173,7 +176,7 @@ def _inspect(module: PreTrainedModel) -> Anatomy:
         reach=found,
         unused=unused,
         shifts_labels=shifts,
-        untrained=_untrained(module, blocks, ids, unused, refuse),
+        untrained=_untrained(module, blocks_path, ids, unused, given),
     )
 
 
@@ -196,20 +199,23 @@ def _trace(
     seed: int = 0,
     scale: float = 1.0,
     record: Callable[[torch.Tensor], None] | None = None,
+    like: Mapping[int, int] = MappingProxyType({}),
 ) -> _Trace:
     """Runs the model's own forward. Before the blocks parameters act with `salt`, after them always alike but that what
     they yield, and so the logits, is multiplied by `scale`; the layers' hidden states come from `hidden_seed`, but for
     the last one's, which never changes. `real_blocks` runs the layers too, on what the model calls them with, and
     returns what they return beside the hidden state; without, that is None, in a tuple of `returned` entries where the
     layers return tuples. What the model draws at random comes from `seed`. `record` is called with what the embedding
-    yields, and each layer, and with the loss, which autograd has recorded."""
+    yields, and each layer, and with the loss, which autograd has recorded. `like` layers do as earlier ones did."""
     layers = list(blocks)
     calls: list[LayerCall] = []
     inside: list[set[str]] = []
+    returned_beside: dict[int, tuple[Any, ...]] = {}
     positions: list[tuple[torch.Tensor, int]] = []
     phases: dict[str, set[str]] = {"before": set(), "between": set(), "after": set()}
     state: dict[str, Any] = {"hidden": None, "returned": returned, "phase": "before", "draws": None}
     random = torch.random.default_generator
+    path = next((name for name, child in module.named_modules() if child is blocks), "")
 
     def embedding_call(index: torch.Tensor, table_rows: int) -> None:
         if state["phase"] == "before" and not index.is_meta:
@@ -240,11 +246,17 @@ def _trace(
         _check_plain(call, refuse)
         calls.append(call)
         extras: tuple[Any, ...] = (None,) * ((state["returned"] or 1) - 1)
-        if real_blocks:
+        if real_blocks and index in like:
+            first = like[index]
+            own, its = (f"{path}.{each}." for each in (index, first))
+            inside.append({name.replace(its, own, 1) if name.startswith(its) else name for name in inside[first]})
+            extras = returned_beside[first]
+        elif real_blocks:
             result = _run_block(module, layers[index], hidden, call, refuse)
             several = isinstance(result, (tuple, list))
             state["returned"] = len(result) if several else None
             extras = tuple(result[1:]) if several else ()
+            returned_beside[index] = extras
             if record:
                 record(result[0] if several else result)
             inside.append(mode.used)
@@ -386,9 +398,10 @@ def _chosen_among(module: PreTrainedModel, blocks_path: str, name: str, used: se
 
 
 def _untrained(
-    module: PreTrainedModel, blocks: nn.ModuleList, ids: torch.Tensor, unused: frozenset[str], refuse: Refusal
+    module: PreTrainedModel, path: str, ids: torch.Tensor, unused: frozenset[str], given: dict[str, Any]
 ) -> frozenset[str]:
-    """Parameters that are used and get no gradient, because the model itself freezes them or asks for none."""
+    """Parameters that are used and get no gradient, because the model itself freezes them or asks for none. `given` are
+    a trace's arguments."""
     own = {name: parameter for name, parameter in module.named_parameters() if name not in unused}
     frozen = {name for name, parameter in own.items() if not parameter.requires_grad}
     reached: set[int] = set()
@@ -396,14 +409,22 @@ def _untrained(
     def record(tensor: torch.Tensor) -> None:
         reached.update(leaves_behind(tensor))
 
-    known = {"salt": 1.0, "hidden_seed": 1, "real_blocks": True, "returned": None}
+    blocks = module.get_submodule(path)
+    assert isinstance(blocks, nn.ModuleList)
     try:
-        _trace(module, blocks, ids, None, **known, refuse=refuse, record=record)  # type: ignore[arg-type]
+        _trace(module, blocks, ids, None, **given, record=record)
     except MismatchError:  # what has no gradient is said by name by the first backward
         return frozenset(frozen)
-    found = frozen | {name for name, parameter in own.items() if id(parameter) not in reached}
+
+    def is_reached(name: str) -> bool:
+        """For a layer that did as an earlier one did, whether that one's parameter is."""
+        index, _, rest = name.removeprefix(f"{path}.").partition(".")
+        first = given["like"].get(int(index)) if name.startswith(f"{path}.") else None
+        return id(own[name if first is None else f"{path}.{first}.{rest}"]) in reached
+
+    found = frozen | {name for name in own if not is_reached(name)}
     if len(found) == len(own):
-        refuse("none of its parameters gets a gradient")
+        given["refuse"]("none of its parameters gets a gradient")
     return frozenset(found)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .blocks import has_experts, one_of_each_kind
 from .sparse import CannotRunError, outputs
 
 _SHORT, _LONG = 4, 6
@@ -56,12 +57,15 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
     """What a model does with sequences that share a row.
 
     `returned` is as in `inspection.Anatomy`; the module is in eval mode, its parameters are on meta. Layers are run on
-    hidden states of unit scale, so that no layer's rounding grows in the next.
+    hidden states of unit scale, so that no layer's rounding grows in the next; of mixtures of experts one layer of each
+    kind is.
     """
     generator = torch.Generator().manual_seed(5)
     short = torch.randint(_VOCABULARY, (2, _SHORT), generator=generator)
     long = torch.randint(_VOCABULARY, (2, _LONG), generator=generator)
     later = torch.randint(_VOCABULARY, (2, _LATER), generator=generator)
+
+    layers = one_of_each_kind(module, blocks) if has_experts(blocks) else None  # many experts take minutes
 
     def side_by_side(short: torch.Tensor, long: torch.Tensor) -> torch.Tensor:
         """One row begins with a short sequence, the other with a long one."""
@@ -75,7 +79,7 @@ def isolation(module: PreTrainedModel, blocks: nn.ModuleList, *, returned: int |
     def run(
         ids: torch.Tensor, more: dict[str, torch.Tensor], hidden: Callable[[int], torch.Tensor]
     ) -> list[torch.Tensor]:
-        return outputs(module, blocks, {"input_ids": ids, **more}, hidden, returned)
+        return outputs(module, blocks, {"input_ids": ids, **more}, hidden, returned, layers)
 
     def shared(more: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         return run(side_by_side(short, long), more, lambda layer: side_by_side(*hidden_of(layer)[:2]))

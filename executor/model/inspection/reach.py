@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .row_limits import one_of_each_kind
+from .blocks import one_of_each_kind
 from .sparse import CannotRunError, outputs
 
 _LENGTH = 8

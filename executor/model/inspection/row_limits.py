@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .blocks import one_of_each_kind
 from .isolation import Isolation, arguments_apart
 from .sparse import CannotRunError, outputs
 
@@ -98,25 +99,6 @@ def row_limit(
                     continue
         limits.append(value)
     return min(limits, default=None)
-
-
-def one_of_each_kind(module: PreTrainedModel, blocks: nn.ModuleList) -> list[int]:
-    """The first layer of each kind: by class, by what the configuration lists for it, by the shapes of its parameters,
-    and by the plain values that its parts hold, but for its own index."""
-    fields = vars(module.config.get_text_config(decoder=True)).values()
-    lists = [value for value in fields if isinstance(value, (list, tuple)) and len(value) == len(blocks)]
-    kinds: dict[Any, int] = {}
-    for index, block in enumerate(blocks):
-        plain = tuple(
-            (name, key, value)
-            for name, part in block.named_modules()
-            for key, value in vars(part).items()
-            if isinstance(value, (bool, int, float, str)) and not (key.startswith("layer") and value == index)
-        )
-        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
-        listed = tuple(str(values[index]) for values in lists)
-        kinds.setdefault((type(block).__name__, listed, shapes, plain), index)
-    return list(kinds.values())
 
 
 def _numbers(module: PreTrainedModel, modules: list[nn.Module]) -> dict[tuple[str, int], list[dict[str, Any]]]:

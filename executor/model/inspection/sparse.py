@@ -43,7 +43,8 @@ class SparseWeights(TorchFunctionMode):
         super().__init__()
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._turned: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._parts: dict[tuple[int, int], torch.Tensor] = {}
+        self._parts: dict[int, tuple[torch.Tensor, int, float]] = {}
+        self._drawn: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -88,21 +89,29 @@ class SparseWeights(TorchFunctionMode):
         return torch.Generator().manual_seed(100 + self._numbers[id(parameter)])
 
     def _part(self, parameter: torch.Tensor, index: Any) -> torch.Tensor:
-        """One matrix of several in one parameter: that of an expert. It has numbers of its own."""
+        """One matrix of several in one parameter: that of an expert. All have numbers at the same places, and each its
+        own size of them."""
         if id(parameter) not in self._numbers or not isinstance(index, int):
             raise _NotMadeError
-        place = (self._numbers[id(parameter)], index)
-        if place not in self._parts:
-            self._parts[place] = part = parameter[index]
-            self._numbers[id(part)] = 1_000_003 * (1 + index) + place[0]
-        return self._parts[place]
+        part = parameter[index]
+        self._parts[id(part)] = (part, self._numbers[id(parameter)], 1 + 0.07 * (1 + index))
+        return part
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, width: int, bias: torch.Tensor | None) -> torch.Tensor:
-        generator = self._generator(weight)
-        total = torch.zeros(())
-        for _ in range(2):
-            places = torch.randint(x.shape[-1], (width,), generator=generator)
-            total = total + x[..., places] * torch.randn(width, generator=generator)
+        if id(weight) in self._parts:
+            _, number, size = self._parts[id(weight)]
+        elif id(weight) in self._numbers:
+            number, size = self._numbers[id(weight)], 1.0
+        else:
+            raise _NotMadeError
+        if number not in self._drawn:
+            generator = torch.Generator().manual_seed(100 + number)
+            self._drawn[number] = [
+                (torch.randint(x.shape[-1], (width,), generator=generator), torch.randn(width, generator=generator))
+                for _ in range(2)
+            ]
+        (places, numbers), (others, more) = self._drawn[number]
+        total = (x[..., places] * numbers + x[..., others] * more) * size
         return total if bias is None else total + self._made(bias)
 
     def _rows(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
