@@ -49,7 +49,8 @@ def call(options: Options) -> int:
     elif (ranks := asked_ranks(options)) > 1:
         return launched(options, ranks)
     if options.resume is None:
-        lacking = [name for name in ("PLAN", "--data", "--steps", "--out") if name.strip("-").lower() not in said]
+        lacking = [name for name in ("PLAN", "--data", "--out") if name.strip("-").lower() not in said]
+        lacking += [] if {"steps", "epochs"} & said.keys() else ["--steps or --epochs"]
         if lacking:
             raise UsageError(f"run needs {', '.join(lacking)}; to go on with a run that was stopped, give --resume RUN")
         if options.resume_anyway:
@@ -72,7 +73,9 @@ def call(options: Options) -> int:
         kept = stack.enter_context(reopened(directory, options.volume, adopt=options.adopt))
         now = said
         said = over(now, _started(kept, now), command())
-        if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
+        lacking = [] if "data" in said else ["--data"]
+        lacking += [] if {"steps", "epochs"} & said.keys() else ["--steps or --epochs"]
+        if lacking:
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
         return _run(_with(options, said), kept, said, now, place, joined_ranks)
 
@@ -147,8 +150,8 @@ def _run(
             "for all optimizer states; to keep a model for longer, ssdplan export RUN --to DIR writes it"
         )
     plan = Plan.load(options.plan) if options.plan else kept.plan if kept else None
-    steps, data, out = options.steps, options.data, kept.directory.path if kept else options.out
-    assert plan and steps and data and out, "whoever calls this has looked for them"
+    steps, data, out = options.steps or 0, options.data, kept.directory.path if kept else options.out
+    assert plan and (steps or options.epochs) and data and out, "whoever calls this has looked for them"
     plan.refuse_estimates()
     if place:
         require_ranks(plan, place.size)
@@ -180,7 +183,7 @@ def _run(
     from ssdplan.executor.optimizer.loss_scale import LossScale
     from ssdplan.executor.optimizer.zeroth_order import MeZO
     from ssdplan.executor.ranks.group import joined
-    from ssdplan.executor.recipe import Recipe, Watch
+    from ssdplan.executor.recipe import Epochs, Recipe, Watch
     from ssdplan.executor.snapshots.run_directory import on_planned_drives
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner
@@ -220,6 +223,7 @@ def _run(
         )
     recipe = Recipe(
         steps=steps,
+        epochs=Epochs(options.epochs, options.warmup_steps, decay) if options.epochs else None,
         optimizer=optimizer,
         learning_rate=LearningRate(
             options.lr_schedule,
@@ -252,6 +256,11 @@ def _run(
     )
 
     pace = Pace(steps)
+
+    def length(number: int) -> None:
+        nonlocal steps, pace
+        steps, pace = number, Pace(number)
+
     named = list(options.volume) or (list(map(Path, kept.directory.run.volumes)) if kept else [])
     places = named or [out]
     # Of other drives than those that were profiled no rating is known.
@@ -298,7 +307,9 @@ def _run(
                 recipe=recipe,
                 eval_data=options.eval_data or None,
                 volumes=options.volume,
-                watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
+                watch=Watch(
+                    loading=line, length=length, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note
+                ),
                 advisor=Replanner(plan),
                 reports=reports,
                 options=as_kept(options.values(), _NOT_KEPT),

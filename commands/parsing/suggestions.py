@@ -26,6 +26,9 @@ SAME: dict[str, tuple[str, str]] = {
     "output-dir": ("run", "out"),
     "output": ("run", "out"),
     "max-steps": ("run", "steps"),
+    "num-train-epochs": ("run", "epochs"),
+    "num-epochs": ("run", "epochs"),
+    "epoch": ("run", "epochs"),
     "save-steps": ("run", "snapshot-every"),
     "checkpoint-every": ("run", "snapshot-every"),
     "save-total-limit": ("run", "keep"),
@@ -61,10 +64,8 @@ SAME: dict[str, tuple[str, str]] = {
 }
 """What others call it -> the command that has it here, and its name there."""
 
-_STEPS = "a run counts steps, not epochs: --steps of ssdplan run"
 _WHOLE = "adapters and quantised weights are not trained; --freeze of ssdplan profile trains a part of a model"
 ELSEWHERE: dict[str, str] = {
-    **dict.fromkeys(("epochs", "epoch", "num-epochs", "num-train-epochs"), _STEPS),
     **dict.fromkeys(
         ("lora", "qlora", "use-peft", "peft", "lora-r", "lora-rank", "lora-alpha", "load-in-4bit", "load-in-8bit"),
         _WHOLE,

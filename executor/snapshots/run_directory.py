@@ -219,6 +219,7 @@ class RunDirectory:
         dropped: int | None = None,
         exported: Exported | None = None,
         rendered_at: datetime | None = None,
+        steps: int | None = None,
     ) -> None:
         """Write run.json with other values of these fields."""
         changed: dict[str, object] = {}
@@ -240,6 +241,8 @@ class RunDirectory:
             changed["exported"] = exported
         if rendered_at is not None:
             changed["rendered_at"] = rendered_at
+        if steps is not None:
+            changed["steps"] = steps
         self.run = self.run.model_copy(update=changed)
         self._save(self.run, RUN)
 
