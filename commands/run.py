@@ -49,9 +49,7 @@ def call(options: Options) -> int:
     elif (ranks := asked_ranks(options)) > 1:
         return launched(options, ranks)
     if options.resume is None:
-        lacking = [name for name in ("PLAN", "--data", "--out") if name.strip("-").lower() not in said]
-        lacking += [] if {"steps", "epochs"} & said.keys() else ["--steps or --epochs"]
-        if lacking:
+        if lacking := _lacking(said, "PLAN", "--data", _LENGTH, "--out"):
             raise UsageError(f"run needs {', '.join(lacking)}; to go on with a run that was stopped, give --resume RUN")
         if options.resume_anyway:
             raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
@@ -73,11 +71,17 @@ def call(options: Options) -> int:
         kept = stack.enter_context(reopened(directory, options.volume, adopt=options.adopt))
         now = said
         said = over(now, _started(kept, now), command())
-        lacking = [] if "data" in said else ["--data"]
-        lacking += [] if {"steps", "epochs"} & said.keys() else ["--steps or --epochs"]
-        if lacking:
+        if lacking := _lacking(said, "--data", _LENGTH):
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
         return _run(_with(options, said), kept, said, now, place, joined_ranks)
+
+
+_LENGTH = "--steps or --epochs"
+
+
+def _lacking(said: Collection[str], *needed: str) -> list[str]:
+    """Of what is needed, in the words of the command line, what was not said."""
+    return [words for words in needed if not any(name.strip("-").lower() in said for name in words.split(" or "))]
 
 
 _NOT_KEPT = frozenset({"plan", "out", "volume", "resume", "resume_anyway", "adopt", "ranks"})
@@ -173,6 +177,7 @@ def _run(
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
     model = _looked_for(options, plan, out, kept, named="model" in now)
+    from ssdplan.executor.data.epochs import Epochs
     from ssdplan.executor.data.text_data import HoldOut
     from ssdplan.executor.device.device import open_device
     from ssdplan.executor.device.tensors import DTYPES
@@ -183,7 +188,7 @@ def _run(
     from ssdplan.executor.optimizer.loss_scale import LossScale
     from ssdplan.executor.optimizer.zeroth_order import MeZO
     from ssdplan.executor.ranks.group import joined
-    from ssdplan.executor.recipe import Epochs, Recipe, Watch
+    from ssdplan.executor.recipe import Recipe, Watch
     from ssdplan.executor.snapshots.run_directory import on_planned_drives
     from ssdplan.executor.train import train
     from ssdplan.planner.replan import Replanner

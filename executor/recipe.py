@@ -1,9 +1,8 @@
 """The recipe: what the user decides about training itself; and the listeners that a run tells what it does.
 
-Owns these two records, which of these decisions change numbers, and how many steps some epochs are.
+Owns these two records, and which of these decisions change numbers.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Self
 
 from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 
+from .data.epochs import Epochs
 from .data.text_data import HoldOut
 from .optimizer.adamw import AdamW
 from .optimizer.learning_rate import LearningRate, steps_of
@@ -36,24 +36,6 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 """Fields of a recipe that change no bit of what a step does. A field that is not here does."""
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """The length of a run before its data are read: how many times every row is taken. With it, what of the learning
-    rate is a share of that length."""
-
-    count: float
-    """Above 0; 0.5 is one half of the rows."""
-    warmup: float = 0.0
-    """Steps of warm-up, or below 1 their share of all steps."""
-    decay: float = 0.0
-    """The same of the decay."""
-
-    def steps(self, rows: int, rows_a_step: int) -> int:
-        """The fewest steps of `rows_a_step` that take every one of `rows` so often. The last may reach into the next
-        epoch."""
-        return max(math.ceil(round(self.count * rows, 6) / rows_a_step), 1)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import click
 NEAR = 0.85
 """Of difflib's ratio, without dashes: `sed` is `seed`, `epochs` is not `eps`."""
 MOST_NAMED = 2
+ALL_IN_ONE = "train"
+"""The command that has the options of others: these are named."""
 UNLIKE = ("force", "gpu")
 """What other commands call something else: nothing is named for it."""
 
@@ -105,12 +107,12 @@ def hint(
     if name in SAME:
         there, called = SAME[name]
         return f"did you mean {own_name(called)}?" if called in own else f"that is --{called} of ssdplan {there}"
-    if others := [other for other, names in options.items() if name in names]:
+    if others := [other for other, names in options.items() if name in names and other != ALL_IN_ONE]:
         return f"that is an option of {_listed([f'ssdplan {other}' for other in others])}"
     if near := _near(name, own):
         return f"did you mean {_listed([own_name(each) for each in near])}?"
     for other, names in options.items():
-        if near := _near(name, names):
+        if other != ALL_IN_ONE and (near := _near(name, names)):
             return f"did you mean --{near[0]} of ssdplan {other}?"
     return ""
 

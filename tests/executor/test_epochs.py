@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from ssdplan.executor.batches import Texts
+from ssdplan.executor.data.epochs import Epochs
 from ssdplan.executor.data.text_data import HoldOut
 from ssdplan.executor.data.tokens import load_tokenizer
 from ssdplan.executor.device.emulated import EmulatedDevice
 from ssdplan.executor.optimizer.adamw import AdamW
 from ssdplan.executor.optimizer.learning_rate import LearningRate
-from ssdplan.executor.recipe import Epochs, Recipe, Watch
+from ssdplan.executor.recipe import Recipe, Watch
 from ssdplan.executor.train import Result, train
 from ssdplan.plans.documents.run import Run
 from tests.executor.runs import LENGTH, opened, prepare
