@@ -35,6 +35,7 @@ from ssdplan.plans.room import no_room
 INTERRUPTED = 130
 COMMANDS: dict[str, str] = {
     "doctor": "check whether this machine and a directory are fit, and print the command that fixes each problem",
+    "train": "profile, solve and run in one command: choose everything that is not given, and say what it will take",
     "profile": "measure this machine and a model, and write profile.json",
     "solve": "find the best plan for a profile, or for a machine that you do not have, and write plan.json",
     "show": "print what a plan decides and predicts, what a profile measured, or how a run goes",

@@ -35,6 +35,7 @@ class Options:
     emulate: str | None
     ranks: int | None
     json: bool
+    quiet: bool
     output: Path
 
 
@@ -127,6 +128,7 @@ def command() -> Command:
     )
     output = (
         click.Option(["--json"], is_flag=True, help="print the profile as JSON"),
+        of.quiet_option(),
         click.Option(
             ["-o", "--output"],
             type=PATH,
@@ -217,6 +219,8 @@ def call(options: Options) -> int:
         if ranks.rank:
             return 0
     measured.save(options.output)
+    if options.quiet:
+        return 0
     of.print_document(measured, describe_profile(measured), options.json)
     budget = suggested_host_memory(measured)
     line.note(f"written to {options.output}; next: ssdplan solve {options.output} --host-memory {budget}")
@@ -285,6 +289,8 @@ def _emulate(options: Options, wanted: str) -> int:
     here, on = this_machine(volume)
     profile = emulation.emulated(request, model, on, here, table_of(model))
     profile.save(options.output)
+    if options.quiet:
+        return 0
     of.print_document(profile, describe_profile(profile), options.json)
     part = request.smaller**2
     line = ProgressLine("profile")

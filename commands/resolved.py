@@ -20,6 +20,7 @@ from ssdplan.plans.errors import UsageError
 
 from .parsing.command import Command
 from .parsing.suggestions import hint, long_names
+from .parsing.types import FIGURE, SIZE, SIZE_OR_ZERO
 from .parsing.words import may_stand_alone
 
 LINE_COLUMNS = 100
@@ -84,6 +85,29 @@ def as_written(kept: Mapping[str, OptionValue]) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
+def words_of(command: Command, values: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give a command's options, by name, these values; paths are absolute then."""
+    params = {param.name: param for param in command.params}
+    kept = as_told(command, values)
+    return [word for name, value in kept.items() for word in _words(params[name], value, flag_of(name))]
+
+
+def as_told(command: Command, values: Mapping[str, Any]) -> dict[str, OptionValue]:
+    """The values of a command's options, by name, as one would write them, with absolute paths."""
+    types = {param.name: param.type for param in command.params}
+
+    def written(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [written(name, each) for each in value]
+        if isinstance(value, dict):
+            return ",".join(f"{key}={share!r}" for key, share in value.items())
+        if types[name] is FIGURE:
+            return "{}={!r}".format(*value)
+        return f"{value}B" if types[name] in (SIZE, SIZE_OR_ZERO) else value
+
+    return as_kept({name: written(name, value) for name, value in values.items()}, ())
+
+
 def restored(command: Command, kept: Mapping[str, OptionValue], source: Path) -> dict[str, Any]:
     """The options that run.json, which is `source`, has kept, by name. Raises UsageError."""
     return checked(command, kept, lambda param: param.name, lambda name: f"{source}: options.{name}")
@@ -105,7 +129,7 @@ def checked(
     arguments: list[str] = []
     for name, value in values.items():
         if name not in params:
-            raise UsageError(f"{where(name)}: unknown key; {_meant(name, list(params))}")
+            raise UsageError(f"{where(name)}: unknown key; {_meant(name, list(params), command.name or 'run')}")
         param = params[name]
         (options if isinstance(param, click.Option) else arguments).extend(_words(param, value, where(name)))
     try:
@@ -117,14 +141,14 @@ def checked(
     return command.given(context) | {params[name].name: False for name, value in values.items() if value is False}
 
 
-def _meant(name: str, keys: Collection[str]) -> str:
-    """What to say of a key that is not among `keys`, which are the options of `ssdplan run`."""
+def _meant(name: str, keys: Collection[str], called: str) -> str:
+    """What to say of a key that is not among `keys`, which are the options of the command of that name."""
     from . import profile, solve
 
     written = {key.replace("_", "-"): key for key in keys}
-    options = {"run": list(written), "solve": long_names(solve.command()), "profile": long_names(profile.command())}
+    options = {called: list(written), "solve": long_names(solve.command()), "profile": long_names(profile.command())}
     told = name.removeprefix("no-") if name.removeprefix("no-") in written else name
-    return hint(told, "run", options, written.__getitem__) or "ssdplan run --help has all options"
+    return hint(told, called, options, written.__getitem__) or f"ssdplan {called} --help has all options"
 
 
 def flag_of(name: str) -> str:

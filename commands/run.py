@@ -49,8 +49,7 @@ def call(options: Options) -> int:
     elif (ranks := asked_ranks(options)) > 1:
         return launched(options, ranks)
     if options.resume is None:
-        lacking = [name for name in ("PLAN", "--data", "--steps", "--out") if name.strip("-").lower() not in said]
-        if lacking:
+        if lacking := _lacking(said, "PLAN", "--data", _LENGTH, "--out"):
             raise UsageError(f"run needs {', '.join(lacking)}; to go on with a run that was stopped, give --resume RUN")
         if options.resume_anyway:
             raise UsageError("--resume-anyway: there is nothing to go on with; give --resume RUN")
@@ -73,9 +72,17 @@ def call(options: Options) -> int:
         kept = stack.enter_context(reopened(directory, options.volume, adopt=options.adopt))
         now = said
         said = over(now, _started(kept, now), command())
-        if lacking := [name for name in ("--data", "--steps") if name.strip("-") not in said]:
+        if lacking := _lacking(said, "--data", _LENGTH):
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
         return _run(_with(options, said), kept, said, now, place, joined_ranks)
+
+
+_LENGTH = "--steps or --epochs"
+
+
+def _lacking(said: Collection[str], *needed: str) -> list[str]:
+    """Of what is needed, in the words of the command line, what was not said."""
+    return [words for words in needed if not any(name.strip("-").lower() in said for name in words.split(" or "))]
 
 
 _NOT_KEPT = frozenset({"plan", "out", "volume", "resume", "resume_anyway", "adopt", "ranks"})
@@ -148,8 +155,8 @@ def _run(
             "for all optimizer states; to keep a model for longer, ssdplan export RUN --to DIR writes it"
         )
     plan = Plan.load(options.plan) if options.plan else kept.plan if kept else None
-    steps, data, out = options.steps, options.data, kept.directory.path if kept else options.out
-    assert plan and steps and data and out, "whoever calls this has looked for them"
+    steps, data, out = options.steps or 0, options.data, kept.directory.path if kept else options.out
+    assert plan and (steps or options.epochs) and data and out, "whoever calls this has looked for them"
     plan.refuse_estimates()
     if place:
         require_ranks(plan, place.size)
@@ -171,6 +178,7 @@ def _run(
         raise UsageError(f"the plan is in {plan.decision.precision}, which needs no --loss-scale")
     of.settle_process()
     model = _looked_for(options, plan, out, kept, named="model" in now)
+    from ssdplan.executor.data.epochs import Epochs
     from ssdplan.executor.data.text_data import HoldOut
     from ssdplan.executor.device.device import open_device
     from ssdplan.executor.device.tensors import DTYPES
@@ -221,6 +229,7 @@ def _run(
         )
     recipe = Recipe(
         steps=steps,
+        epochs=Epochs(options.epochs, options.warmup_steps, decay) if options.epochs else None,
         optimizer=optimizer,
         learning_rate=LearningRate(
             options.lr_schedule,
@@ -253,6 +262,11 @@ def _run(
     )
 
     pace = Pace(steps)
+
+    def length(number: int) -> None:
+        nonlocal steps, pace
+        steps, pace = number, Pace(number)
+
     named = list(options.volume) or (list(map(Path, kept.directory.run.volumes)) if kept else [])
     places = named or [out]
     # Of other drives than those that were profiled no rating is known.
@@ -299,7 +313,9 @@ def _run(
                 recipe=recipe,
                 eval_data=options.eval_data or None,
                 volumes=options.volume,
-                watch=Watch(loading=line, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note),
+                watch=Watch(
+                    loading=line, length=length, step=step, evaluation=evaluation, snapshot=snapshot, note=line.note
+                ),
                 advisor=Replanner(plan),
                 reports=reports,
                 options=as_kept(options.values(), _NOT_KEPT),

@@ -36,6 +36,7 @@ class Options:
     plan: Path | None
     data: Path | None
     steps: int | None
+    epochs: float | None
     out: Path | None
     model: str | None
     volume: Sequence[Path]
@@ -82,7 +83,7 @@ class Options:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "given"}
 
 
-EXCLUSIVE = (("eval_data", "eval_split", "eval_samples"),)
+EXCLUSIVE = (("steps", "epochs"), ("eval_data", "eval_split", "eval_samples"))
 
 
 def plan_argument() -> Argument:
@@ -116,6 +117,13 @@ def _trained() -> tuple[click.Option, ...]:
             ["--data"], type=PATH, metavar="PATH", help="a .txt, .jsonl, .parquet or .arrow file, or a directory"
         ),
         click.Option(["--steps"], type=COUNT, metavar="N", help="how many updates the optimizer makes"),
+        click.Option(
+            ["--epochs"],
+            type=POSITIVE,
+            metavar="N",
+            help="instead of --steps, how many times every row of the data is taken; the last step may reach into the "
+            "next epoch, and 0.5 is half of the rows",
+        ),
         click.Option(["--out"], type=DIRECTORY, metavar="RUN", help="a new directory for the run"),
         click.Option(
             ["--model"],
@@ -164,13 +172,13 @@ def _learning_rate() -> tuple[click.Option, ...]:
             type=STEPS_OR_SHARE,
             default=0,
             metavar="N|F",
-            help="steps in which the learning rate rises to its peak; below 1, a share of --steps",
+            help="steps in which the learning rate rises to its peak; below 1, a share of all steps",
         ),
         click.Option(
             ["--decay-steps"],
             type=STEPS_OR_SHARE,
             metavar="N|F",
-            help="steps in which wsd decays; below 1, a share of --steps [0.1]",
+            help="steps in which wsd decays; below 1, a share of all steps [0.1]",
         ),
         click.Option(["--min-lr"], type=NONNEGATIVE, default=0.0, metavar="X", help="the learning rate at the end"),
     )

@@ -194,8 +194,9 @@ def _standing(run: Path, curves: "Curves", plan: Plan) -> "Standing":
     from ssdplan.plans.views.curves_text import Standing
 
     kept = Run.load(run / RUN)
-    steps = kept.options.get("steps")
-    asked = int(steps) if isinstance(steps, str) and steps.isdecimal() and len(steps) < 20 else curves.last
+    steps = kept.options.get("steps")  # of a version that kept no number
+    told = int(steps) if isinstance(steps, str) and steps.isdecimal() and len(steps) < 20 else curves.last
+    asked = kept.steps or told
     done = curves.last >= asked > 0 and (run / MODEL).is_dir()
     return Standing(
         str(run),

@@ -79,6 +79,7 @@ class Options:
     plots: Path | None
     csv: Path | None
     json: bool
+    quiet: bool
     output: Path | None
     given: frozenset[str] = frozenset()
 
@@ -246,6 +247,7 @@ def _output() -> tuple[click.Option, ...]:
         click.Option(["--plots"], type=DIRECTORY, metavar="DIR", help="with --sweep, also draw it here (PNG) [none]"),
         of.csv_option("with --sweep, also write the table here"),
         click.Option(["--json"], is_flag=True, help="print the plan, or the sweep, as JSON"),
+        of.quiet_option(),
         click.Option(
             ["-o", "--output"],
             type=PATH,
@@ -324,8 +326,9 @@ def _one_plan(
     programs = LpFiles(options.write_lp, title) if options.write_lp is not None else None
     plan, schedule = solve_and_build(measured, request, watch=programs)
     replaced = save_plan(plan, output) if output else ""
-    text = describe_plan(plan, schedule)
-    of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
+    if not options.quiet:
+        text = describe_plan(plan, schedule)
+        of.print_document(plan, text + describe_notes(measured) if what_if else text, options.json)
     line = ProgressLine("solve")
     too_large = "" if what_if else _beyond(plan)
     for note in (too_large or _not_available(plan, measured, request), replaced):
@@ -333,6 +336,8 @@ def _one_plan(
             line.note(note)
     if programs is not None:
         line.note(f"wrote the {len(programs.names)} linear programs that decided the plan to {options.write_lp}")
+    if options.quiet:
+        return 0
     if output is None and programs is not None:
         line.note("no plan was written: it is an estimate; -o FILE keeps it for ssdplan show")
     elif output is None:

@@ -18,6 +18,9 @@ from .data.text_data import Batch, HoldOut, TextData
 from .model.model import StreamedModel, open_model
 from .recipe import Recipe, Watch
 
+MOST_OF_DATA = 0.25
+"""The share of an epoch's rows above which one step takes most of them: few updates, and none of them small."""
+
 
 class Texts:
     """The training text, and the held-out text if there is one, as batches of the plan's size.
@@ -79,9 +82,6 @@ class Texts:
                 f"{data}: held out of that are {self._held_out.documents:,} sample(s) besides, "
                 f"{self._held_out.samples:,} row(s)"
             )
-        decision, epoch = plan.decision, self._training.samples
-        step = decision.ranks * decision.micro_batches * decision.micro_batch_size
-        watch.note(f"a step takes {step} row(s), and {epoch / step:,.1f} steps take all of them once")
 
     def _tokenizers_differ(self) -> bool:
         """Whether held-out text was read by another tokenizer: someone wrote to the model's directory meanwhile."""
@@ -99,6 +99,26 @@ class Texts:
     def held_out_content(self) -> dict[str, str]:
         """The same of held-out text that is no share of the training text; empty where there is none."""
         return {} if self._held_out is None or self._shared else self._held_out.content
+
+    @property
+    def rows(self) -> int:
+        """Of an epoch, of all ranks."""
+        return self._training.samples
+
+    def describe_length(self, steps: int) -> str:
+        """How far so many steps go through the data, in words; with a warning where one takes most of them."""
+        rows, taken, held_out = self.rows, self._decision.rows, self._held_out
+        words = (
+            f"a step takes {taken:,} row(s), an epoch of {rows:,} row(s) is {_few(rows / taken)} step(s), and the run "
+            f"is {steps:,} step(s), {_few(steps * taken / rows)} epoch(s); "
+            + (f"{held_out.samples:,} row(s) are held out" if held_out else "nothing is held out (--eval-split 0.05)")
+        )
+        if taken > rows * MOST_OF_DATA:
+            words += (
+                f". A step takes {taken / rows:.0%} of the data, so an epoch is but {_few(rows / taken)} update(s): "
+                "solve for a smaller --global-batch to make more of them"
+            )
+        return words
 
     def step(self, step: int) -> list[Batch]:
         """Of all ranks, those of rank 0 first."""
@@ -126,6 +146,11 @@ class Texts:
         return self._held_out.eval_batches(
             self._decision.micro_batch_size, micro_batches=self._decision.micro_batches * self._decision.ranks
         )
+
+
+def _few(number: float) -> str:
+    """A number of steps or epochs, which need not be whole."""
+    return f"{number:,.0f}" if number == int(number) or number >= 1000 else f"{number:,.2f}".rstrip("0").rstrip(".")
 
 
 def why_refused(model_dir: Path, preview: Preview) -> str:

@@ -6,13 +6,14 @@ Owns these two records, and which of these decisions change numbers.
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ssdplan.plans.documents.metrics import SnapshotCost, StepMetrics
 
+from .data.epochs import Epochs
 from .data.text_data import HoldOut
 from .optimizer.adamw import AdamW
-from .optimizer.learning_rate import LearningRate
+from .optimizer.learning_rate import LearningRate, steps_of
 from .optimizer.loss_scale import LossScale
 from .optimizer.zeroth_order import MeZO
 from .store import MOST_KEPT
@@ -22,6 +23,7 @@ Scalar = bool | int | float | str | None
 _WITHOUT_EFFECT = frozenset(
     {
         "steps",
+        "epochs",
         "eval_every",
         "snapshot_every",
         "snapshot_minutes",
@@ -41,6 +43,7 @@ class Recipe:
     """What the user decides about training itself."""
 
     steps: int
+    """0 as long as `epochs` say how many, which the data decide."""
     optimizer: AdamW | MeZO
     """Its `lr` is the peak of `learning_rate`."""
     learning_rate: LearningRate = field(default_factory=LearningRate)
@@ -73,9 +76,24 @@ class Recipe:
     """When such a step ends the run; None: never. Not with `serial`, whose ops cannot be left."""
     replan: bool = False
     """Move to a better plan when the first steps show a machine that is not as the plan's profile says."""
+    epochs: Epochs | None = None
+    """In the place of `steps`."""
+
+    def lasting(self, rows: int, rows_a_step: int) -> Self:
+        """The same for data of so many rows, with its number of steps."""
+        if self.epochs is None:
+            return self
+        steps = self.epochs.steps(rows, rows_a_step)
+        rate = replace(
+            self.learning_rate,
+            steps=0 if self.learning_rate.shape == "constant" else steps,
+            warmup_steps=steps_of(self.epochs.warmup, steps),
+            decay_steps=steps_of(self.epochs.decay, steps),
+        )
+        return replace(self, steps=steps, learning_rate=rate, epochs=None)
 
     def require_sense(self) -> None:
-        """Raise UsageError where a part of it would say nothing, or cannot be."""
+        """Raise UsageError where a part of it would say nothing, or cannot be; with `epochs`, once these are steps."""
         self.learning_rate.require_sense(self.optimizer.lr)
         self.loss_scale.require_sense()
 
@@ -103,6 +121,8 @@ class Watch:
     """What a run tells whoever watches it; every hook does nothing unless given."""
 
     loading: Callable[[float, str], None] = lambda fraction, what: None
+    length: Callable[[int], None] = lambda steps: None
+    """How many steps the whole run has, once its data were read."""
     step: Callable[[StepMetrics], None] = lambda metrics: None
     evaluation: Callable[[int, float], None] = lambda step, loss: None
     snapshot: Callable[[int, SnapshotCost], None] = lambda step, cost: None

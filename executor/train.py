@@ -98,7 +98,8 @@ def train(
     snapshot, if the run takes any, when SIGINT, SIGTERM or SIGHUP asked for the end.
     """
     watch = watch or Watch()
-    recipe.require_sense()
+    if recipe.epochs is None:
+        recipe.require_sense()
     began = time.perf_counter()
     if recipe.serial and recipe.stall_abort_seconds is not None:
         raise UsageError("--stall-abort: a run with --serial cannot leave an operation that hangs; choose one of them")
@@ -120,6 +121,10 @@ def train(
         watch.note(_unkept(schedule, recipe))
     rendered_at = (resume.directory.run.rendered_at if resume else None) or _now_of_rank_0(ranks)
     texts = Texts(plan, recipe, data, eval_data, Apart(model.path), model, watch, rendered_at)
+    recipe = recipe.lasting(texts.rows, plan.decision.rows)
+    recipe.require_sense()
+    watch.note(texts.describe_length(recipe.steps))
+    watch.length(recipe.steps)
     keeps = recipe.snapshots or logs
     origin: Origin | None = None
     if keeps or ranks.size > 1:
@@ -135,7 +140,7 @@ def train(
     with contextlib.ExitStack() as stack:
         if resume:
             run = resume.directory
-            run.change(options=options, rendered_at=rendered_at)
+            run.change(options=options, rendered_at=rendered_at, steps=recipe.steps)
             run.keep_store()
         else:
             named = tuple(str(place.absolute()) for place in volumes)
@@ -145,6 +150,7 @@ def train(
                 volumes=named,
                 snapshots=keeps,
                 rendered_at=rendered_at,
+                steps=recipe.steps,
             )
             if ranks.rank:
                 ranks.tell(b"")  # rank 0 has made the directory that this one's lies in

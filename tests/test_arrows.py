@@ -44,7 +44,7 @@ ROOMS = {
         ("store", "metrics", "device", "ranks"),
     ),
     "profiler": (("doctor", "bench"), (".",)),
-    "commands": ((".",), ("ranks",), ("parsing",)),
+    "commands": (("train",), (".",), ("ranks",), ("parsing",)),
 }
 """The rooms of each part from top to ground, `.` for its own folder. A room imports only from rooms that stand below;
 rooms on one floor never meet."""

@@ -85,6 +85,13 @@ def print_document(document: "Document", text: str, as_json: bool) -> None:
     print(document.text() if as_json else text)
 
 
+def quiet_option() -> click.Option:
+    """`--quiet`, of the commands whose result is a file."""
+    return click.Option(
+        ["--quiet"], is_flag=True, help="print nothing of the result; progress, warnings and errors are told"
+    )
+
+
 def csv_option(what: str) -> click.Option:
     """`--csv FILE`, of the commands that make a table: of `what`, in the words of the help."""
     return click.Option(["--csv"], type=PATH, metavar="FILE", help=f"{what} (CSV) [none]")

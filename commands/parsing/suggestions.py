@@ -12,6 +12,8 @@ import click
 NEAR = 0.85
 """Of difflib's ratio, without dashes: `sed` is `seed`, `epochs` is not `eps`."""
 MOST_NAMED = 2
+ALL_IN_ONE = "train"
+"""The command that has the options of others: these are named."""
 UNLIKE = ("force", "gpu")
 """What other commands call something else: nothing is named for it."""
 
@@ -26,6 +28,9 @@ SAME: dict[str, tuple[str, str]] = {
     "output-dir": ("run", "out"),
     "output": ("run", "out"),
     "max-steps": ("run", "steps"),
+    "num-train-epochs": ("run", "epochs"),
+    "num-epochs": ("run", "epochs"),
+    "epoch": ("run", "epochs"),
     "save-steps": ("run", "snapshot-every"),
     "checkpoint-every": ("run", "snapshot-every"),
     "save-total-limit": ("run", "keep"),
@@ -61,10 +66,8 @@ SAME: dict[str, tuple[str, str]] = {
 }
 """What others call it -> the command that has it here, and its name there."""
 
-_STEPS = "a run counts steps, not epochs: --steps of ssdplan run"
 _WHOLE = "adapters and quantised weights are not trained; --freeze of ssdplan profile trains a part of a model"
 ELSEWHERE: dict[str, str] = {
-    **dict.fromkeys(("epochs", "epoch", "num-epochs", "num-train-epochs"), _STEPS),
     **dict.fromkeys(
         ("lora", "qlora", "use-peft", "peft", "lora-r", "lora-rank", "lora-alpha", "load-in-4bit", "load-in-8bit"),
         _WHOLE,
@@ -104,12 +107,12 @@ def hint(
     if name in SAME:
         there, called = SAME[name]
         return f"did you mean {own_name(called)}?" if called in own else f"that is --{called} of ssdplan {there}"
-    if others := [other for other, names in options.items() if name in names]:
+    if others := [other for other, names in options.items() if name in names and other != ALL_IN_ONE]:
         return f"that is an option of {_listed([f'ssdplan {other}' for other in others])}"
     if near := _near(name, own):
         return f"did you mean {_listed([own_name(each) for each in near])}?"
     for other, names in options.items():
-        if near := _near(name, names):
+        if other != ALL_IN_ONE and (near := _near(name, names)):
             return f"did you mean --{near[0]} of ssdplan {other}?"
     return ""
 

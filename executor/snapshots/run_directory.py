@@ -8,6 +8,7 @@ later is known.
 import contextlib
 import hashlib
 import itertools
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Self
 from ssdplan.plans.documents.base import MAX_DOCUMENT_BYTES, Document
 from ssdplan.plans.documents.metrics import METRICS, REPORT, TRACE
 from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.documents.preparation import PROFILE, TRAIN
 from ssdplan.plans.documents.run import MODEL, PLAN, RUN, Exported, OptionValue, Run
 from ssdplan.plans.errors import DiskFullError, UsageError
 from ssdplan.plans.files import Folder, make_folder
@@ -30,6 +32,7 @@ CONFIGURATION = "config.yaml"
 """The run's options for people, who may start another by it; a run never reads its own."""
 _NEXT = "plan.next.json"
 """The plan of a store that the run is moving to."""
+_OLD_PLAN = re.compile("plan-[0-9]+\\.json")
 _DOCUMENTS = (RUN, PLAN, "plan-*.json", _NEXT, CONFIGURATION)
 """What is written here whole or not at all, as patterns."""
 _RESULTS = (METRICS, REPORT, TRACE, MODEL)
@@ -38,14 +41,21 @@ _RESULTS = (METRICS, REPORT, TRACE, MODEL)
 
 def require_new(path: Path) -> None:
     """Raise UsageError where no new run's directory can be made, because something lies there."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or _holds_more(path)):
         raise UsageError(
             f"{path}: exists already and is not an empty directory; choose another --out, or remove it"
-            + (f", or go on with it: ssdplan run --resume {path}" if _could_go_on(path) else "")
+            + (f", or go on with it: ssdplan run --resume {path}" if could_go_on(path) else "")
         )
 
 
-def _could_go_on(path: Path) -> bool:
+def _holds_more(directory: Path) -> bool:
+    """Whether it holds anything but what `ssdplan train` prepares of a run before that begins."""
+    names = {entry.name for entry in directory.iterdir()}
+    prepared = {TRAIN, PROFILE, PLAN} | {name for name in names if _OLD_PLAN.fullmatch(name)}
+    return bool(names - prepared if TRAIN in names else names)
+
+
+def could_go_on(path: Path) -> bool:
     """Whether something there is a run that keeps snapshots, and has not lost its store."""
     try:
         run = Run.load(path / RUN)
@@ -74,7 +84,12 @@ def lies_in(directory: Path, place: Path) -> bool:
 
 def on_planned_drives(plan: Plan, places: Sequence[Path]) -> bool:
     """Whether a store at `places` lies on the drives that the plan's profile measured, as many and in their order."""
-    return [_drive(path) for path in places] == [_drive(Path(volume.path)) for volume in plan.machine.volumes]
+    return on_drives([Path(volume.path) for volume in plan.machine.volumes], places)
+
+
+def on_drives(measured: Sequence[Path], places: Sequence[Path]) -> bool:
+    """Whether `places` lie on the drives of the places that were `measured`, as many and in their order."""
+    return [_drive(path) for path in places] == [_drive(path) for path in measured]
 
 
 def _drive(path: Path) -> int | None:
@@ -219,6 +234,7 @@ class RunDirectory:
         dropped: int | None = None,
         exported: Exported | None = None,
         rendered_at: datetime | None = None,
+        steps: int | None = None,
     ) -> None:
         """Write run.json with other values of these fields."""
         changed: dict[str, object] = {}
@@ -240,6 +256,8 @@ class RunDirectory:
             changed["exported"] = exported
         if rendered_at is not None:
             changed["rendered_at"] = rendered_at
+        if steps is not None:
+            changed["steps"] = steps
         self.run = self.run.model_copy(update=changed)
         self._save(self.run, RUN)
 
@@ -293,7 +311,8 @@ class RunDirectory:
         """What a run leaves here before its first step, and with `directory` that, if nothing else is in it. Its store
         and its other records have removed themselves."""
         _remove_unfinished(self.folder)
-        for name in (RUN, PLAN, CONFIGURATION):
+        prepared = {PLAN} if self.folder.has_file(TRAIN) else set()
+        for name in {RUN, PLAN, CONFIGURATION} - prepared:
             self.folder.remove(name)
         if self.run.wandb:
             shutil.rmtree(self.path / "wandb", ignore_errors=True)

@@ -53,3 +53,6 @@ class Run(Document):
     rendered_at: datetime | None = None
     """When it is, by the clock on the wall, for chat templates that write the time; None of a version that did not keep
     it."""
+    steps: int | None = Field(default=None, ge=1)
+    """How many steps it was last to make in all, as its options say or so many epochs of its data are; None of a
+    version that did not keep it."""

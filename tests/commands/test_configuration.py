@@ -72,7 +72,7 @@ def test_a_configuration_may_say_nothing(tmp_path, text):
         ("steps: 3\nstep: 4\n", 2, "step: unknown key; did you mean steps?"),
         ("eval_every: 3\n", 1, "eval_every: unknown key; did you mean eval-every?"),
         ("no-pack: true\n", 1, "did you mean pack?"),
-        ("epochs: 3\n", 1, "epochs: unknown key; a run counts steps, not epochs"),
+        ("lora: 3\n", 1, "lora: unknown key; adapters and quantised weights"),
         ("learning_rate: 1\n", 1, "learning_rate: unknown key; did you mean lr?"),
         ("host-memory: 8GiB\n", 1, "host-memory: unknown key; that is an option of ssdplan solve"),
         ("\n\nfoo: 4\n", 3, "foo: unknown key; ssdplan run --help has all"),

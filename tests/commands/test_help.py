@@ -63,7 +63,7 @@ def test_many_options_stand_in_groups(name: str) -> None:
 
 def test_commands_name_their_options_in_the_record_that_they_are_called_with() -> None:
     for name, context in CONTEXTS.items():
-        if isinstance(context.command, Command):
+        if isinstance(context.command, Command) and name != "ssdplan train":  # tests/commands/test_train.py
             given = {"given"} if context.command.tells_given else set()
             assert [*(param.name for param in params(name)), *given] == list(
                 context.command.record.__dataclass_fields__

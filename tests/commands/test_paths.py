@@ -12,7 +12,7 @@ from ssdplan.commands.resolved import as_kept, restored
 from ssdplan.executor.data.reading.files import find_files
 from tests.commands.test_help import CONTEXTS, params
 
-PATHS = ("DIR", "FILE", "PATH", "RUN", "PLAN", "PROFILE")
+PATHS = ("DIR", "FILE", "PATH", "RUN", "PLAN", "PROFILE", "CONFIG")
 
 
 def of_paths() -> list[tuple[str, click.Parameter]]:
@@ -31,7 +31,10 @@ def test_no_option_takes_an_empty_path() -> None:
             taken.append((name, param.name, param.type("", param, CONTEXTS[name])))
         except click.BadParameter as error:
             assert "empty" in str(error)
-    assert len(of_paths()) > 25 and taken == [("ssdplan run", "eval_data", "")], "where it means none"
+    assert len(of_paths()) > 25 and taken == [
+        ("ssdplan train", "eval_data", ""),
+        ("ssdplan run", "eval_data", ""),
+    ], "where it means none"
 
 
 def test_no_option_that_takes_a_path_is_forgotten() -> None:

@@ -14,8 +14,8 @@ PROFILE = "that is an option of ssdplan profile"
     ("arguments", "says"),
     [
         # What looked like another option and is none of it.
-        ("run --epochs 3", "--epochs; a run counts steps, not epochs: --steps of ssdplan run (see"),
-        ("run --num_train_epochs=3", "a run counts steps, not epochs"),
+        ("solve --epochs 3", "--epochs; that is an option of ssdplan run (see"),
+        ("run --num_train_epochs=3", "did you mean --epochs?"),
         ("run --lora", "--lora; adapters and quantised weights are not trained; --freeze of ssdplan profile trains"),
         ("run --host-memory 8GiB", "that is an option of ssdplan solve or ssdplan compare (see"),
         ("run --batch-size 4", "that is --global-batch of ssdplan solve (see"),
@@ -45,7 +45,7 @@ PROFILE = "that is an option of ssdplan profile"
         ("run --warmup 3", "did you mean --warmup-steps?"),
         ("solve --host-memry 3", "did you mean --host-memory?"),
         ("run --host-memry 3", "did you mean --host-memory of ssdplan solve?"),
-        ("run --learning-rate 1 --epochs 2", "did you mean --lr?; a run counts steps"),
+        ("run --learning-rate 1 --lora 2", "did you mean --lr?; adapters and"),
     ],
 )
 def test_what_is_named_means_the_same(arguments: str, says: str) -> None:

@@ -337,18 +337,21 @@ def test_the_command_line_is_this(tmp_path):
     """Options are added, not renamed: a change here is a change of what users have scripted."""
     shown = {
         command: ssdplan(command, "--help", cwd=tmp_path).stdout
-        for command in ("profile", "solve", "show", "run", "export", "volume", "bench", "data", "doctor", "completion")
+        for command in (
+            *("train", "profile", "solve", "show", "run", "export", "volume", "bench", "data", "doctor", "completion"),
+        )
     }
     for command, options in {
         "profile": "--model --device --volume --endurance --sequence-length --micro-batch-sizes --precision "
-        "--freeze --allow-unused-weights --seconds --json --output",
+        "--freeze --allow-unused-weights --seconds --json --quiet --output",
+        "train": "--model --data --out --steps --epochs --from-profile --host-memory --global-batch --lr --volume",
         "solve": "--host-memory --device-memory --global-batch --max-ssd-write-per-step "
         "--optimizer-states --clip-grad-norm "
-        "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --output "
+        "--schedule --micro-batch-size --micro-batches --delay-ratio --residency --json --quiet --output "
         "--model --gpu --ssd --cpu --link --figure --sequence-length --micro-batch-sizes --precision --sweep --plots "
         "--csv --solver --write-lp",
         "show": "--plots --html --trace --csv --json",
-        "run": "--data --steps --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
+        "run": "--data --steps --epochs --out --model --volume --lr --weight-decay --seed --pack --no-pack --eval-data "
         "--eval-every --serial --replan --stall-after --stall-abort --json "
         "--lr-schedule --warmup-steps --decay-steps --min-lr --beta1 --beta2 --eps --decay-all --loss-scale "
         "--loss-scale-growth --resume --resume-anyway --adopt --snapshot-every --snapshot-minutes --keep "

@@ -53,7 +53,7 @@ def test_what_a_configuration_cannot_say_is_named(home, tmp_path):
     for line, says in (
         ("snapshot_every: 2", "config.yaml:1: snapshot_every: unknown key; did you mean snapshot-every?"),
         ("lr: fast", "config.yaml:1: lr: 'fast' is not a number"),
-        ("lr: 1e-4", "run needs PLAN, --data, --steps, --out"),
+        ("lr: 1e-4", "run needs PLAN, --data, --steps or --epochs, --out"),
         ("plan: none.json\ndata: a\nsteps: 1\nout: b", "none.json: cannot read this plan"),
         (f"plan: {home}/plan.json\ndata: a\nsteps: 1\nout: b\neval-every: 2", "--eval-every needs --eval-data"),
         (f"plan: {home}/plan.json\ndata: a\nsteps: 1\nout: b", f"{tmp_path}/a: "),

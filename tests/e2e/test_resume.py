@@ -119,7 +119,7 @@ def test_a_run_is_exported(home, tmp_path):
 def test_wrong_usage_is_named(home, tmp_path):
     run = ["run", "plan.json", "--data", "text.txt", "--steps", 1]
     for arguments, says in (
-        (["run"], "PLAN, --data, --steps, --out"),
+        (["run"], "PLAN, --data, --steps or --epochs, --out"),
         (run, "needs --out"),
         ([*run, "--out", tmp_path / "run", "--keep", 3, "--snapshot-every", 1], "--keep 3"),
         ([*run, "--out", tmp_path / "run", "--keep", 1], "--keep 1: "),

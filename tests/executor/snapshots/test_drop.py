@@ -58,7 +58,7 @@ def test_a_run_without_snapshots_says_before_its_first_step_what_a_stop_loses(di
     assert seen == [1, 1, 1]
     (said,) = [note for note in notes if "all its steps are lost" in note]
     assert "--snapshot-every N" in said
-    (read,) = [note for note in notes if " take all of them once" in note]
+    (read,) = [note for note in notes if "a step takes " in note]
     assert notes.index(said) < notes.index(read)  # before data are read and the model is loaded, which may take long
     run(directory, tmp_path / "kept", plan, notes=(notes := []), steps=1, snapshot_every=1)
     (path,) = (tmp_path / "kept").glob("*.ssdplan")

@@ -1,0 +1,113 @@
+"""The options of `ssdplan train`: those of `ssdplan profile`, `solve` and `run`, made by these commands themselves.
+
+Owns which of them it leaves out, and why; and which command is told what. It has no copy of any option.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from .. import profile, run, solve
+from ..parsing.command import Argument, Command, Section
+from ..parsing.types import PATH
+
+COMMANDS = ("profile", "solve", "run")
+_MAKE = {"profile": profile.command, "solve": solve.command, "run": run.command}
+_VERB = {"profile": "Measuring", "solve": "Planning", "run": "Training"}
+FIRST = ("model", "data", "out", "steps", "epochs")
+"""What stands first in the help: what to train, on what, where, and for how long."""
+_WHAT_IF = "a what-if plans for another machine, and this trains on the one that is here"
+_ITS_OWN = "train keeps its profile and its plan in RUN"
+LEFT_OUT: dict[str, dict[str, str]] = {
+    "profile": {
+        "emulate": "nothing is measured then, and the model is a stand-in: use the three commands",
+        "json": _ITS_OWN,
+        "output": _ITS_OWN,
+        "quiet": "train says what it has to say",
+    },
+    "solve": {
+        "profile": "--from-profile names one",
+        **dict.fromkeys(
+            ("model", "gpu", "ssd", "cpu", "link", "nodes", "network", "figure", "sequence_length"), _WHAT_IF
+        ),
+        **dict.fromkeys(("micro_batch_sizes", "precision"), _WHAT_IF),
+        **dict.fromkeys(("sweep", "plots", "csv"), "a sweep trains nothing"),
+        "json": _ITS_OWN,
+        "output": _ITS_OWN,
+        "quiet": "train says what it has to say",
+    },
+    "run": {
+        "plan": "--from-profile names what to plan by; a plan is for ssdplan run",
+        "model": "--model names the one that is measured",
+        "resume": "the same command again goes on with a run in RUN",
+    },
+}
+"""For each command the parameters that train does not take from it, and why. All others it takes."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options by name, with defaults; `given` names those that the user gave on the command line."""
+
+    values: Mapping[str, Any]
+    given: frozenset[str]
+
+    @classmethod
+    def of(cls, given: frozenset[str], **values: Any) -> "Options":
+        """What the command line makes of its words. The names are those of `sections`, which click has checked."""
+        return cls(values, given)
+
+
+def takes(command: str) -> dict[str, click.Parameter]:
+    """The parameters that a command is told of what train is told, by name."""
+    return {param.name: param for param in _MAKE[command]().params if param.name not in LEFT_OUT[command]}
+
+
+def exclusive() -> tuple[tuple[str, ...], ...]:
+    return tuple(names for make in _MAKE.values() for names in make().exclusive)
+
+
+def argument() -> Argument:
+    return Argument(
+        ["configuration"],
+        type=PATH,
+        default=None,
+        metavar="CONFIG",
+        help="a file whose name ends in .yaml or .yml: lines of `option: value` with the long names of these options; "
+        "options on the command line count over it",
+    )
+
+
+def sections() -> tuple[Section, ...]:
+    """The sections of the three commands, after one of what stands first."""
+    taken: dict[str, click.Option] = {}
+    sections: list[Section] = []
+    for name, make in _MAKE.items():
+        command: Command = make()
+        for section in command.sections:
+            new = [
+                option
+                for option in section.options
+                if option.name not in LEFT_OUT[name] and option.name not in taken and option.name not in FIRST
+            ]
+            taken |= {option.name: option for option in section.options if option.name not in LEFT_OUT[name]}
+            if new:
+                title = f"{section.title[0].lower()}{section.title[1:]}"
+                sections.append(Section(f"{_VERB[name]}: {title}", tuple(new)))
+    first = [_of(taken, name) for name in FIRST]
+    source = click.Option(
+        ["--from-profile"],
+        type=PATH,
+        metavar="FILE",
+        help="take this profile of another run, and measure nothing; it has to be of this machine, model and drive "
+        "[RUN/profile.json, where that is still valid]",
+    )
+    return (Section("What to train, on what, and where", (*first, source)), *sections)
+
+
+def _of(taken: Mapping[str, click.Option], name: str) -> click.Option:
+    option = taken[name]
+    option.required = False  # a configuration may have it
+    return option

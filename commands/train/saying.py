@@ -1,0 +1,70 @@
+"""What `ssdplan train` says before it trains: what it chose, and what that will take. Owns the words."""
+
+from collections.abc import Mapping
+
+from ssdplan.plans.analysis.wear import lifetime, share_of_rating, wear
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.units import format_bytes, format_enough
+from ssdplan.plans.views.quantities import count, decimal, duration, number, percent
+
+from .choosing import Data
+
+
+def of_data(data: Data, path: object) -> str:
+    cut = "" if data.format == "text" else "; 99 of 100 samples are whole in one"
+    whole = data.longest_of_99 <= data.sequence_length
+    return (
+        f"{path}: {data.samples:,} sample(s) of `{data.format}`, {data.rows:,} row(s) of {data.sequence_length} tokens"
+        + (cut if whole else "; longer samples are cut (--sequence-length)")
+    )
+
+
+def of_choice(chosen: Mapping[str, str]) -> str:
+    """What nobody gave, as one would write it."""
+    words = ", ".join(f"{flag} {value}".rstrip() for flag, value in chosen.items())
+    return f"chosen: {words}" if words else "everything is as given"
+
+
+def of_plan(plan: Plan, *, steps: int, store_bytes: int, exact: bool) -> list[str]:
+    """What the plan takes. `steps`: of the run, `exact` where no epochs had to be guessed; `store_bytes`: on the drive,
+    with snapshots if there are any."""
+    p, d = plan.prediction, plan.decision
+    about = "" if exact else "about "
+    lines = [
+        f"{plan.model.name}, {count(plan.model.parameters)} parameters: {d.rows} row(s) a step in "
+        f"{d.ranks * d.micro_batches} micro-batch(es) of {d.micro_batch_size}, {d.precision}, {d.optimizer}",
+        f"a step takes {duration(p.step_seconds)}, {number(p.tokens_per_second)} tokens/s; {about}{steps:,} step(s) "
+        f"take {about or 'about '}{duration(steps * p.step_seconds)}; bound by: {p.bound_by}",
+        _memory(plan) + (f"; the store takes {format_bytes(store_bytes)} of the drive" if store_bytes else ""),
+    ]
+    if p.ssd_write_bytes:
+        lines.append(_writing(plan, steps))
+    else:
+        lines.append(
+            "you do not need ssdplan here: all training state fits in memory, and nothing is read from or written to "
+            "the drive in a step; plain PyTorch or TRL trains it as well"
+        )
+    return lines
+
+
+def _memory(plan: Plan) -> str:
+    p, d = plan.prediction, plan.decision
+    words = f"host memory for training {format_enough(p.peak_host_bytes)} of {format_bytes(d.host_budget_bytes)}"
+    if not d.unified_memory:
+        words += f", device memory {format_enough(p.peak_device_bytes)} of {format_bytes(d.device_budget_bytes)}"
+    if p.peak_process_bytes is not None:
+        words += f"; the whole process {format_enough(p.peak_process_bytes)}"
+    return words
+
+
+def _writing(plan: Plan, steps: int) -> str:
+    p = plan.prediction
+    worn = wear(plan.machine, p.ssd_write_bytes, p.step_seconds)
+    share = share_of_rating(plan.machine, p.ssd_write_bytes * steps)
+    words = (
+        f"writes {format_bytes(p.ssd_write_bytes)} a step to the drive, {decimal(p.ssd_write_bytes * steps)} in all, "
+        f"{decimal(worn.bytes_a_day)} a day"
+    )
+    if share is None or worn.days is None:
+        return f"{words} (--endurance SIZE, the drive's rating, says how much of it that is)"
+    return f"{words}: {percent(share)} of its rating, which lasts {lifetime(worn.days)} of such writing"
