@@ -108,7 +108,8 @@ def profile(
     `sequence_length`, DiskFullError and IoFailure of a volume, MemoryBudgetError where a layer does not fit.
     """
     _check(volumes, endurance, sequence_length, micro_batch_sizes)
-    chunk = document.logits_chunk_tokens(model.vocab_size) if model.head_is_position_wise else None
+    of_gpu = 0 if device.kind == "cpu" else device.memory_bytes()
+    chunk = document.logits_chunk_tokens(model.vocab_size, of_gpu) if model.head_is_position_wise else None
     layers, ids = make_layers(chunk), torch.zeros(1, sequence_length, dtype=torch.int64)
     layers.begin_step(0, [make_micro_batch(ids, ids, None, None)])  # refuses what the model cannot take
     threads, memory = cores(), process.host_memory()

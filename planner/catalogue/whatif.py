@@ -114,7 +114,9 @@ def estimate(what_if: WhatIf) -> Profile:
             precision=what_if.precision,
             sequence_length=what_if.sequence_length,
             micro_batch_sizes=what_if.micro_batch_sizes,
-            head_chunk_tokens=logits_chunk_tokens(shape.vocab),
+            head_chunk_tokens=logits_chunk_tokens(
+                shape.vocab, round(figures["gpu.memory"].value) if "gpu.memory" in figures else 0
+            ),
             workspace_margin=_workspace_margin(figures),
         ),
         notes=tuple(_notes(what_if, shape, drives, figures)),

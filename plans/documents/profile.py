@@ -18,13 +18,13 @@ Origin = Literal["measured", "estimated", "emulated"]
 LOGITS_CHUNK_BYTES = 512 << 20
 """The most that a chunk's fp32 logits take; the loss and its gradient take about three times as much."""
 LEAST_CHUNK_TOKENS = 512
-"""A chunk of fewer would spend its time on the head's weights, which every chunk reads, and on their gradient, which
-every chunk writes and adds."""
+"""Fewer would spend their time on the head's weights and gradient, which every chunk reads, or writes and adds."""
 
 
-def logits_chunk_tokens(vocab_size: int) -> int:
-    """How many tokens the head of a model takes at a time: a power of two, as micro-batches' lengths often are."""
-    most = LOGITS_CHUNK_BYTES // (4 * vocab_size)
+def logits_chunk_tokens(vocab_size: int, gpu_bytes: int = 0) -> int:
+    """How many tokens the head of a model takes at a time: a power of two, as micro-batches' lengths often are. On a GPU
+    of more than 20 GiB logits may take a fortieth of its memory, at most four times the usual."""
+    most = max(LOGITS_CHUNK_BYTES, min(gpu_bytes // 40, 4 * LOGITS_CHUNK_BYTES)) // (4 * vocab_size)
     return max(1 << most.bit_length() >> 1, LEAST_CHUNK_TOKENS)
 
 

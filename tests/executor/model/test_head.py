@@ -318,6 +318,12 @@ def test_a_run_takes_the_chunk_of_its_plan(tmp_path: Path) -> None:
     assert peaks[1] == peaks[2] < peaks[0]
 
 
+def test_a_large_gpu_takes_longer_chunks() -> None:
+    """A fortieth of its memory for logits, and at most four times the usual."""
+    usual = logits_chunk_tokens(128256)
+    assert [logits_chunk_tokens(128256, gib << 30) // usual for gib in (0, 12, 24, 48, 80, 180)] == [1, 1, 1, 2, 4, 4]
+
+
 @pytest.mark.parametrize("vocab", [97, 32000, 50257, 65536, 128256, 256000, 262144, 10**7])
 def test_the_rule_keeps_logits_small_and_chunks_long(vocab: int) -> None:
     chunk = logits_chunk_tokens(vocab)
