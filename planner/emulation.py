@@ -29,7 +29,8 @@ from ssdplan.plans.documents.table import Table
 from ssdplan.plans.errors import UsageError
 
 from .catalogue import find
-from .catalogue.models import MODELS, Shape
+from .catalogue.models import MODELS
+from .catalogue.shapes import Shape
 from .catalogue.whatif import NO_GPU, WhatIf, estimate
 from .predict.drive import combined_frontier
 

@@ -14,7 +14,8 @@ from .cpus import COMPUTE_EFFICIENCY, CPUS, MEMORY_EFFICIENCY, Cpu
 from .figure import Figure, assumed
 from .gpus import ATTENTION_TOKENS, FRAGMENTATION, GPUS, LAUNCH, PASSES, RESERVE, TRAINING, Gpu
 from .links import IN_DRAM, LINKS, Link
-from .models import MODELS, Shape
+from .models import MODELS
+from .shapes import Shape
 from .ssds import SSDS, TB, Size, Ssd
 
 __all__ = [

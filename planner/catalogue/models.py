@@ -1,98 +1,14 @@
-"""Shapes of models: what a config.json says of the tensors, and what it weighs when published. Data and counting only.
+"""Models by name: their shapes, from what their publishers say, and what they weigh when published. Data only.
 
-A shape lists the tensors of each of its layers as the Hugging Face class of its family has them, so the states that a
-plan streams follow from it without weights; executor/model/model.py lays out the same tensors of a real model.
+What a shape is, and what it counts, is in `shapes.py`.
 """
 
-from dataclasses import dataclass
-from math import prod
-from typing import Literal
-
-Family = Literal["llama", "mistral", "qwen2", "gpt2", "opt"]
-Tensor = tuple[int, ...]
-
-ARCHITECTURES: dict[Family, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "opt": "OPTForCausalLM",
-}
-_LEARNED_POSITIONS: dict[Family, int] = {"gpt2": 0, "opt": 2}
-"""Families with a table of positions -> the rows that it has beyond the longest sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A decoder-only transformer by its sizes."""
-
-    name: str
-    family: Family
-    hidden: int
-    blocks: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocab: int
-    tied: bool
-    published: float
-    """Parameters that its publisher names, as exactly as they are named."""
-    source: str
-    max_positions: int = 0
-    """Of a learned table, the longest sequence; 0 without one."""
-
-    @property
-    def architecture(self) -> str:
-        return ARCHITECTURES[self.family]
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def layer_norm(self) -> bool:
-        """LayerNorm with a bias and a plain MLP, rather than RMSNorm and a gated one."""
-        return self.family in _LEARNED_POSITIONS
-
-    def embedding(self) -> tuple[Tensor, ...]:
-        """Tensors that the embedding alone uses."""
-        tokens: tuple[Tensor, ...] = () if self.tied else ((self.vocab, self.hidden),)
-        if self.layer_norm:
-            tokens += ((self.max_positions + _LEARNED_POSITIONS[self.family], self.hidden),)
-        return tokens
-
-    def block(self) -> tuple[Tensor, ...]:
-        """Tensors of one block."""
-        h, i, query, kv = self.hidden, self.intermediate, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if self.family == "gpt2":
-            norms: tuple[Tensor, ...] = ((h,),) * 4
-            return (*norms, (h, 3 * h), (3 * h,), (h, h), (h,), (h, i), (i,), (i, h), (h,))
-        if self.family == "opt":
-            projections: tuple[Tensor, ...] = ((h, h), (h,)) * 4
-            return (*projections, (h,), (h,), (i, h), (i,), (h, i), (h,), (h,), (h,))
-        biases: tuple[Tensor, ...] = ((query,), (kv,), (kv,)) if self.family == "qwen2" else ()
-        attention: tuple[Tensor, ...] = ((query, h), (kv, h), (kv, h), (h, query))
-        return (*attention, *biases, (i, h), (i, h), (h, i), (h,), (h,))
-
-    def head(self) -> tuple[Tensor, ...]:
-        """Tensors that the head alone uses: its norm, and the projection unless it is the embedding's."""
-        norm: tuple[Tensor, ...] = ((self.hidden,),) * (2 if self.layer_norm else 1)
-        return norm if self.tied else (*norm, (self.vocab, self.hidden))
-
-    def shared(self) -> tuple[Tensor, ...]:
-        """Tensors of both ends."""
-        return ((self.vocab, self.hidden),) if self.tied else ()
-
-    @property
-    def parameters(self) -> int:
-        """Distinct parameters, from the tensors."""
-        ends = (*self.embedding(), *self.head(), *self.shared())
-        return sum(map(prod, ends)) + self.blocks * sum(map(prod, self.block()))
+from .shapes import Shape
 
 
 def _gated(
     name: str,
-    family: Family,
+    family: str,
     hidden: int,
     blocks: int,
     heads: int,
@@ -108,7 +24,7 @@ def _gated(
 
 def _plain(
     name: str,
-    family: Family,
+    family: str,
     hidden: int,
     blocks: int,
     heads: int,

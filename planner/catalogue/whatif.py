@@ -58,8 +58,8 @@ from . import (
     nearest,
 )
 from .costs import Compute, Costs
-from .models import Tensor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
+from .shapes import Tensor, remarks_of
 
 NO_GPU = "none"
 WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
@@ -73,7 +73,8 @@ TEXT_COLUMNS = 100
 class WhatIf:
     """A machine and a model by their names in the catalogue."""
 
-    model: str
+    model: str | Shape
+    """A name, or what `configs.py` made of a config.json."""
     gpu: str
     """A GPU, or `none`: an emulated device in DRAM."""
     ssds: Sequence[str]
@@ -94,10 +95,15 @@ class WhatIf:
     figures: Mapping[str, float] = field(default_factory=dict)
     """Name of a figure (`gpu.flops`) -> the value to take instead."""
 
+    @property
+    def shape(self) -> Shape:
+        """The model's. Raises UsageError for a name that the catalogue lacks."""
+        return self.model if isinstance(self.model, Shape) else find("model", self.model, MODELS)
+
 
 def estimate(what_if: WhatIf) -> Profile:
     """The profile of a what-if. Raises UsageError for names that the catalogue lacks and sizes that cannot be."""
-    shape = find("model", what_if.model, MODELS)
+    shape = what_if.shape
     _check(what_if, shape)
     drives = [drive for text in what_if.ssds for drive in _drives(text)]
     if len(drives) > CYCLE:
@@ -124,7 +130,7 @@ def estimate(what_if: WhatIf) -> Profile:
 def costs_of(what_if: WhatIf, rows: int) -> Costs:
     """What a micro-batch of so many rows takes of a what-if's device, its logits made all at once. Raises UsageError as
     `estimate` does."""
-    shape, figures = find("model", what_if.model, MODELS), _figures(what_if)
+    shape, figures = what_if.shape, _figures(what_if)
     return Costs(
         shape, what_if.precision, rows, what_if.sequence_length, _compute(figures), None, _workspace_margin(figures)
     )
@@ -441,7 +447,12 @@ def _up(value: int, multiple: int) -> int:
 
 def _fingerprint(shape: Shape) -> str:
     """Of the shape, and no model's: so no run takes the plan of a what-if for one of its own."""
-    return hashlib.sha256(f"catalogue {sorted(asdict(shape).items())}".encode()).hexdigest()
+    said = {name: value for name, value in asdict(shape).items() if value or name not in _LATER}
+    return hashlib.sha256(f"catalogue {sorted(said.items())}".encode()).hexdigest()
+
+
+_LATER = ("head_width", "experts", "own_build", "own_architecture", "remarks")
+"""Fields that shapes had not always: where a shape has none of them, its fingerprint is what it was."""
 
 
 # What a reader should know.
@@ -450,6 +461,7 @@ def _fingerprint(shape: Shape) -> str:
 def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> list[str]:
     lines = ["nothing was measured: every figure is an estimate from the catalogue (docs/catalogue.md)"]
     lines.append(f"model {shape.name}: {shape.source}")
+    lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape)]
     lines += [_line(name, figure) for name, figure in figures.items()]
     for drive in dict.fromkeys(drives):
         size = drive.size
