@@ -60,7 +60,7 @@ def figures(thing: object) -> Iterator[Figure]:
 @pytest.mark.parametrize("shape", MODELS, ids=lambda shape: shape.name)
 def test_a_shape_has_the_parameters_that_were_published(shape: Shape) -> None:
     assert shape.parameters == pytest.approx(shape.published, rel=0.005)
-    assert shape.heads % shape.kv_heads == 0 and shape.hidden % shape.heads == 0
+    assert shape.heads % shape.kv_heads == 0 and (shape.head_width or shape.hidden % shape.heads == 0)
 
 
 def test_peak_flops_are_cores_times_clock() -> None:
@@ -161,7 +161,14 @@ def rows() -> dict[str, list[tuple[str, ...]]]:
         ],
         "CPU": [(f"`{cpu.name}`", f"{cpu.cores.value:g}", giga(cpu.memory_bandwidth.value)) for cpu in CPUS],
         "MODEL": [
-            (f"`{shape.name}`", f"{shape.parameters:,}", f"{shape.hidden:,}", str(shape.blocks)) for shape in MODELS
+            (
+                f"`{shape.name}`",
+                f"{shape.parameters:,}",
+                f"{shape.active_parameters:,}" if shape.experts else "all",
+                f"{shape.hidden:,}",
+                str(shape.blocks),
+            )
+            for shape in MODELS
         ],
     }
 
