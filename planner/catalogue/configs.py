@@ -43,7 +43,9 @@ _SIZES = {
 
 
 def is_path(text: str) -> bool:
-    """Whether `--model` names a file or a directory that is there, rather than a thing of the catalogue."""
+    """Whether `--model` names a file or a directory, there or plainly meant, rather than a thing of the catalogue."""
+    if text.startswith(("./", "../", "/", "~/")) or text.endswith(".json"):
+        return True
     try:
         return Path(text).exists()
     except (OSError, ValueError):

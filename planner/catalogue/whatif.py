@@ -285,7 +285,8 @@ _OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 
 def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> Machine:
     emulated = what_if.gpu.lower() == NO_GPU
-    cpu = (what_if.cpu or (LAPTOP_CPU if emulated else WORKSTATION_CPU)).lower()
+    cpu = find("processor", what_if.cpu or (LAPTOP_CPU if emulated else WORKSTATION_CPU), CPUS).name
+    gpu = NO_GPU if emulated else find("GPU", what_if.gpu, GPUS).name
     each = what_if.several.each
     cores = max(round(figures["cpu.cores"].value / each), 1)
     memory = (
@@ -295,10 +296,10 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
     copy = ELEMENT_BYTES[what_if.precision]
     passing = moved if emulated else figures["gpu.memory-bandwidth"].value
     return Machine(
-        name=what_if.several.name(cpu if emulated else f"{what_if.gpu.lower()}, {cpu}"),
+        name=what_if.several.name(cpu if emulated else f"{gpu}, {cpu}"),
         cores=cores,
         device="cpu" if emulated else "cuda",
-        device_name="emulated device in DRAM" if emulated else what_if.gpu.lower(),
+        device_name="emulated device in DRAM" if emulated else gpu,
         host_memory_bytes=what_if.host_memory_bytes * (2 if emulated else 1),
         host_available_bytes=what_if.host_memory_bytes * (2 if emulated else 1),
         device_memory_bytes=memory,

@@ -8,6 +8,7 @@ import pytest
 
 from ssdplan.planner import catalogue
 from ssdplan.planner.catalogue import CPUS, GPUS, LINKS, MODELS, SSDS, Figure, Shape, find
+from ssdplan.planner.catalogue.names import ALIASES
 from ssdplan.plans.errors import UsageError
 
 KINDS = {"GPU": GPUS, "processor": CPUS, "link": LINKS, "SSD": SSDS, "model": MODELS}
@@ -121,6 +122,77 @@ def test_a_wrong_name_is_refused_with_the_nearest() -> None:
         find("GPU", "rtx-4091", GPUS)
     with pytest.raises(UsageError, match=r"no SSD 'zzz' in the catalogue \(known: "):
         find("SSD", "zzz", SSDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        ("GPU", "RTX 4090", "rtx-4090"),
+        ("GPU", "rtx4090", "rtx-4090"),
+        ("GPU", "4090", "rtx-4090"),
+        ("GPU", "NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("GPU", "RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("GPU", "NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("GPU", "NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("GPU", "a6000", "rtx-a6000"),
+        ("SSD", "990-pro", "samsung-990-pro"),
+        ("SSD", "WD_BLACK SN850X", "wd-sn850x"),
+        ("processor", "AMD Ryzen 9 7950X", "ryzen-9-7950x"),
+        ("processor", "Intel Xeon Platinum 8462Y+", "xeon-8462y"),
+        ("link", "PCIe 4.0", "pcie-4.0-x16"),
+        ("model", "Llama 3.1 8B", "llama-3.1-8b"),
+        ("model", "meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("model", "google/gemma-3-27b-it", "gemma-3-27b"),
+        ("model", "mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("model", "gpt-2", "gpt2"),
+        ("model", "GPT-2 0.8B", "gpt2-large"),
+        ("model", "phi 4", "phi-4"),
+    ],
+)
+def test_names_are_taken_as_people_write_them(kind: str, name: str, meant: str) -> None:
+    assert find(kind, name, KINDS[kind]).name == meant
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("GPU", "h100", "GPU 'h100': could be h100-80gb or h100-pcie; name one of them"),
+        ("GPU", "A100", "could be a100-40gb or a100-80gb"),
+        ("link", "pcie", "could be pcie-3.0-x16, pcie-4.0-x16 or pcie-5.0-x16"),
+        ("model", "llama 70b", "could be llama-3.1-70b or llama-3.3-70b"),
+    ],
+)
+def test_a_name_of_several_things_lists_them(kind: str, name: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        find(kind, name, KINDS[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("GPU", "l40"),  # another card than the l40s
+        ("GPU", "RTX 4070 Ti"),
+        ("GPU", "RTX 4090 Laptop GPU"),
+        ("GPU", "A100 80GB PCIe"),
+        ("GPU", "100"),
+        ("GPU", "GeForce"),
+        ("GPU", ""),
+        ("GPU", "-" * 10_000),
+        ("model", "a-" * 100_000),
+        ("model", "Mistral-7B-v0.1"),  # fewer tokens than v0.3
+        ("model", "Mixtral-8x22B"),
+        ("model", "Llama-3.1-8"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_what_is_something_else_is_no_other_name(kind: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"no {kind} "):
+        find(kind, name, KINDS[kind])
+
+
+def test_other_names_are_of_things_that_there_are() -> None:
+    own = {thing.name for things in KINDS.values() for thing in things}
+    assert set(ALIASES.values()) <= own and not own & set(ALIASES)
 
 
 def test_what_the_face_names_exists() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 from ssdplan import cli
-from ssdplan.planner.catalogue.configs import MOST_BYTES, shape_of_path
+from ssdplan.planner.catalogue.configs import MOST_BYTES, is_path, shape_of_path
 from ssdplan.planner.catalogue.families import FAMILIES
 from ssdplan.planner.catalogue.shapes import Shape, remarks_of
 from ssdplan.plans.documents.plan import Plan
@@ -265,6 +265,14 @@ def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(UsageError, match="is a directory"):
         shape_of_path(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "config.json.json"])
+def test_what_is_plainly_a_path_is_no_name(name: str) -> None:
+    assert is_path(name)
+    with pytest.raises(UsageError, match="cannot read it: No such file"):
+        shape_of_path(Path(name))
+    assert not is_path("meta-llama/Llama-3.1-8B") and not is_path("x" * 10_000) and not is_path("a\0b")
 
 
 def test_a_mixture_streams_all_experts_and_computes_with_the_active_ones(tmp_path: Path) -> None:
