@@ -26,6 +26,12 @@ MOST_LETTERS = 120
 ALIASES = {
     "a100-sxm4-40gb": "a100-40gb",
     "a100-sxm4-80gb": "a100-80gb",
+    "dgx-spark": "gb10",
+    "strix-halo": "radeon-8060s",
+    "v100": "v100-32gb",
+    "v100-sxm2-32gb": "v100-32gb",
+    "gh200-480gb": "gh200",
+    "h200-sxm": "h200",
     "h100-sxm": "h100-80gb",
     "h100-sxm5": "h100-80gb",
     "gpt2-124m": "gpt2",

@@ -5,7 +5,8 @@ plan streams follow from it without weights; executor/model/model.py lays out th
 models there are is in `models.py`, and what a config.json says in `configs.py`; nothing here knows seconds.
 """
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Literal
 
@@ -266,6 +267,16 @@ class Shape:
 
     def _norms(self, count: int) -> tuple[Tensor, ...]:
         return ((self.hidden,),) * (count * NORM_TENSORS[self.build.norm])
+
+
+def fingerprint(shape: Shape) -> str:
+    """Of the shape, and no model's: so no run takes the plan of a what-if for one of its own."""
+    said = {name: value for name, value in asdict(shape).items() if value or name not in _LATER}
+    return hashlib.sha256(f"catalogue {sorted(said.items())}".encode()).hexdigest()
+
+
+_LATER = ("head_width", "experts", "own_build", "own_architecture", "remarks")
+"""Fields that shapes had not always: where a shape has none of them, its fingerprint is what it was."""
 
 
 def remarks_of(shape: Shape) -> tuple[str, ...]:

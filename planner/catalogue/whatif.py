@@ -4,9 +4,8 @@ Owns the formulas that turn data sheets and shapes into what the profiler would 
 each), and the note that every figure is an estimate. It decides nothing, and it never touches a drive or a device.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from textwrap import wrap
 
@@ -38,7 +37,6 @@ from ssdplan.plans.units import parse_bytes
 from . import (
     ATTENTION_TOKENS,
     COMPUTE_EFFICIENCY,
-    CPUS,
     FRAGMENTATION,
     GPUS,
     IN_DRAM,
@@ -58,12 +56,10 @@ from . import (
     nearest,
 )
 from .costs import Compute, Costs
+from .parts import NO_GPU, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
-from .shapes import Tensor, remarks_of
+from .shapes import Tensor, fingerprint, remarks_of
 
-NO_GPU = "none"
-WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
-"""The processors that stand beside a GPU, and alone, when none is named."""
 MOST_TOKENS = 1 << 26
 """Of a micro-batch; more than any device holds."""
 TEXT_COLUMNS = 100
@@ -225,7 +221,7 @@ def _drives(text: str) -> list[_Drive]:
 def _figures(what_if: WhatIf) -> dict[str, Figure]:
     """Every figure that is not a drive's, by the name under which it can be given."""
     ordinary = what_if.precision == "fp32"
-    cpu = find("processor", what_if.cpu or (LAPTOP_CPU if what_if.gpu.lower() == NO_GPU else WORKSTATION_CPU), CPUS)
+    cpu = processor(what_if.gpu, what_if.cpu)
     figures = {
         "cpu.cores": cpu.cores,
         "cpu.memory-bandwidth": cpu.memory_bandwidth,
@@ -239,7 +235,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     else:
         gpu = find(f"GPU (or {NO_GPU})", what_if.gpu, GPUS)
         figures |= {
-            "gpu.memory": gpu.memory,
+            "gpu.memory": memory_of(gpu, what_if.precision, what_if.host_memory_bytes, what_if.several),
             "gpu.reserve": RESERVE,
             "gpu.fragmentation": FRAGMENTATION,
             "gpu.flops": gpu.products_fp32 if ordinary else gpu.products,
@@ -285,7 +281,7 @@ _OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 
 def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> Machine:
     emulated = what_if.gpu.lower() == NO_GPU
-    cpu = find("processor", what_if.cpu or (LAPTOP_CPU if emulated else WORKSTATION_CPU), CPUS).name
+    cpu = processor(what_if.gpu, what_if.cpu).name
     gpu = NO_GPU if emulated else find("GPU", what_if.gpu, GPUS).name
     each = what_if.several.each
     cores = max(round(figures["cpu.cores"].value / each), 1)
@@ -410,7 +406,7 @@ def estimate_model(
     return Model(
         name=shape.name,
         architecture=shape.architecture,
-        fingerprint=_fingerprint(shape),
+        fingerprint=fingerprint(shape),
         parameters=shape.parameters,
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
@@ -444,16 +440,6 @@ def _padded(tensors: Sequence[Tensor]) -> int:
 
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def _fingerprint(shape: Shape) -> str:
-    """Of the shape, and no model's: so no run takes the plan of a what-if for one of its own."""
-    said = {name: value for name, value in asdict(shape).items() if value or name not in _LATER}
-    return hashlib.sha256(f"catalogue {sorted(said.items())}".encode()).hexdigest()
-
-
-_LATER = ("head_width", "experts", "own_build", "own_architecture", "remarks")
-"""Fields that shapes had not always: where a shape has none of them, its fingerprint is what it was."""
 
 
 # What a reader should know.
