@@ -394,6 +394,7 @@ _NOT_GIVEN: tuple[object, ...] = (None, [])
 
 def _what_if(options: Options) -> "WhatIf | Profile":
     """The profile that is named, or the machine and model that are."""
+    from ssdplan.planner.catalogue.configs import is_path, shape_of_path
     from ssdplan.planner.catalogue.ranks import ranks_of
     from ssdplan.planner.catalogue.whatif import WhatIf
 
@@ -418,17 +419,12 @@ def _what_if(options: Options) -> "WhatIf | Profile":
         return Profile.load(options.profile)
     if options.model is None:
         raise UsageError("name a profile, or a what-if: --model NAME --gpu NAME --ssd NAME --host-memory SIZE")
-    if Path(options.model).is_dir():
-        raise UsageError(
-            f"--model {options.model}: is a directory, and a what-if takes a name of the catalogue; measure it with "
-            f"ssdplan profile {options.model}, and give solve the profile"
-        )
     needed = {"--gpu": options.gpu, "--ssd": options.ssd, "--host-memory": options.host_memory}
     if missing := [name for name, value in needed.items() if value in _NOT_GIVEN]:
         raise UsageError(f"--model {options.model}: a what-if also needs {', '.join(missing)}")
     assert options.gpu is not None and options.host_memory is not None, "neither is missing"
     return WhatIf(
-        model=options.model,
+        model=shape_of_path(Path(options.model)) if is_path(options.model) else options.model,
         gpu=options.gpu,
         ssds=options.ssd,
         host_memory_bytes=options.host_memory,

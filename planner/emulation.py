@@ -29,8 +29,10 @@ from ssdplan.plans.documents.table import Table
 from ssdplan.plans.errors import UsageError
 
 from .catalogue import find
-from .catalogue.models import MODELS, Shape
-from .catalogue.whatif import NO_GPU, WhatIf, estimate
+from .catalogue.models import MODELS
+from .catalogue.parts import NO_GPU
+from .catalogue.shapes import Shape
+from .catalogue.whatif import WhatIf, estimate
 from .predict.drive import combined_frontier
 
 FAMILIES = ("llama", "mistral")

@@ -8,7 +8,12 @@ from .types import COUNT, COUNTS, FIGURE, Choice
 def what_if_options() -> tuple[click.Option, ...]:
     """In the order in which help shows them."""
     return (
-        click.Option(["--model"], metavar="NAME", help="a model's shape, such as llama-3.1-70b"),
+        click.Option(
+            ["--model"],
+            metavar="NAME|PATH",
+            help="a model's shape, such as llama-3.1-70b; or a directory with config.json, or such a file, of which "
+            "no weight is read",
+        ),
         click.Option(["--gpu"], metavar="NAME", help="the GPU, such as rtx-4090; none emulates a device in DRAM"),
         click.Option(
             ["--ssd"],

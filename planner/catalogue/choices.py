@@ -10,7 +10,7 @@ from math import prod
 
 from ssdplan.plans.documents.profile import PAPER
 
-from .models import Shape
+from .shapes import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def choices(shape: Shape, element: int) -> tuple[Choice, ...]:
     keeps all that autograd does but the output of the activation function, which section 4.4 of the paper names as an
     outlier.
     """
-    of_family = {"gpt2": _gpt2, "opt": _opt}.get(shape.family, _gated)
+    of_family = {"gpt2": _gpt2, "opt": _opt}.get(shape.form, _gated)
     return tuple(sorted(of_family(_Sizes(shape, element)), key=lambda choice: choice.nbytes))
 
 

@@ -13,7 +13,7 @@ from ssdplan.plans.documents.state_layout import ELEMENT_BYTES, Precision
 
 from . import Shape
 from .choices import Choice, choices
-from .models import Tensor
+from .shapes import Tensor
 
 WORTH = 0.01
 """Of a block's seconds: the least gain of a rung that keeps more than another; the profiler asks for as much."""
@@ -66,7 +66,7 @@ class Costs:
 
     def block(self) -> Timing:
         shape, e, tokens = self.shape, self.element, self.tokens
-        elements, matrices = _elements(shape.block()), _elements(t for t in shape.block() if len(t) == 2)
+        elements, matrices = _elements(shape.block()), shape.multiplied()
         products = 2.0 * matrices * tokens
         # Causal attention computes half of the scores: 2 of 4 x length^2 x width FLOP a row.
         attention = 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
@@ -77,7 +77,7 @@ class Costs:
         backward = max(self._roofline(3 * products, 3 * (e * elements + 2 * saved), 3.5 * attention), 3 * least)
         gradients = e * max(prod(t) for t in shape.block())
         h, i = shape.hidden, shape.intermediate
-        width = {"gpt2": 3 * h + 4 * i, "opt": h + 2 * i}.get(shape.family, 2 * h + 3 * i)
+        width = {"gpt2": 3 * h + 4 * i, "opt": h + 2 * i}.get(shape.form, 2 * h + 3 * i)
         timing = self._timing(
             forward,
             backward + self._accumulation(elements),
@@ -101,7 +101,7 @@ class Costs:
         """What a block takes that keeps so much. Kept values are moved once more, into their places, and backward
         computes again what it does not find."""
         shape, e, tokens, bandwidth = self.shape, self.element, self.tokens, self.compute.memory_bandwidth
-        elements, matrices = _elements(shape.block()), _elements(t for t in shape.block() if len(t) == 2)
+        elements, matrices = _elements(shape.block()), shape.multiplied()
         # Two gradients for each product; fused attention makes its scores anew for its own.
         attention = 2.5 * 2.0 * self.rows * self.length**2 * shape.heads * shape.head_dim
         nbytes = 2 * (e * elements + 2 * timing.saved_activation_bytes) + e * choice.matrices
@@ -125,7 +125,7 @@ class Costs:
         attention = 4 * e * wide + 4 * shape.heads + e * self.length
         if shape.layer_norm:
             norms = 3 * e * h + 4 * e
-            mlp = e * i * (5 if shape.family == "gpt2" else 1)  # GELU by its formula keeps every step
+            mlp = e * i * (5 if shape.form == "gpt2" else 1)  # GELU by its formula keeps every step
         else:
             upcast = 1 if self.precision == "fp32" else 2  # RMSNorm computes in fp32
             norms = 4 * h * upcast + 4 * e * h + 8
@@ -140,7 +140,7 @@ class Costs:
         tables = 0 if shape.layer_norm else self.length * (18 * shape.head_dim + 8)  # rotary, in fp32 on the way
         passes = 3 if shape.layer_norm else 1
         # The masks of rows that several sequences share are made in steps; OPT is given a whole one.
-        masks = 1 if shape.family == "opt" else 3 if shape.layer_norm else 4
+        masks = 1 if shape.form == "opt" else 3 if shape.layer_norm else 4
         forward = tokens * passes * e * shape.hidden + max(tokens * self.length + tables, tokens * masks * self.length)
         return self._timing(
             self._roofline(0.0, output),

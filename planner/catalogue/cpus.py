@@ -65,4 +65,25 @@ CPUS = (
     _cpu("epyc-7763", 64, 2.45, 32, 204.8, "8 channels of DDR4-3200", "AMD product page, EPYC 7763", recalled=False),
     _cpu("epyc-9654", 96, 2.4, 32, 460.8, "12 channels of DDR5-4800", "AMD product page, EPYC 9654"),
     _cpu("xeon-8462y", 32, 2.8, 64, 307.2, "8 channels of DDR5-4800", "Intel ARK, Xeon Platinum 8462Y+"),
-)
+    _cpu("ryzen-9-9950x", 16, 4.3, 64, 89.6, "2 channels of DDR5-5600", "AMD product page, Ryzen 9 9950X"),
+    _cpu("ryzen-ai-max-395", 16, 3.0, 64, 256.0, "256 bits of LPDDR5X-8000", "AMD product page, Ryzen AI Max+ 395"),
+    _cpu("threadripper-7980x", 64, 3.2, 32, 166.4, "4 channels of DDR5-5200", "AMD product page, Threadripper 7980X"),
+    _cpu(
+        "threadripper-pro-7995wx", 96, 2.5, 32, 332.8, "8 channels of DDR5-5200",
+        "AMD product page, Threadripper PRO 7995WX",
+    ),
+    _cpu("epyc-9965", 192, 2.25, 64, 576.0, "12 channels of DDR5-6000", "AMD product page, EPYC 9965"),
+    _cpu("xeon-8592", 64, 1.9, 64, 358.4, "8 channels of DDR5-5600", "Intel ARK, Xeon Platinum 8592+"),
+    _cpu(
+        "xeon-6980p", 128, 2.0, 64, 614.4, "12 channels of DDR5-6400",
+        "128 cores at 2.0 GHz by ceotech.it (intel-xeon-6-128-core-e-500w-per-dominare-i-server), the rest Intel ARK",
+    ),
+    _cpu(
+        "grace", 72, 3.1, 32, 384.0, "480 GB of LPDDR5X",
+        "NVIDIA Grace data sheet; four 128-bit units count as two of 256",
+    ),
+    _cpu(
+        "gb10", 20, 2.8, 32, 273.0, "256 bits of LPDDR5X",
+        "NVIDIA DGX Spark hardware guide (20 Arm cores); their clock and units are assumed",
+    ),
+)  # fmt: skip

@@ -29,6 +29,12 @@ class Gpu:
     """Of `products`, what fused causal attention reaches in long rows."""
     link: str
     """Its fastest link to the host, by the name that links.py has."""
+    bf16: bool = True
+    """Whether it multiplies bf16 as fast as fp16."""
+    cpu: str = ""
+    """The processor that it comes with, by the name that cpus.py has; empty: any."""
+    unified: bool = False
+    """`memory` is host memory too: the GPU has what host leaves of it."""
 
 
 TRAINING = assumed(
@@ -113,6 +119,61 @@ _LIKE_SUPER = (
     "1.05 of the data sheet, as the best of RTX 4070 SUPER: 74.5 of 71.0 TFLOP/s in large bf16 products "
     "(github.com/zzc0721/torch-performance-test-data issue 54); no measurement of this card was found"
 )
+_TORCH = "the best of five sizes of PyTorch's bf16 products (github.com/zzc0721/torch-performance-test-data, {})"
+_ADA_4080 = (
+    "specifications of GeForce RTX 4080: 304 tensor cores, 2.505 GHz, 16 GB at 717 GB/s (by "
+    "holynerdvana.com/2022/10/nvidia-geforce-rtx-4080-specifications.html)"
+)
+_BLACKWELL_PRO = (
+    "NVIDIA's announcement of RTX PRO 6000 Blackwell: 188 SMs, 125 TFLOP/s in fp32, 96 GB at 1792 GB/s (by "
+    "topcpu.net/es/news/nvidia-launches-96gb-rtx-5090-model-with-a-whopping-price-tag-of-10000); products at full rate "
+    "with fp32 sums, as on its predecessors"
+)
+_A40 = "NVIDIA A40 data sheet, recalled but for its 149.7 TFLOP/s (github.com/hahnyuan/LLM-Viewer issue 7)"
+_V100 = "NVIDIA V100 data sheet, SXM2 column, recalled; 125 TFLOP/s in fp16, which stands for bf16 here"
+_H200 = (
+    "NVIDIA H200 data sheet (by github.com/stas00/ml-engineering, compute/accelerator: H100's FLOP/s, 4.8 TB/s; 140 of "
+    "its 141 GB are there for use)"
+)
+_B200 = (
+    "NVIDIA Blackwell data sheet (by github.com/stas00/ml-engineering, compute/accelerator); 8 TB/s; 179 GiB are there "
+    "for use"
+)
+_MI300X = (
+    "AMD Instinct MI300X data sheet: 304 compute units at 2.1 GHz, 163.4 TFLOP/s in fp32, 192 GB at 5.3 TB/s (by "
+    "github.com/stas00/ml-engineering, compute/accelerator)"
+)
+_GH200 = (
+    "NVIDIA GH200 data sheet, 480 GB and 96 GB of HBM3 at 4 TB/s, recalled; of these 94.5 GiB are there for use "
+    "(github.com/stas00/ml-engineering pull request 60)"
+)
+_GB10 = (
+    "NVIDIA DGX Spark hardware guide: 128 GB of LPDDR5X at 273 GB/s, 6,144 cores (by ai-infrastructure.net/dgx-spark), "
+    "of which 121.6 GiB are there for use (github.com/AlexsJones/llmfit pull request 872); 125 TFLOP/s are an eighth "
+    "of its petaFLOP in fp4 with sparsity"
+)
+_GB10_MEASURED = "PyTorch 2.10 (github.com/huggingface/kernels pull request 283)"
+_8060S = (
+    "Radeon 8060S: 40 compute units at 2.9 GHz (techpowerup.com/330548), 512 FLOP a cycle each, 256 bits of "
+    "LPDDR5X-8000; 120 GB are there for use (github.com/AMD-AGI/TraceLens pull request 943)"
+)
+_8060S_MEASURED = (
+    "the best of three runs (github.com/AMD-AGI/TraceLens pull request 943); in fp32 by mamf-finder "
+    "(github.com/ROCm/legacy-rocm-build issue 5807)"
+)
+_FLASH_BLACKWELL = Figure(
+    0.2,
+    "fraction",
+    "FlashAttention-2, which does not use the instructions of B200, forward and backward: 259 to 346 TFLOP/s at 512 to "
+    "16384 tokens without a mask, 64 wide (github.com/Dao-AILab/flash-attention issue 1589), of 1,696 in products",
+)
+_FLASH_NOT_NVIDIA = assumed(0.4, "fraction", "no training kernel was found measured on this GPU; as on H100")
+_FLASH_VOLTA = assumed(
+    0.4,
+    "fraction",
+    "FlashAttention-2 has no kernels for it, and PyTorch falls back to slower ones, which gain next to nothing over "
+    "plain attention (github.com/facebookresearch/xformers pull request 362): half of what it is on RTX A5000",
+)
 _FLASH = Figure(
     0.85,
     "fraction",
@@ -143,18 +204,27 @@ def _gpu(
     dense: str = "",
     recalled: bool = False,
     supposed: bool = False,
+    measured_fp32: float = 0.0,
+    bf16: bool = True,
+    cpu: str = "",
+    unified: bool = False,
 ) -> Gpu:
     """FLOP/s in units of 10^12: by the data sheet, as measured (`supposed`: as another card's were), and in fp32 by the
-    data sheet."""
+    data sheet; `measured_fp32`: what `by` has for those, 0 where it has none."""
     return Gpu(
         name=name,
         memory=Figure(memory_gib * GIB, "bytes", source, recalled),
         peak=Figure(tera * 1e12, "FLOP/s", source + dense, recalled),
         products=Figure(measured * 1e12, "FLOP/s", by, supposed),
-        products_fp32=assumed(FP32_OF_PEAK * tera_fp32 * 1e12, "FLOP/s", _FP32),
+        products_fp32=Figure(measured_fp32 * 1e12, "FLOP/s", by)
+        if measured_fp32
+        else assumed(FP32_OF_PEAK * tera_fp32 * 1e12, "FLOP/s", _FP32),
         memory_bandwidth=Figure(giga_bytes * 1e9, "bytes/s", source, recalled),
         attention=attention,
         link=link,
+        bf16=bf16,
+        cpu=cpu,
+        unified=unified,
     )
 
 
@@ -164,14 +234,43 @@ _5 = "pcie-5.0-x16"
 GPUS = (
     _gpu("rtx-3090", 24, 71.0, 78.0, 35.6, 936, _GA102),
     _gpu("rtx-4070", 12, 58.3, 61.2, 29.1, 504, _ADA_4070, by=_LIKE_SUPER, supposed=True),
+    _gpu("rtx-4080", 16, 97.5, 102.4, 48.7, 717, _ADA_4080, by=_LIKE_SUPER, supposed=True),
     _gpu("rtx-4090", 24, 165.2, 178.5, 82.6, 1008, _ADA),
+    _gpu("rtx-5080", 16, 112.6, 102.9, 56.3, 960, _BLACKWELL, _5, by=_TORCH.format("issue 104"), measured_fp32=33.6),
     _gpu("rtx-5090", 32, 209.5, 254.0, 104.8, 1792, _BLACKWELL, _5, by=_CUBLAS),
     _gpu("rtx-a5000", 24, 111.1, 93.9, 27.8, 768, _A5000, attention=_FLASH, dense=_HALF, recalled=True),
     _gpu("rtx-a6000", 48, 154.8, 131.2, 38.7, 768, _A6000, dense=_HALF),
     _gpu("rtx-6000-ada", 48, 364.2, 278.5, 91.1, 960, _ADA_6000, dense=_HALF),
+    _gpu("rtx-pro-6000", 96, 500.5, 457.6, 125.0, 1792, _BLACKWELL_PRO, _5, by=_CUBLAS, measured_fp32=83.6),
+    _gpu("a40", 48, 149.7, 122.3, 37.4, 696, _A40, by=_TORCH.format("issue 185"), recalled=True, measured_fp32=23.7),
     _gpu("l40s", 48, 362.05, 252.0, 91.6, 864, _L40S),
+    _gpu(
+        "v100-32gb", 32, 125.3, 97.4, 15.7, 900, _V100, "pcie-3.0-x16", _FLASH_VOLTA,
+        by=_TORCH.format("issue 140, in fp16: it has no tensor cores for bf16"), recalled=True, measured_fp32=14.5,
+        bf16=False,
+    ),
     _gpu("a100-40gb", 40, 312.0, 267.9, 19.5, 1555, _AMPERE_A100),
     _gpu("a100-80gb", 80, 312.0, 267.9, 19.5, 2039, _AMPERE_A100),
     _gpu("h100-pcie", 80, 756.4, 499.5, 51.2, 2039, _HOPPER_PCIE, _5, _FLASH_HOPPER),
     _gpu("h100-80gb", 80, 989.4, 792.1, 66.9, 3350, _HOPPER, _5, _FLASH_HOPPER),
-)
+    _gpu(
+        "h200", 140, 989.4, 790.3, 66.9, 4800, _H200, _5, _FLASH_HOPPER, by=_TORCH.format("issue 45"),
+        measured_fp32=51.3,
+    ),
+    _gpu("h200-nvl", 140, 989.4, 853.3, 66.9, 4800, _H200, _5, _FLASH_HOPPER, by=_CUBLAS, measured_fp32=47.3),
+    _gpu(
+        "gh200", 94.5, 989.4, 842.5, 66.9, 4000, _GH200, "nvlink-c2c", _FLASH_HOPPER, recalled=True, cpu="grace",
+    ),
+    _gpu(
+        "b200", 179, 2250.0, 1696.0, 80.0, 8000, _B200, _5, _FLASH_BLACKWELL, by=_TORCH.format("database.md"),
+        measured_fp32=66.2,
+    ),
+    _gpu("mi300x", 192, 1307.4, 758.3, 163.4, 5300, _MI300X, _5, _FLASH_NOT_NVIDIA),
+    _gpu(
+        "gb10", 121.6, 125.0, 92.3, 31.0, 273, _GB10, "unified-memory", by=_GB10_MEASURED, cpu="gb10", unified=True,
+    ),
+    _gpu(
+        "radeon-8060s", 111.7, 59.4, 36.0, 29.7, 256, _8060S, "unified-memory", _FLASH_NOT_NVIDIA, by=_8060S_MEASURED,
+        measured_fp32=8.7, cpu="ryzen-ai-max-395", unified=True,
+    ),
+)  # fmt: skip

@@ -14,6 +14,13 @@ class Link:
     d2h: Figure
 
 
+_WITHIN = assumed(
+    105e9,
+    "bytes/s",
+    "a copy from place to place of one memory reads and writes it: half of the 202 to 231 GB/s that a GPU of that kind "
+    "reads and writes (github.com/AMD-AGI/TraceLens pull request 943; 218 and 231 to 234 on GB10, "
+    "github.com/huggingface/kernels pull request 283 and github.com/antirez/ds4 issue 773)",
+)
 LINKS = (
     Link(
         "pcie-3.0-x16",
@@ -39,6 +46,12 @@ LINKS = (
         ),
         Figure(52.8e9, "bytes/s", "nvbandwidth on H100 (github.com/NVIDIA/nvbandwidth issue 24); 63.0 by the standard"),
     ),
+    Link(
+        "nvlink-c2c",
+        Figure(346e9, "bytes/s", "nvbandwidth on GH200 (github.com/NVIDIA/nvbandwidth issue 23); 450 by the standard"),
+        Figure(300e9, "bytes/s", "15% less than the other way (github.com/NVIDIA/nvbandwidth issue 23)"),
+    ),
+    Link("unified-memory", _WITHIN, _WITHIN),
 )
 
 IN_DRAM = Link(

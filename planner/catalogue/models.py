@@ -1,98 +1,16 @@
-"""Shapes of models: what a config.json says of the tensors, and what it weighs when published. Data and counting only.
+"""Models by name: their shapes, from what their publishers say, and what they weigh when published. Data only.
 
-A shape lists the tensors of each of its layers as the Hugging Face class of its family has them, so the states that a
-plan streams follow from it without weights; executor/model/model.py lays out the same tensors of a real model.
+What a shape is, and what it counts, is in `shapes.py`.
 """
 
-from dataclasses import dataclass
-from math import prod
-from typing import Literal
+from dataclasses import replace
 
-Family = Literal["llama", "mistral", "qwen2", "gpt2", "opt"]
-Tensor = tuple[int, ...]
-
-ARCHITECTURES: dict[Family, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "opt": "OPTForCausalLM",
-}
-_LEARNED_POSITIONS: dict[Family, int] = {"gpt2": 0, "opt": 2}
-"""Families with a table of positions -> the rows that it has beyond the longest sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A decoder-only transformer by its sizes."""
-
-    name: str
-    family: Family
-    hidden: int
-    blocks: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocab: int
-    tied: bool
-    published: float
-    """Parameters that its publisher names, as exactly as they are named."""
-    source: str
-    max_positions: int = 0
-    """Of a learned table, the longest sequence; 0 without one."""
-
-    @property
-    def architecture(self) -> str:
-        return ARCHITECTURES[self.family]
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def layer_norm(self) -> bool:
-        """LayerNorm with a bias and a plain MLP, rather than RMSNorm and a gated one."""
-        return self.family in _LEARNED_POSITIONS
-
-    def embedding(self) -> tuple[Tensor, ...]:
-        """Tensors that the embedding alone uses."""
-        tokens: tuple[Tensor, ...] = () if self.tied else ((self.vocab, self.hidden),)
-        if self.layer_norm:
-            tokens += ((self.max_positions + _LEARNED_POSITIONS[self.family], self.hidden),)
-        return tokens
-
-    def block(self) -> tuple[Tensor, ...]:
-        """Tensors of one block."""
-        h, i, query, kv = self.hidden, self.intermediate, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if self.family == "gpt2":
-            norms: tuple[Tensor, ...] = ((h,),) * 4
-            return (*norms, (h, 3 * h), (3 * h,), (h, h), (h,), (h, i), (i,), (i, h), (h,))
-        if self.family == "opt":
-            projections: tuple[Tensor, ...] = ((h, h), (h,)) * 4
-            return (*projections, (h,), (h,), (i, h), (i,), (h, i), (h,), (h,), (h,))
-        biases: tuple[Tensor, ...] = ((query,), (kv,), (kv,)) if self.family == "qwen2" else ()
-        attention: tuple[Tensor, ...] = ((query, h), (kv, h), (kv, h), (h, query))
-        return (*attention, *biases, (i, h), (i, h), (h, i), (h,), (h,))
-
-    def head(self) -> tuple[Tensor, ...]:
-        """Tensors that the head alone uses: its norm, and the projection unless it is the embedding's."""
-        norm: tuple[Tensor, ...] = ((self.hidden,),) * (2 if self.layer_norm else 1)
-        return norm if self.tied else (*norm, (self.vocab, self.hidden))
-
-    def shared(self) -> tuple[Tensor, ...]:
-        """Tensors of both ends."""
-        return ((self.vocab, self.hidden),) if self.tied else ()
-
-    @property
-    def parameters(self) -> int:
-        """Distinct parameters, from the tensors."""
-        ends = (*self.embedding(), *self.head(), *self.shared())
-        return sum(map(prod, ends)) + self.blocks * sum(map(prod, self.block()))
+from .shapes import Experts, Shape
 
 
 def _gated(
     name: str,
-    family: Family,
+    family: str,
     hidden: int,
     blocks: int,
     heads: int,
@@ -102,13 +20,32 @@ def _gated(
     published: float,
     source: str,
     tied: bool = False,
+    head_width: int = 0,
 ) -> Shape:
-    return Shape(name, family, hidden, blocks, heads, kv_heads, intermediate, vocab, tied, published, source)
+    shape = Shape(name, family, hidden, blocks, heads, kv_heads, intermediate, vocab, tied, published, source)
+    return replace(shape, head_width=head_width)
+
+
+def _mixture(
+    name: str,
+    family: str,
+    hidden: int,
+    blocks: int,
+    heads: int,
+    kv_heads: int,
+    experts: Experts,
+    vocab: int,
+    published: float,
+    source: str,
+    head_width: int = 0,
+) -> Shape:
+    of_active = _gated(name, family, hidden, blocks, heads, kv_heads, experts.inner, vocab, published, source)
+    return replace(of_active, head_width=head_width, experts=experts)
 
 
 def _plain(
     name: str,
-    family: Family,
+    family: str,
     hidden: int,
     blocks: int,
     heads: int,
@@ -120,6 +57,12 @@ def _plain(
     return Shape(name, family, hidden, blocks, heads, heads, 4 * hidden, vocab, True, published, source, max_positions)
 
 
+def _windowed(shape: Shape, tokens: int) -> Shape:
+    """With a remark, for no formula knows windows."""
+    remark = f"attention is counted over whole rows, though some of its blocks see {tokens:,} tokens back"
+    return replace(shape, remarks=(remark,))
+
+
 def _config(model: str, count: str) -> str:
     return f"config.json of {model}; parameters: {count}"
 
@@ -129,6 +72,12 @@ _CARD = "its model card"
 _GPT3 = "Brown et al. 2020 (arXiv:2005.14165), table 2.1; vocabulary and learned positions as in GPT-2"
 _OPT = "Zhang et al. 2022 (arXiv:2205.01068), table 1; vocabulary and positions by config.json of facebook/"
 _HALVES = "; parameters: the size of its pytorch_model.bin, over 2 bytes"
+_GEMMA = "Gemma 3 technical report (arXiv:2503.19786), table 1, without the part for images"
+_OSS = "table 1 of its model card (arXiv:2508.10925); the tensors that it publishes are quantised"
+_NAMED = (
+    "10Cache, section 5 (GPT-2 of {}), which gives no sizes: assumed to be 2,560 wide, as many blocks as the name's "
+    "parameters take; vocabulary and positions as in GPT-2"
+)
 _SNAKE = (
     "GreedySnake, table 2 and section 6.2 (Megatron-LM's GPT, 2048 tokens); vocabulary of 51,200 by Narayanan et al. "
     "2021 (arXiv:2104.04473, section 5.1)"
@@ -151,6 +100,8 @@ MODELS = (
            _config("meta-llama/Llama-2-7b-hf", _CARD)),
     _gated("llama-2-13b", "llama", 5120, 40, 40, 40, 13824, 32000, 13.02e9,
            _config("meta-llama/Llama-2-13b-hf", _CARD)),
+    _gated("llama-3.3-70b", "llama", 8192, 80, 64, 8, 28672, 128256, 141_107_412_992 / 2,
+           _config("meta-llama/Llama-3.3-70B-Instruct", _INDEX)),
     _gated("mistral-7b", "mistral", 4096, 32, 32, 8, 14336, 32768, 14_496_047_104 / 2,
            _config("mistralai/Mistral-7B-v0.3", _INDEX)),
     _gated("qwen2.5-0.5b", "qwen2", 896, 24, 14, 2, 4864, 151936, 494_032_768,
@@ -167,9 +118,54 @@ MODELS = (
            _config("Qwen/Qwen2.5-32B", _INDEX)),
     _gated("qwen2.5-72b", "qwen2", 8192, 80, 64, 8, 29568, 152064, 145_412_407_296 / 2,
            _config("Qwen/Qwen2.5-72B", _INDEX)),
+    _gated("qwen3-0.6b", "qwen3", 1024, 28, 16, 8, 3072, 151936, 0.44e9 + 151936 * 1024,
+           _config("Qwen/Qwen3-0.6B", "0.44 billion without embeddings in its model card, and those"),
+           tied=True, head_width=128),
+    _gated("qwen3-1.7b", "qwen3", 2048, 28, 16, 8, 6144, 151936, 1.72e9,
+           _config("Qwen/Qwen3-1.7B", "1.7 billion in its model card, 1.72 by its tensors"),
+           tied=True, head_width=128),
+    _gated("qwen3-4b", "qwen3", 2560, 36, 32, 8, 9728, 151936, 8_044_936_192 / 2,
+           _config("Qwen/Qwen3-4B", _INDEX), tied=True, head_width=128),
+    _gated("qwen3-8b", "qwen3", 4096, 36, 32, 8, 12288, 151936, 16_381_470_720 / 2,
+           _config("Qwen/Qwen3-8B", _INDEX), head_width=128),
+    _gated("qwen3-14b", "qwen3", 5120, 40, 40, 8, 17408, 151936, 29_536_614_400 / 2,
+           _config("Qwen/Qwen3-14B", _INDEX), head_width=128),
+    _gated("qwen3-32b", "qwen3", 5120, 64, 64, 8, 25600, 151936, 65_524_246_528 / 2,
+           _config("Qwen/Qwen3-32B", _INDEX), head_width=128),
+    _mixture("qwen3-30b-a3b", "qwen3_moe", 2048, 48, 32, 4, Experts(128, 8, 768), 151936, 61_064_245_248 / 2,
+             _config("Qwen/Qwen3-30B-A3B", _INDEX), head_width=128),
+    _windowed(_gated("gemma-3-1b", "gemma3_text", 1152, 26, 4, 1, 6912, 262144, 1.0e9,
+                     _config("google/gemma-3-1b-pt", _GEMMA), tied=True, head_width=256), 512),
+    _windowed(_gated("gemma-3-4b", "gemma3_text", 2560, 34, 8, 4, 10240, 262208, 3.884e9,
+                     _config("google/gemma-3-4b-pt", _GEMMA), tied=True, head_width=256), 1024),
+    _windowed(_gated("gemma-3-12b", "gemma3_text", 3840, 48, 16, 8, 15360, 262208, 11.771e9,
+                     _config("google/gemma-3-12b-pt", _GEMMA), tied=True, head_width=256), 1024),
+    _windowed(_gated("gemma-3-27b", "gemma3_text", 5376, 62, 32, 16, 21504, 262208, 27.016e9,
+                     _config("google/gemma-3-27b-pt", _GEMMA), tied=True, head_width=128), 1024),
+    _gated("phi-4", "phi3", 5120, 40, 40, 10, 17920, 100352, 29_319_014_400 / 2,
+           _config("microsoft/phi-4", _INDEX)),
+    _windowed(_mixture("gpt-oss-20b", "gpt_oss", 2880, 24, 64, 8, Experts(32, 4, 2880, biases=True), 201088, 20.91e9,
+                       _config("openai/gpt-oss-20b", _OSS), head_width=64), 128),
+    _windowed(_mixture("gpt-oss-120b", "gpt_oss", 2880, 36, 64, 8, Experts(128, 4, 2880, biases=True), 201088, 116.83e9,
+                       _config("openai/gpt-oss-120b", _OSS), head_width=64), 128),
+    _mixture("mixtral-8x7b", "mixtral", 4096, 32, 32, 8, Experts(8, 2, 14336), 32000, 93_405_585_408 / 2,
+             _config("mistralai/Mixtral-8x7B-v0.1", _INDEX)),
+    _plain("bloom-7b", "bloom", 4096, 30, 32, 250880, 0, 7_069_016_064,
+           _config("bigscience/bloom-7b1", _CARD)),
+    replace(_plain("falcon-7b", "falcon", 4544, 32, 71, 65024, 0, 14_434_379_520 / 2 - 65024 * 4544,
+                   _config("tiiuae/falcon-7b", _INDEX + ", without the second copy of the embedding in it")),
+            kv_heads=1),
+    _gated("falcon3-10b", "llama", 3072, 40, 12, 4, 23040, 131072, 10.3e9,
+           _config("tiiuae/Falcon3-10B-Base", _CARD), head_width=256),
+    replace(_plain("falcon-11b", "falcon", 4096, 60, 32, 65024, 0, 11.1e9,
+                   _config("tiiuae/falcon-11B", _CARD)),
+            kv_heads=8, tied=False),
     _plain("gpt2", "gpt2", 768, 12, 12, 50257, 1024, 124_439_808, _config("openai-community/gpt2", "its tensors")),
     _plain("gpt2-large", "gpt2", 1280, 36, 20, 50257, 1024, 774_030_080,
            _config("openai-community/gpt2-large", "its tensors")),
+    _plain("gpt-1.7b", "gpt2", 2560, 20, 32, 50257, 1024, 1.7e9, _NAMED.format("1.7B")),
+    _plain("gpt-4b", "gpt2", 2560, 49, 32, 50257, 1024, 4.0e9, _NAMED.format("4.0B")),
+    _plain("gpt-5.9b", "gpt2", 2560, 73, 32, 50257, 1024, 5.9e9, _NAMED.format("5.9B")),
     _plain("gpt-30b", "gpt2", 7168, 48, 56, 51200, 2048, 30e9, _SNAKE),
     _plain("gpt-65b", "gpt2", 8192, 80, 64, 51200, 2048, 65e9, _SNAKE),
     _plain("gpt-175b", "gpt2", 12288, 96, 96, 50257, 2048, 175e9, _GPT3),

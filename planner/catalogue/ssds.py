@@ -70,6 +70,12 @@ _P5800X = "Intel Optane SSD P5800X product brief"
 _P4510 = "Intel SSD DC P4510 product brief"
 _TLC_SUSTAINED = assumed(1.5e9, "bytes/s", _TLC)
 
+_T705 = "Crucial T705 product flyer"
+_9100 = "Samsung 9100 PRO data sheet; endurance by TechPowerUp's review (techpowerup.com/review/samsung-9100-pro-2-tb)"
+_9550 = "Micron 9550 product brief (14 and 10 GB/s by storagereview.com/review/micron-9550-max-review)"
+_9550_MAX = "Micron 9550 MAX (storagereview.com/review/micron-9550-max-review), random writes"
+_CM7 = "KIOXIA CM7-R product brief (1.92 TB by eepw.com.cn article 334981); a write of the drive a day for five years"
+
 SSDS = (
     Ssd(
         "samsung-980-pro",
@@ -99,6 +105,47 @@ SSDS = (
         (
             _size(2, 7.0, 6.5, 1200, _P44, _P44_SUSTAINED, recalled=True),
             _size(1, 7.0, 6.5, 750, _P44, _P44_SUSTAINED, recalled=True),
+        ),
+    ),
+    Ssd(
+        "crucial-t705",
+        (
+            _size(2, 14.5, 12.7, 1200, _T705, _TLC_SUSTAINED, recalled=True),
+            _size(1, 13.6, 10.2, 600, _T705, _TLC_SUSTAINED, recalled=True),
+            _size(4, 14.1, 12.6, 2400, _T705, _TLC_SUSTAINED, recalled=True),
+        ),
+    ),
+    Ssd(
+        "samsung-9100-pro",
+        (
+            _size(2, 14.7, 13.4, 1200, _9100, _TLC_SUSTAINED, recalled=True),
+            _size(1, 14.7, 13.3, 600, _9100, _TLC_SUSTAINED, recalled=True),
+            _size(4, 14.8, 13.4, 2400, _9100, _TLC_SUSTAINED, recalled=True),
+            _size(8, 14.8, 13.4, 4800, _9100, _TLC_SUSTAINED, recalled=True),
+        ),
+    ),
+    Ssd(
+        "micron-9550-pro",
+        (
+            _size(7.68, 14.0, 10.0, 14016, _9550 + "; 1 write of the drive a day for five years"),
+            _size(3.84, 14.0, 10.0, 7008, _9550 + "; 1 write of the drive a day for five years"),
+            _size(15.36, 14.0, 10.0, 28032, _9550 + "; 1 write of the drive a day for five years"),
+        ),
+    ),
+    Ssd(
+        "micron-9550-max",
+        (
+            _size(6.4, 14.0, 10.0, 35040, _9550_MAX),
+            _size(3.2, 14.0, 10.0, 17520, _9550_MAX),
+            _size(12.8, 14.0, 10.0, 70080, _9550_MAX),
+        ),
+    ),
+    Ssd(
+        "kioxia-cm7-r",
+        (
+            _size(7.68, 14.0, 6.75, 14016, _CM7, recalled=True),
+            _size(3.84, 14.0, 6.75, 7008, _CM7, recalled=True),
+            _size(1.92, 14.0, 3.5, 3504, _CM7),
         ),
     ),
     Ssd(

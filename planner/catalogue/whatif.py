@@ -4,9 +4,8 @@ Owns the formulas that turn data sheets and shapes into what the profiler would 
 each), and the note that every figure is an estimate. It decides nothing, and it never touches a drive or a device.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from textwrap import wrap
 
@@ -38,7 +37,6 @@ from ssdplan.plans.units import parse_bytes
 from . import (
     ATTENTION_TOKENS,
     COMPUTE_EFFICIENCY,
-    CPUS,
     FRAGMENTATION,
     GPUS,
     IN_DRAM,
@@ -58,12 +56,10 @@ from . import (
     nearest,
 )
 from .costs import Compute, Costs
-from .models import Tensor
+from .parts import NO_GPU, memory_of, processor
 from .ranks import ONE_RANK, Ranks, network, network_figures, networks_of
+from .shapes import Tensor, fingerprint, remarks_of
 
-NO_GPU = "none"
-WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
-"""The processors that stand beside a GPU, and alone, when none is named."""
 MOST_TOKENS = 1 << 26
 """Of a micro-batch; more than any device holds."""
 TEXT_COLUMNS = 100
@@ -73,7 +69,8 @@ TEXT_COLUMNS = 100
 class WhatIf:
     """A machine and a model by their names in the catalogue."""
 
-    model: str
+    model: str | Shape
+    """A name, or what `configs.py` made of a config.json."""
     gpu: str
     """A GPU, or `none`: an emulated device in DRAM."""
     ssds: Sequence[str]
@@ -94,10 +91,15 @@ class WhatIf:
     figures: Mapping[str, float] = field(default_factory=dict)
     """Name of a figure (`gpu.flops`) -> the value to take instead."""
 
+    @property
+    def shape(self) -> Shape:
+        """The model's. Raises UsageError for a name that the catalogue lacks."""
+        return self.model if isinstance(self.model, Shape) else find("model", self.model, MODELS)
+
 
 def estimate(what_if: WhatIf) -> Profile:
     """The profile of a what-if. Raises UsageError for names that the catalogue lacks and sizes that cannot be."""
-    shape = find("model", what_if.model, MODELS)
+    shape = what_if.shape
     _check(what_if, shape)
     drives = [drive for text in what_if.ssds for drive in _drives(text)]
     if len(drives) > CYCLE:
@@ -126,7 +128,7 @@ def estimate(what_if: WhatIf) -> Profile:
 def costs_of(what_if: WhatIf, rows: int) -> Costs:
     """What a micro-batch of so many rows takes of a what-if's device, its logits made all at once. Raises UsageError as
     `estimate` does."""
-    shape, figures = find("model", what_if.model, MODELS), _figures(what_if)
+    shape, figures = what_if.shape, _figures(what_if)
     return Costs(
         shape, what_if.precision, rows, what_if.sequence_length, _compute(figures), None, _workspace_margin(figures)
     )
@@ -221,7 +223,7 @@ def _drives(text: str) -> list[_Drive]:
 def _figures(what_if: WhatIf) -> dict[str, Figure]:
     """Every figure that is not a drive's, by the name under which it can be given."""
     ordinary = what_if.precision == "fp32"
-    cpu = find("processor", what_if.cpu or (LAPTOP_CPU if what_if.gpu.lower() == NO_GPU else WORKSTATION_CPU), CPUS)
+    cpu = processor(what_if.gpu, what_if.cpu)
     figures = {
         "cpu.cores": cpu.cores,
         "cpu.memory-bandwidth": cpu.memory_bandwidth,
@@ -235,7 +237,7 @@ def _figures(what_if: WhatIf) -> dict[str, Figure]:
     else:
         gpu = find(f"GPU (or {NO_GPU})", what_if.gpu, GPUS)
         figures |= {
-            "gpu.memory": gpu.memory,
+            "gpu.memory": memory_of(gpu, what_if.precision, what_if.host_memory_bytes, what_if.several),
             "gpu.reserve": RESERVE,
             "gpu.fragmentation": FRAGMENTATION,
             "gpu.flops": gpu.products_fp32 if ordinary else gpu.products,
@@ -281,7 +283,8 @@ _OF_DRIVES = ("ssd.read", "ssd.write", "ssd.capacity", "ssd.endurance")
 
 def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> Machine:
     emulated = what_if.gpu.lower() == NO_GPU
-    cpu = (what_if.cpu or (LAPTOP_CPU if emulated else WORKSTATION_CPU)).lower()
+    cpu = processor(what_if.gpu, what_if.cpu).name
+    gpu = NO_GPU if emulated else find("GPU", what_if.gpu, GPUS).name
     each = what_if.several.each
     cores = max(round(figures["cpu.cores"].value / each), 1)
     memory = (
@@ -291,10 +294,10 @@ def _machine(what_if: WhatIf, drives: Sequence[_Drive], figures: Mapping[str, Fi
     copy = ELEMENT_BYTES[what_if.precision]
     passing = moved if emulated else figures["gpu.memory-bandwidth"].value
     return Machine(
-        name=what_if.several.name(cpu if emulated else f"{what_if.gpu.lower()}, {cpu}"),
+        name=what_if.several.name(cpu if emulated else f"{gpu}, {cpu}"),
         cores=cores,
         device="cpu" if emulated else "cuda",
-        device_name="emulated device in DRAM" if emulated else what_if.gpu.lower(),
+        device_name="emulated device in DRAM" if emulated else gpu,
         host_memory_bytes=what_if.host_memory_bytes * (2 if emulated else 1),
         host_available_bytes=what_if.host_memory_bytes * (2 if emulated else 1),
         device_memory_bytes=memory,
@@ -405,7 +408,7 @@ def estimate_model(
     return Model(
         name=shape.name,
         architecture=shape.architecture,
-        fingerprint=_fingerprint(shape),
+        fingerprint=fingerprint(shape),
         parameters=shape.parameters,
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
@@ -441,17 +444,13 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _fingerprint(shape: Shape) -> str:
-    """Of the shape, and no model's: so no run takes the plan of a what-if for one of its own."""
-    return hashlib.sha256(f"catalogue {sorted(asdict(shape).items())}".encode()).hexdigest()
-
-
 # What a reader should know.
 
 
 def _notes(what_if: WhatIf, shape: Shape, drives: Sequence[_Drive], figures: Mapping[str, Figure]) -> list[str]:
     lines = ["nothing was measured: every figure is an estimate from the catalogue (docs/catalogue.md)"]
     lines.append(f"model {shape.name}: {shape.source}")
+    lines += [f"model {shape.name}: {remark}" for remark in remarks_of(shape)]
     lines += [_line(name, figure) for name, figure in figures.items()]
     for drive in dict.fromkeys(drives):
         size = drive.size

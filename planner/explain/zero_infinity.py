@@ -85,7 +85,7 @@ def tensors_of_shape(shape: Shape, element_bytes: int = 2) -> Tensors:
         blocks=shape.blocks,
         element_bytes=element_bytes,
         ends=(shape.vocab * shape.hidden,) * 2,
-        block=tuple(prod(tensor) for tensor in shape.block() if len(tensor) == 2),
+        block=tuple(prod(tensor) for tensor in shape.block() if len(tensor) > 1),
     )
 
 

@@ -22,7 +22,8 @@ from ssdplan.executor.model.weights import Weights
 from ssdplan.planner.catalogue import GPUS, find
 from ssdplan.planner.catalogue.choices import Choice
 from ssdplan.planner.catalogue.costs import Compute
-from ssdplan.planner.catalogue.models import MODELS, Shape
+from ssdplan.planner.catalogue.models import MODELS
+from ssdplan.planner.catalogue.shapes import Shape
 from ssdplan.planner.catalogue.whatif import WhatIf, costs_of, estimate, estimate_model, parse_figure
 from ssdplan.planner.request import SolveRequest
 from ssdplan.planner.solve import solve

@@ -1,0 +1,44 @@
+"""Parts: which of the catalogue's go together in a what-if, and what a GPU has for a plan.
+
+Owns the processor that stands beside a GPU, or alone, and memory that a GPU shares with host.
+"""
+
+from ssdplan.plans.documents.state_layout import Precision
+from ssdplan.plans.errors import UsageError
+from ssdplan.plans.units import format_bytes
+
+from .cpus import CPUS, Cpu
+from .figure import Figure
+from .gpus import GPUS, RESERVE, Gpu
+from .names import find
+from .ranks import Ranks
+
+NO_GPU = "none"
+WORKSTATION_CPU, LAPTOP_CPU = "ryzen-9-7950x", "ryzen-7-7840u"
+"""The processors that stand beside a GPU, and alone, when none is named."""
+
+
+def processor(gpu: str, cpu: str | None) -> Cpu:
+    """The one that is named, else the GPU's own, else what stands beside a GPU or alone. Raises UsageError."""
+    if gpu.lower() == NO_GPU:
+        return find("processor", cpu or LAPTOP_CPU, CPUS)
+    own = find(f"GPU (or {NO_GPU})", gpu, GPUS).cpu
+    return find("processor", cpu or own or WORKSTATION_CPU, CPUS)
+
+
+def memory_of(gpu: Gpu, precision: Precision, host_memory_bytes: int, several: Ranks) -> Figure:
+    """Bytes of a GPU's memory; of one that it shares, what host leaves of it. Raises UsageError where nothing is left,
+    and for a precision that the GPU does not multiply in."""
+    if precision == "bf16" and not gpu.bf16:
+        raise UsageError(f"--gpu {gpu.name}: it has no fast products in bf16; take --precision fp16")
+    if not gpu.unified:
+        return gpu.memory
+    if several.each > 1:
+        raise UsageError(f"--gpu {gpu.name}: there is one to a machine; name machines with --nodes")
+    left = gpu.memory.value - host_memory_bytes
+    if left <= RESERVE.value:
+        asked, there = format_bytes(host_memory_bytes), format_bytes(int(gpu.memory.value))
+        raise UsageError(
+            f"--host-memory {asked}: {gpu.name} shares {there} with host, so nothing is left for it; ask for less"
+        )
+    return Figure(left, gpu.memory.unit, f"what --host-memory leaves: {gpu.memory.source}", gpu.memory.assumed)

@@ -1,0 +1,310 @@
+"""Shapes of configurations: the tensors of transformers' own model of each family, and what is refused of a file."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+
+from ssdplan import cli
+from ssdplan.planner.catalogue.configs import MOST_BYTES, is_path, shape_of_path
+from ssdplan.planner.catalogue.families import FAMILIES
+from ssdplan.planner.catalogue.shapes import Shape, remarks_of
+from ssdplan.plans.documents.plan import Plan
+from ssdplan.plans.errors import UsageError
+
+IN_IMAGES = {
+    "gemma3": "gemma3_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+}
+"""Models for images: the type of the text model in them. Those that are no causal models alone are tried there."""
+ALONE = [kind for kind in FAMILIES if kind not in IN_IMAGES.values() or kind == "gemma3_text"]
+NUMBERS: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "intermediate_size": 80,
+    "max_position_embeddings": 64,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT = {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 64, "vocab_size": 320}
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": GPT,
+    "gpt_bigcode": GPT,
+    "gptj": GPT | {"rotary_dim": 4},
+    "codegen": GPT | {"rotary_dim": 4, "n_head": 4},
+    "mpt": {"d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 64, "vocab_size": 320},
+    "gpt_neo": {
+        "hidden_size": 48,
+        "num_layers": 2,
+        "num_heads": 6,
+        "max_position_embeddings": 64,
+        "vocab_size": 320,
+        "attention_types": [[["global", "local"], 1]],
+    },
+    "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 6, "vocab_size": 320},
+    "opt": {k: v for k, v in NUMBERS.items() if "intermediate" not in k and "expert" not in k}
+    | {"ffn_dim": 80, "word_embed_proj_dim": 48},
+}
+OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "llama": ({"num_key_value_heads": None},),
+    "cohere": ({"use_qk_norm": True},),
+    "gpt_bigcode": ({"multi_query": False},),
+    "gpt2": ({"n_inner": 100},),
+    "falcon": (
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        {"parallel_attn": False, "multi_query": False, "bias": True},
+        {"ffn_hidden_size": 100},
+    ),
+    "phimoe": ({"lm_head_bias": True},),
+}
+"""Besides what every family is tried with."""
+CASES = [
+    *((kind, {}) for kind in ALONE),
+    *((kind, {"tie_word_embeddings": not FAMILIES[kind].tied}) for kind in ALONE),
+    *((kind, {key: value}) for kind in ALONE for key in FAMILIES[kind].switches for value in (True, False)),
+    *((kind, {"head_dim": 16}) for kind in ALONE if FAMILIES[kind].own_head_width and kind != "helium"),
+    *((kind, fields) for kind, several in OTHERS.items() for fields in several),
+]
+
+
+def configuration(kind: str, fields: dict[str, Any]) -> PretrainedConfig:
+    sizes = SIZES.get(kind) or {key: value for key, value in NUMBERS.items() if key in _declared(kind)}
+    own = {"head_dim": 8} if kind in ("ministral", "helium") else {}  # these classes work with no other
+    return CONFIG_MAPPING[kind](**{**sizes, **own, **fields})
+
+
+def _declared(kind: str) -> set[str]:
+    """Names of the fields that a class knows, under its own names or the usual ones."""
+    own = CONFIG_MAPPING[kind]()
+    return {key for key in NUMBERS if hasattr(own, key)}
+
+
+def meta(config: PretrainedConfig) -> torch.nn.Module:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def tensors(model: torch.nn.Module) -> tuple[Counter[tuple[int, ...]], list[Counter[tuple[int, ...]]]]:
+    """Sizes of the parameters of both ends, and of each block; a matrix is the same either way round."""
+    ends: Counter[tuple[int, ...]] = Counter()
+    blocks: dict[int, Counter[tuple[int, ...]]] = {}
+    for name, parameter in model.named_parameters():
+        numbers = [int(part) for part in name.split(".") if part.isdecimal()]
+        where = blocks.setdefault(numbers[0], Counter()) if numbers else ends
+        where[tuple(sorted(parameter.shape))] += 1
+    return ends, [blocks[index] for index in sorted(blocks)]
+
+
+def counted(shape: Shape, part: Callable[[], tuple[tuple[int, ...], ...]]) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(sorted(tensor)) for tensor in part())
+
+
+@pytest.mark.parametrize(("kind", "fields"), CASES, ids=lambda value: value if isinstance(value, str) else str(value))
+def test_a_shape_has_the_tensors_of_transformers_own_model(kind: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    config = configuration(kind, fields)
+    config.save_pretrained(tmp_path / "Tiny model")
+    shape = shape_of_path(tmp_path / "Tiny model")
+    model = meta(config)
+    ends, blocks = tensors(model)
+    assert shape.name == "tiny_model"
+    assert shape.architecture == type(model).__name__
+    assert blocks == [counted(shape, shape.block)] * shape.blocks
+    assert ends == counted(shape, lambda: (*shape.embedding(), *shape.shared(), *shape.head()))
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (shape.hidden, shape.vocab) == (48, 320)
+
+
+@pytest.mark.parametrize("kind", IN_IMAGES)
+def test_of_a_model_for_images_the_text_model_counts(kind: str, tmp_path: Path) -> None:
+    config = CONFIG_MAPPING[kind]()
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        setattr(config.text_config, key, NUMBERS[key])
+    config.text_config.layer_types = ["full_attention"] * 2
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    shape = shape_of_path(tmp_path / "config.json")
+    assert shape.family == IN_IMAGES[kind]
+    images = ("model.visual", "model.vision_tower", "model.multi_modal_projector")
+    of_text = sum(p.numel() for name, p in model.named_parameters() if not name.startswith(images))
+    assert shape.parameters == of_text
+    assert any("text model alone" in remark for remark in shape.remarks)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALONE if kind not in ("ministral", "nemotron")])
+def test_what_a_file_leaves_out_is_as_transformers_class_has_it(kind: str, tmp_path: Path) -> None:
+    """Nothing but what each file has: sizes that no class could know. Two classes do not work with their defaults."""
+    config = configuration(kind, {})
+    known = config.to_dict()
+    sizes = {
+        key: known[key] for key in known if key in {*NUMBERS, *GPT, *SIZES["mpt"], *SIZES["gpt_neo"], *SIZES["opt"]}
+    }
+    for left_out in ("num_key_value_heads", "head_dim"):
+        sizes.pop(left_out, None)
+    sizes |= {
+        "num_attention_heads": 32,
+        "num_heads": 32,
+        "n_head": 32,
+        "n_heads": 32,
+        "hidden_size": 640,
+        "n_embd": 640,
+    }
+    sizes |= {"d_model": 640, "word_embed_proj_dim": 640}
+    if kind in ("helium", "glm", "glm4"):
+        sizes |= {"num_attention_heads": 20, "hidden_size": 2560}
+    sizes = {key: value for key, value in sizes.items() if key in known or key in CONFIG_MAPPING[kind].attribute_map}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": kind, **sizes}))
+    theirs = meta(CONFIG_MAPPING[kind](**sizes))
+    assert shape_of_path(file).parameters == sum(parameter.numel() for parameter in theirs.parameters())
+
+
+QWEN = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 320,
+}
+MIXTURE = QWEN | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' has no formula here .*ssdplan profile DIR"),
+        ({"model_type": None}, "has no model_type"),
+        ({"model_type": ["qwen3"]}, "has no model_type"),
+        ({"hidden_size": None}, "qwen3: has no hidden_size or n_embd"),
+        ({"hidden_size": "64"}, 'hidden_size is "64", no whole number from 1 to 1,048,576'),
+        ({"hidden_size": True}, "hidden_size is true"),
+        ({"hidden_size": 64.0}, "hidden_size is 64.0"),
+        ({"hidden_size": [64]}, "hidden_size is list"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"hidden_size": 10**400}, "hidden_size is 1000.*[.][.][.], no whole number"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, no whole number from 1 to 2,048"),
+        ({"n_layer": 3}, "num_hidden_layers and n_layer contradict each other"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3 heads of keys evenly"),
+        ({"head_dim": None, "hidden_size": 66}, "66 is no multiple of num_attention_heads 4"),
+        ({"attention_bias": "yes"}, 'attention_bias is "yes", neither true nor false'),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, neither"),
+        ({"model_type": "x\x1b[31m" + "y" * 100}, r"model_type 'x\\x1b"),
+        (MIXTURE | {"mlp_only_layers": [0]}, "mlp_only_layers is list: its blocks differ"),
+        (MIXTURE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2: its blocks differ"),
+        (MIXTURE | {"num_experts_per_tok": 9}, "a token goes through 9 of 8 experts"),
+        (
+            {"model_type": "opt", "max_position_embeddings": 64, "do_layer_norm_before": False},
+            "do_layer_norm_before is",
+        ),
+        ({"model_type": "opt", "max_position_embeddings": 64, "word_embed_proj_dim": 32}, "embeddings are projected"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_what_is_not_understood_is_refused_with_the_way_out(fields: dict[str, Any], says: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(QWEN | fields))
+    with pytest.raises(UsageError, match=says) as refused:
+        shape_of_path(file)
+    assert "\x1b" not in str(refused.value) and len(str(refused.value)) < 1500
+    assert "ssdplan profile DIR" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "no config.json: Expecting value"),
+        (b"[1]", "not an object"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "digits"),
+        (b'{"a": 1, "a": 2}', "'a' is there twice"),
+        (b'{"schema": "ssdplan.profile/1"}', "is a document of ssdplan, not a config.json; give solve a profile alone"),
+        (b" " * (MOST_BYTES + 1), "config.json"),
+    ],
+    ids=range(9),
+)
+def test_a_hostile_file_is_refused(data: bytes, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match=says):
+        shape_of_path(file)
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no config.json in it.* name a model of the catalogue"):
+        shape_of_path(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds an adapter: merge that"):
+        shape_of_path(tmp_path)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(UsageError, match="is a directory"):
+        shape_of_path(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "config.json.json"])
+def test_what_is_plainly_a_path_is_no_name(name: str) -> None:
+    assert is_path(name)
+    with pytest.raises(UsageError, match="cannot read it: No such file"):
+        shape_of_path(Path(name))
+    assert not is_path("meta-llama/Llama-3.1-8B") and not is_path("x" * 10_000) and not is_path("a\0b")
+
+
+def test_a_mixture_streams_all_experts_and_computes_with_the_active_ones(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MIXTURE))
+    shape = shape_of_path(file)
+    attention = 64 * (64 + 2 * 32 + 64)
+    assert shape.multiplied() == attention + 8 * 64 + 2 * 3 * 64 * 32, "queries to output, router, two experts"
+    assert shape.parameters - shape.active_parameters == 2 * 6 * 3 * 64 * 32, "two blocks, six idle experts"
+    assert shape.intermediate == 2 * 32
+    assert any("all 8 experts of a block stream" in remark for remark in remarks_of(shape))
+
+
+def test_what_the_formulas_leave_out_is_remarked(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(QWEN | {"sliding_window": 4096, "quantization_config": {"quant_method": "mxfp4"}}))
+    window, quantised, norms = remarks_of(shape_of_path(file))
+    assert "see 4,096 tokens back" in window and "quantised" in quantised and "norms" in norms
+    file.write_text(json.dumps(QWEN | {"sliding_window": 4096, "use_sliding_window": False}))
+    assert len(remarks_of(shape_of_path(file))) == 1
+
+
+def test_solve_plans_for_a_directory_without_weights(tmp_path: Path) -> None:
+    file = tmp_path / "My Model" / "config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(MIXTURE))
+    command = "--gpu rtx-4090 --ssd samsung-990-pro --host-memory 1GiB --micro-batches 1 --micro-batch-sizes 1 --json"
+    for path in (file.parent, file):
+        answer = CliRunner().invoke(cli.make_command_line(), ["solve", "--model", str(path), *command.split()])
+        assert answer.exit_code == 0, answer.output
+        plan = Plan.model_validate_json(answer.stdout)
+        assert plan.model.name == "my_model" and plan.model.architecture == "Qwen3MoeForCausalLM"
+        assert plan.model.parameters == shape_of_path(path).parameters
+    answer = CliRunner().invoke(cli.make_command_line(), ["solve", "--model", str(tmp_path), *command.split()])
+    assert answer.exit_code == UsageError.exit_code and "no config.json in it" in answer.stderr

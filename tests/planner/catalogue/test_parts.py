@@ -1,0 +1,59 @@
+"""Parts that go together: processors of a GPU's own, memory that it shares with host, and precisions that it lacks."""
+
+import re
+from typing import Any
+
+import pytest
+
+from ssdplan.planner.catalogue import CPUS, GPUS, find
+from ssdplan.planner.catalogue.ranks import Ranks
+from ssdplan.planner.catalogue.whatif import WhatIf, estimate
+from ssdplan.planner.request import SolveRequest, budget_of
+from ssdplan.plans.documents.profile import Profile
+from ssdplan.plans.errors import UsageError
+
+GIB = 1 << 30
+
+
+def profile(**fields: Any) -> Profile:
+    return estimate(
+        WhatIf(
+            **{"model": "smollm2-135m", "gpu": "rtx-4090", "ssds": ["990 pro"], "host_memory_bytes": 48 * GIB} | fields
+        )
+    )
+
+
+@pytest.mark.parametrize("gpu", ["gb10", "Strix Halo"])
+def test_a_gpu_that_shares_memory_has_what_host_leaves(gpu: str) -> None:
+    card = find("GPU", gpu, GPUS)
+    machine = profile(gpu=gpu).machine
+    assert machine.device_memory_bytes == pytest.approx(card.memory.value - 48 * GIB - GIB, abs=1)
+    assert (machine.device_name, machine.name) == (card.name, f"{card.name}, {card.cpu}")
+    assert machine.cores == find("processor", card.cpu, CPUS).cores.value
+    with pytest.raises(UsageError, match=r"--host-memory 11[01].* GiB: .* nothing is left for it"):
+        profile(gpu=gpu, host_memory_bytes=int(card.memory.value) - GIB // 2)
+    with pytest.raises(UsageError, match="one to a machine; name machines with --nodes"):
+        profile(gpu=gpu, several=Ranks(2, 1))
+
+
+def test_a_processor_that_is_named_stands_beside_any_gpu() -> None:
+    assert profile(gpu="gh200").machine.name == "gh200, grace"
+    assert profile(gpu="gh200", cpu="EPYC 9965").machine.name == "gh200, epyc-9965"
+    assert profile(gpu="none").machine.name == "ryzen-7-7840u"
+    assert profile(gpu="RTX 4090").machine.name == "rtx-4090, ryzen-9-7950x"
+
+
+def test_a_gpu_without_bf16_wants_another_precision() -> None:
+    with pytest.raises(UsageError, match="v100-32gb: it has no fast products in bf16; take --precision fp16"):
+        profile(gpu="V100")
+    assert profile(gpu="V100", precision="fp16").machine.device_name == "v100-32gb"
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS])
+def test_no_budget_is_more_than_the_card_has(gpu: str) -> None:
+    machine = profile(gpu=gpu, precision="fp16").machine
+    most = machine.device_memory_bytes
+    assert most <= find("GPU", gpu, GPUS).memory.value - GIB
+    assert budget_of(machine, SolveRequest(host_memory_bytes=GIB, device_memory_bytes=most)).device == most
+    with pytest.raises(UsageError, match=f"device memory of .*: {re.escape(gpu)} has .* for a plan; ask for less"):
+        budget_of(machine, SolveRequest(host_memory_bytes=GIB, device_memory_bytes=most + GIB))
