@@ -36,7 +36,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/
 # The parts as the package that they install as, for mypy.
 .typing/ssdplan/.stamp: Makefile
 	mkdir -p .typing/ssdplan
-	ln -sfn $(PARTS:%=../../%) ../../cli.py .typing/ssdplan/
+	ln -sfn $(PARTS:%=../../%) ../../cli.py ../../api.py .typing/ssdplan/
 	printf '__version__: str = ""\n' > .typing/ssdplan/__init__.py
 	touch $@
 

@@ -103,7 +103,7 @@ def as_told(command: Command, values: Mapping[str, Any]) -> dict[str, OptionValu
             return ",".join(f"{key}={share!r}" for key, share in value.items())
         if types[name] is FIGURE:
             return "{}={!r}".format(*value)
-        return f"{value}B" if types[name] in (SIZE, SIZE_OR_ZERO) else value
+        return f"{value}B" if types[name] in (SIZE, SIZE_OR_ZERO) and isinstance(value, int) else value
 
     return as_kept({name: written(name, value) for name, value in values.items()}, ())
 

@@ -4,10 +4,10 @@ import contextlib
 import io
 import os
 import textwrap
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ssdplan.executor.ranks.place import (
     Place,
@@ -39,7 +39,18 @@ def command() -> Command:
     return Command(Options, call, [plan_argument()], sections(), exclusive=EXCLUSIVE, tells_given=True)
 
 
-def call(options: Options) -> int:
+@dataclass(frozen=True)
+class Listener:
+    """Who runs it from Python, in the place of a terminal."""
+
+    stream: TextIO
+    """Gets what a terminal would show of progress; of results nothing is printed."""
+    length: Callable[[int], None]
+    step: Callable[["StepMetrics"], bool | None]
+    """Both as `executor/recipe.py` has them of a `Watch`."""
+
+
+def call(options: Options, listener: Listener | None = None) -> int:
     of.require_engine()
     said = _said(options)
     options = _with(options, said)
@@ -56,7 +67,7 @@ def call(options: Options) -> int:
         if options.adopt:
             raise UsageError("--adopt: there is nothing to go on with; give --resume RUN")
         with once(place):
-            return _run(options, None, said, said, place)
+            return _run(options, None, said, said, place, listener=listener)
     if options.out is not None and options.out.absolute() != options.resume.absolute():
         raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
@@ -74,7 +85,7 @@ def call(options: Options) -> int:
         said = over(now, _started(kept, now), command())
         if lacking := _lacking(said, "--data", _LENGTH):
             raise UsageError(f"{kept.directory.path / 'run.json'}: it does not say {', '.join(lacking)}; give it again")
-        return _run(_with(options, said), kept, said, now, place, joined_ranks)
+        return _run(_with(options, said), kept, said, now, place, joined_ranks, listener)
 
 
 _LENGTH = "--steps or --epochs"
@@ -141,6 +152,7 @@ def _run(
     now: Collection[str],
     place: Place | None,
     ranks: "Ranks | None" = None,
+    listener: Listener | None = None,
 ) -> int:
     """`said`: the names of options that were given, now or when the run began; `now`: those that were given now.
     `place`: of one of several ranks; `ranks`: all of them, of a run that goes on."""
@@ -205,7 +217,8 @@ def _run(
     from .configuration import configuration
 
     options = replace(options, model=str(model.absolute()))
-    line = ProgressLine("run", io.StringIO() if rank else None)  # rank 0 speaks for all
+    stream = io.StringIO() if rank else listener.stream if listener else None  # rank 0 speaks for all
+    line = ProgressLine("run", stream)
     line.note(_in_full(options, options.plan or out / PLAN, said))
     decay = options.decay_steps
     if decay is None:
@@ -266,13 +279,15 @@ def _run(
     def length(number: int) -> None:
         nonlocal steps, pace
         steps, pace = number, Pace(number)
+        if listener:
+            listener.length(number)
 
     named = list(options.volume) or (list(map(Path, kept.directory.run.volumes)) if kept else [])
     places = named or [out]
     # Of other drives than those that were profiled no rating is known.
     rated = plan.machine if on_planned_drives(plan, places) else None
 
-    def step(metrics: "StepMetrics") -> None:
+    def step(metrics: "StepMetrics") -> bool | None:
         words = live_line(
             step=metrics.step,
             steps=steps,
@@ -285,6 +300,7 @@ def _run(
             machine=rated,
         )
         line.say(f"run: {words}", seldom=metrics.step < steps and pace.told > FIRST_STEPS)
+        return listener.step(metrics) if listener else None
 
     def evaluation(number: int, loss: float) -> None:
         line.note(f"held-out loss after {number} steps: {loss:.4f}")
@@ -328,7 +344,7 @@ def _run(
             )
     finally:
         line.done()
-    if rank:
+    if rank or listener:
         return 0
     report = out / "report.json"
     print(report.read_text(encoding="utf-8") if options.json else describe_report(report))

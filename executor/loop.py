@@ -64,6 +64,8 @@ class Loop:
     """Bytes of states that the run had written to ssd before this session."""
     _after_flush: bool = field(default=True, init=False)
     """Whether the step to come finishes no delayed updates, and so is no steady one."""
+    ended: bool = field(default=False, init=False)
+    """Whether who watches asked for the end, so that there are fewer steps than the recipe has."""
     _told_recomputed: bool = field(default=False, init=False)
     _cache: CacheReader = field(init=False)
     """Of the steps under `plan`."""
@@ -74,6 +76,11 @@ class Loop:
     @property
     def session(self) -> Session:
         return self.sessions.current
+
+    @property
+    def done(self) -> int:
+        """Steps of the whole run so far."""
+        return len(self.history.losses)
 
     def run(self) -> None:
         """All steps that are left, and a last evaluation and snapshot. Raises NumericalError for a loss or a gradient
@@ -86,13 +93,16 @@ class Loop:
                 self._evaluate(begun)
             for step in range(begun, recipe.steps):
                 better = self._step(step, only=recipe.steps == begun + 1)
-                if step + 1 < recipe.steps or self.keeper or self.stepping.resumable:
+                last = self.ended or step + 1 == recipe.steps
+                if not last or self.keeper or self.stepping.resumable:
                     self._between(step + 1)
-                if better and step + 1 < recipe.steps:
+                if last:
+                    break
+                if better:
                     self._move(better, step + 1)
             self.session.flush()
             if self.keeper or self.stepping.resumable:
-                self._evaluate(recipe.steps)
+                self._evaluate(self.done)
                 self.stepping.sync()
                 self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))
                 self._stop_if_asked()
@@ -107,7 +117,7 @@ class Loop:
                 raise StoppedWithSnapshot from None
             raise KeyboardInterrupt from None
         if self.keeper:
-            self.keeper.end(self.session, recipe.steps)
+            self.keeper.end(self.session, self.done)
 
     def _step(self, step: int, *, only: bool) -> Plan | None:
         """One step (from 0), and its metrics; `only`: there is no other. Returns a better plan, if there is one."""
@@ -121,9 +131,8 @@ class Loop:
         if session.pacer and not self._after_flush:
             require_pace(session.pacer, self.plan)
         seconds, self.timeline = time.perf_counter() - start, done.timeline
-        if step + 1 == self.recipe.steps and not (self.keeper or self.stepping.resumable):  # its states are but here
-            self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))
-            self.interruption.begin()
+        if step + 1 == self.recipe.steps:
+            self._keep_to_the_end()
         now_read, now_written = session.traffic()
         computed = sum(batch.input_ids.size for batch in batches)
         host, device = session.peak_bytes("host", self.plan), session.peak_bytes("device", self.plan)
@@ -158,9 +167,20 @@ class Loop:
         self.metrics_file.write(metrics)
         if self.keeper:
             self.keeper.scaling = self.stepping.scaling
-        self.watch.step(metrics)
+        if self.watch.step(metrics) is True and step + 1 < self.recipe.steps:
+            self.ended = True
+            self._keep_to_the_end()
+            if not self.measured:  # there is no later one
+                self.measured.append(metrics)
         self._tell_recomputed()
         return better
+
+    def _keep_to_the_end(self) -> None:
+        """After the last step of a run without snapshots, whose states are but here: from now on a signal lets it end
+        with its model."""
+        if not (self.keeper or self.stepping.resumable):
+            self.interruption.tell_from_now_on(lambda: self.watch.note(_ENDS_WITH_MODEL))
+            self.interruption.begin()
 
     def _tell_recomputed(self) -> None:
         """Say once that blocks recompute what the plan would have them save."""
@@ -223,7 +243,7 @@ class Loop:
         its model."""
         try:
             self._stop_if_asked()
-            self._evaluate(self.recipe.steps)
+            self._evaluate(self.done)
         except _StoppedError:
             if self.texts.evaluated:
                 self.watch.note("leaves out the last evaluation")

@@ -123,7 +123,8 @@ class Watch:
     loading: Callable[[float, str], None] = lambda fraction, what: None
     length: Callable[[int], None] = lambda steps: None
     """How many steps the whole run has, once its data were read."""
-    step: Callable[[StepMetrics], None] = lambda metrics: None
+    step: Callable[[StepMetrics], bool | None] = lambda metrics: None
+    """True: the run ends with this step as if it had been the last, with its evaluation, snapshot, report and model."""
     evaluation: Callable[[int, float], None] = lambda step, loss: None
     snapshot: Callable[[int, SnapshotCost], None] = lambda step, cost: None
     note: Callable[[str], None] = field(default=lambda text: None)

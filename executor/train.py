@@ -247,6 +247,8 @@ def train(
         )
         try:
             loop.run()
+            if loop.ended:
+                run.change(steps=loop.done)
             return _finish(loop, run, model, loading_peak, advisor, ranks)
         except KeyboardInterrupt:
             if logs:
@@ -360,14 +362,14 @@ def _write_records(
     touched = {tier: session.memory.touched[tier] for tier in ("host", "device")}
     compared = compare(loop.plan, measured, touched, full_rows=loop.texts.full_rows)
     if loop.timeline:  # else the trace is there, if the run came so far before it was stopped
-        name = f"ssdplan run, step {loop.recipe.steps} as measured"
+        name = f"ssdplan run, step {loop.done} as measured"
         run.folder.write(TRACE, trace_of(loop.timeline, session.schedule, name=name))
     write_report(
         run.folder,
         compared,
         {
             "model": loop.plan.model.name,
-            "steps": loop.recipe.steps,
+            "steps": loop.done,
             "steady_steps": len(measured),
             "losses": history.losses,
             "eval_losses": {str(step): loss for step, loss in history.eval_losses.items()},

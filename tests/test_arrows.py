@@ -177,7 +177,7 @@ def test_planning_loads_no_torch():
 
 
 def test_the_package_leaks_nothing_to_the_top_level(tmp_path):
-    code = "import importlib.util as u; assert not [n for n in " + repr((*PARTS, "cli")) + " if u.find_spec(n)]"
+    code = "import importlib.util as u; assert not [n for n in " + repr((*PARTS, "cli", "api")) + " if u.find_spec(n)]"
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
 
 

@@ -5,7 +5,6 @@ the place of this process: its exit code, its signals and its memory are those o
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ssdplan.plans.documents.plan import Plan
 from ssdplan.plans.documents.preparation import PROFILE, SCHEMA, TRAIN, Preparation
 from ssdplan.plans.documents.profile import Profile
 from ssdplan.plans.documents.run import PLAN, RUN
-from ssdplan.plans.errors import UsageError, error_of, said_by_another
+from ssdplan.plans.errors import UsageError
 from ssdplan.plans.views.progress_line import ProgressLine
 
 from .. import profile, run, solve
@@ -24,6 +23,7 @@ from ..parsing import options as of
 from ..parsing.command import Command
 from ..resolved import as_told, as_written, flag_of, over, words_of
 from . import choosing, saying
+from .children import Tell, command_line, do
 from .options import Options, argument, exclusive, sections, takes
 from .validity import Wanted, why_stale
 
@@ -77,8 +77,9 @@ def said(options: Options) -> dict[str, Any]:
     return over(given, below, made)
 
 
-def prepare(given: Mapping[str, Any], line: ProgressLine) -> Prepared:
+def prepare(given: Mapping[str, Any], line: ProgressLine, tell: Tell | None = None) -> Prepared:
     """Profile and plan for a run with the options that were `given`, in its directory. What is still valid there stays.
+    `tell`: gets the lines of the commands that do it; None: they go to standard error.
 
     Raises UsageError for what lacks or cannot be, and the errors of the commands.
     """
@@ -109,8 +110,8 @@ def prepare(given: Mapping[str, Any], line: ProgressLine) -> Prepared:
     if data.refusal:
         raise UsageError(data.refusal)
     line.note(saying.of_data(data, given["data"]))
-    kept = _profiled(out, measured, planned, kept, source, line, given)
-    kept = _planned(out, planned, kept, line)
+    kept = _profiled(out, measured, planned, kept, source, line, given, tell)
+    kept = _planned(out, planned, kept, line, tell)
     plan = Plan.load(out / PLAN)
     told = _running(given, out, model)
     trained, store_bytes = _snapshots(given, plan)
@@ -198,6 +199,7 @@ def _profiled(
     source: Path | None,
     line: ProgressLine,
     given: Mapping[str, Any],
+    tell: Tell | None,
 ) -> Preparation:
     """See to a valid profile in `out`: the one that is there, that of `source`, or a new one."""
     wanted = Wanted(
@@ -236,18 +238,20 @@ def _profiled(
             now.save(out / TRAIN)
             return now
         line.note(f"{path}: {why}; measures again")
-        _do(["profile", *words_of(profile.command(), {**measured, "output": path, "quiet": True})])
+        do(["profile", *words_of(profile.command(), {**measured, "output": path, "quiet": True})], tell)
     else:
         now.model_copy(update={"profile": None, "plan": None}).save(out / TRAIN)
         seconds = measured.get("seconds") or 82 + 38 * (len(wanted.volumes) - 1)
         line.note(f"measures this machine and the model, which takes about {seconds:.0f} s (ssdplan profile)")
-        _do(["profile", *words_of(profile.command(), {**measured, "output": path, "quiet": True})])
+        do(["profile", *words_of(profile.command(), {**measured, "output": path, "quiet": True})], tell)
     now = now.model_copy(update={"profile": Profile.load(path).sha256(), "plan": None})
     now.save(out / TRAIN)
     return now
 
 
-def _planned(out: Path, planned: Mapping[str, Any], kept: Preparation, line: ProgressLine) -> Preparation:
+def _planned(
+    out: Path, planned: Mapping[str, Any], kept: Preparation, line: ProgressLine, tell: Tell | None
+) -> Preparation:
     """See to a plan in `out` that was solved of the profile there with these options."""
     path, options = out / PLAN, as_told(solve.command(), planned)
     before = kept.plan
@@ -255,7 +259,7 @@ def _planned(out: Path, planned: Mapping[str, Any], kept: Preparation, line: Pro
         line.note(f"{path} is still valid: it was solved from that profile with the same options")
         return kept
     solved = {**planned, "profile": out / PROFILE, "output": path, "quiet": True}
-    _do(["solve", *words_of(solve.command(), solved)])
+    do(["solve", *words_of(solve.command(), solved)], tell)
     kept = kept.model_copy(update={"plan": _stamp(path, options, kept)})
     kept.save(out / TRAIN)
     return kept
@@ -330,26 +334,7 @@ def _going_on(given: Mapping[str, Any], out: Path, line: ProgressLine) -> dict[s
     return {**told, "resume": out}
 
 
-def _do(words: Sequence[str]) -> None:
-    """Run a command in a process of its own. Raises the error that it ended with, of which it has told the user."""
-    process = subprocess.Popen(_command(words), stdout=subprocess.DEVNULL)
-    try:
-        code = process.wait()
-    except BaseException:
-        process.terminate()  # Ctrl-C has reached it too, where it came from a terminal
-        process.wait()
-        raise
-    if code in (130, -2):
-        raise KeyboardInterrupt
-    if code:
-        raise said_by_another(error_of(code, f"ssdplan {words[0]} ended with {code}"))
-
-
 def _become(words: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, _command(words))
-
-
-def _command(words: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "ssdplan", *words]
+    os.execv(sys.executable, command_line(words))

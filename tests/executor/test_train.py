@@ -264,3 +264,25 @@ def test_nothing_is_allocated_in_an_arena_after_the_first_step(directory, tmp_pa
         watch=Watch(step=lambda metrics: at_step.append(len(made))),
     )
     assert len(at_step) == RECIPE.steps and at_step[0] > 0 and len(set(at_step)) == 1
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_who_watches_may_end_a_run_which_is_then_the_run_of_so_few_steps(directory, tmp_path, last):
+    """Without snapshots; its delayed updates are made, its held-out loss is taken, and its report has a step."""
+    plan, whole = run(directory, tmp_path / "whole", recipe=Recipe(last, RECIPE.optimizer), alpha=0.5)
+    model = opened(directory / "llama", torch.float32)
+    ended = train(
+        plan,
+        model,
+        EmulatedDevice(),
+        data=directory / "text.txt",
+        out=tmp_path / "ended",
+        recipe=RECIPE,
+        eval_data=directory / "held-out.txt",
+        watch=Watch(step=lambda metrics: metrics.step == last),
+    )
+    assert ended.losses == whole.losses and ended.eval_losses == whole.eval_losses and len(ended.losses) == last
+    assert digest(tmp_path / "ended") == digest(tmp_path / "whole")
+    report = json.loads((tmp_path / "ended" / "report.json").read_text())
+    assert report["steps"] == last and report["steady_steps"] == max(last - 1, 1)
+    assert json.loads((tmp_path / "ended" / "run.json").read_text())["steps"] == last

@@ -1,0 +1,126 @@
+"""ssdplan from Python: what is loaded, what options mean, a callback that ends a run, and the notebook of the docs."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ssdplan
+from ssdplan import api
+from ssdplan.plans.errors import InfeasibleError, UsageError
+from ssdplan.plans.views.page.board import MOST_LINES, Board
+from tests.bounds import HANG_SECONDS
+from tests.made.models import make_model, make_tokenizer
+from tests.made.profiles import made_profile
+from tests.warm import ENVIRONMENT
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "train.ipynb"
+OPTIONS: dict[str, Any] = {"host_memory": "3MiB", "seconds": 1, "micro_batch_sizes": [1, 2], "volume": None}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    make_model("llama", tmp_path / "model", layers=3, vocab=320, hidden=64, tied=True)
+    make_tokenizer(tmp_path / "model")
+    rows = [{"prompt": f"fox {i}", "completion": " over" * (1 + i % 4)} for i in range(200)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def python(code: str, cwd: Path) -> str:
+    """What code in a process of its own prints; it uses torch, which has settings for each process."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_the_package_is_imported_without_what_trains() -> None:
+    code = """
+        import sys, ssdplan
+        assert not {"pydantic", "click", "ssdplan.api"} & set(sys.modules)
+        for name in ssdplan.__all__:
+            assert getattr(ssdplan, name).__doc__ and name in dir(ssdplan)
+        assert not {"torch", "transformers", "pandas", "matplotlib", "highspy"} & set(sys.modules)
+    """
+    python(textwrap.dedent(code), Path.cwd())
+    assert sorted(ssdplan.__all__) == sorted(api.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        ssdplan.trian  # noqa: B018
+
+
+def test_a_plan_is_the_command_lines_own_and_options_are_checked(tmp_path: Path) -> None:
+    profile = made_profile()
+    lines: list[str] = []
+    plan = ssdplan.solve(
+        profile, host_memory="8GiB", micro_batches=2, residency={"optimizer": 0.5}, output=tmp_path / "plan.json"
+    )
+    assert ssdplan.Plan.load(tmp_path / "plan.json") == plan and plan.decision.micro_batches == 2
+    assert plan.decision.host_budget_bytes == 8 << 30 and plan.asked is not None
+    assert plan == ssdplan.solve(profile, host_memory=8 << 30, micro_batches=2, residency={"optimizer": 0.5})
+    shown = ssdplan.show(plan)
+    assert repr(shown) == str(shown) and shown.startswith("Plan: ")
+    with pytest.raises(InfeasibleError, match="the least that would do is"):
+        ssdplan.solve(profile, host_memory="64KiB", progress=lambda board: lines.append(board.text))
+    with pytest.raises(UsageError, match=r"solve\(host_memry=...\): unknown key; did you mean host_memory\?"):
+        ssdplan.solve(profile, host_memry="1GiB")
+    with pytest.raises(UsageError, match=r"solve\(host_memory=...\): '1' has no unit"):
+        ssdplan.solve(profile, host_memory="1")
+    with pytest.raises(UsageError, match="ssdplan train --ranks R"):
+        ssdplan.train("m", "d", "o", ranks=2)
+
+
+def test_a_callback_ends_a_run_with_its_model_and_the_run_goes_on(home: Path) -> None:
+    code = f"""
+        import json, ssdplan
+        from pathlib import Path
+        seen, boards = [], []
+        def step(metrics):
+            seen.append(metrics.step)
+            return metrics.step == 3
+        options = {OPTIONS!r}
+        def draw(board):
+            boards.append((board.step, board.steps, len(board.losses), board.fraction, board._repr_html_()))
+        run = ssdplan.train("model", "rows.jsonl", "run", on_step=step, progress=draw, steps=9, **options)
+        table, document = run.metrics, json.loads(Path("run/run.json").read_text())
+        assert seen == [1, 2, 3] == list(table["step"]) and run.report["steps"] == 3 == document["steps"]
+        assert (run.model / "config.json").is_file()
+        assert boards[-1][:4] == (3, 9, 3, 3 / 9) and "step 3 of 9" in boards[-1][4] and "<svg" in boards[-1][4]
+        seen.clear()
+        again = ssdplan.train("model", "rows.jsonl", "run", on_step=step, progress=draw, steps=5)
+        assert seen == [4, 5] and list(again.metrics["step"]) == [1, 2, 3, 4, 5]
+        whole = ssdplan.train("model", "rows.jsonl", "whole", progress=draw, steps=5,
+                              from_profile="run/profile.json", host_memory="3MiB")
+        assert list(whole.metrics["loss"]) == list(again.metrics["loss"])
+        print("done", ssdplan.show(run)[:5])
+    """
+    assert python(textwrap.dedent(code), home).strip() == "done Plan:"
+
+
+def test_a_board_holds_little_and_shows_what_is_safe() -> None:
+    board = Board("run")
+    assert board.fraction is None and board.text == "" and "<svg" not in board._repr_html_()
+    for number in range(2 * MOST_LINES):
+        board.tell(f"line {number} <b>\x1b[31m")
+    assert len(board.lines) == MOST_LINES and board.text == f"line {2 * MOST_LINES - 1} <b>\\x1b[31m"
+    board.losses += [2.0, float("nan"), 1.0]
+    assert "<b>\\x1b" not in board._repr_html_() and "&lt;b&gt;" in board._repr_html_()
+    assert "training loss: 2.0000 first, 1.0000 last" in board._repr_html_()
+
+
+def test_the_notebook_runs(home: Path) -> None:
+    """Its code as it is, but for what it trains; without jupyter, and with pictures that nobody sees."""
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    given = f'MODEL, DATA, OUT, OPTIONS = "model", "rows.jsonl", "run", {dict(OPTIONS, steps=3)!r}'
+    sources = ["".join(cell["source"]) for cell in cells]
+    (chosen,) = [number for number, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ())]
+    sources[chosen] = given
+    assert all(not cell["outputs"] for cell in cells), "as it is committed it has no output"
+    code = "import matplotlib\nmatplotlib.use('agg')\n" + "\n".join(sources) + "\nprint('steps', len(metrics))"
+    said = python(code, home)
+    assert said.splitlines()[-1] == "steps 3"
