@@ -22,8 +22,8 @@ LEAST_CHUNK_TOKENS = 512
 
 
 def logits_chunk_tokens(vocab_size: int, gpu_bytes: int = 0) -> int:
-    """How many tokens the head of a model takes at a time: a power of two, as micro-batches' lengths often are. On a GPU
-    of more than 20 GiB logits may take a fortieth of its memory, at most four times the usual."""
+    """How many tokens the head of a model takes at a time: a power of two, as micro-batches' lengths often are. On a
+    GPU of more than 20 GiB logits may take a fortieth of its memory, at most four times the usual."""
     most = max(LOGITS_CHUNK_BYTES, min(gpu_bytes // 40, 4 * LOGITS_CHUNK_BYTES)) // (4 * vocab_size)
     return max(1 << most.bit_length() >> 1, LEAST_CHUNK_TOKENS)
 
