@@ -39,6 +39,13 @@ def command() -> Command:
     return Command(Options, call, [plan_argument()], sections(), exclusive=EXCLUSIVE, tells_given=True)
 
 
+def _require_one_directory(options: Options) -> None:
+    """Raise UsageError where a run is to go on in another directory than its own."""
+    resume, out = options.resume, options.out
+    if resume is not None and out is not None and out.absolute() != resume.absolute():
+        raise UsageError(f"--out {out}: a run goes on in its own directory; leave it out")
+
+
 @dataclass(frozen=True)
 class Listener:
     """Who runs it from Python, in the place of a terminal."""
@@ -54,6 +61,7 @@ def call(options: Options, listener: Listener | None = None) -> int:
     of.require_engine()
     said = _said(options)
     options = _with(options, said)
+    _require_one_directory(options)
     place = place_of(os.environ)
     if place:
         settle_rank(place)
@@ -68,8 +76,6 @@ def call(options: Options, listener: Listener | None = None) -> int:
             raise UsageError("--adopt: there is nothing to go on with; give --resume RUN")
         with once(place):
             return _run(options, None, said, said, place, listener=listener)
-    if options.out is not None and options.out.absolute() != options.resume.absolute():
-        raise UsageError(f"--out {options.out}: a run goes on in its own directory; leave it out")
     of.settle_process()
     from ssdplan.executor.snapshots.run_directory import require_run
 
